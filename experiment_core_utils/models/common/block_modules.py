@@ -29,7 +29,7 @@ def block_stack(model: PreTrainedModel) -> Any:
 
 @dataclass(frozen=True)
 class BlockModules:
-    """What a block was made of when it was read; it does not keep its modules alive.
+    """The modules that a block was made of when it was read; the record does not keep them alive.
 
     Attributes:
         router: the module whose `top_k` says how many experts run for a token; None in a dense block.
@@ -46,7 +46,7 @@ class BlockModules:
 
     @classmethod
     def of(cls, block: nn.Module) -> "BlockModules":
-        """Read it."""
+        """Reads the modules of a block."""
         router = next((module for module in block.modules() if "top_k" in vars(module)), None)
         return cls(
             weakref.ref(block),
@@ -72,7 +72,7 @@ _Modules = tuple["weakref.ref[nn.Module]", ...]
 
 @dataclass(frozen=True)
 class ModulePlaces:
-    """Where the modules and the matrices of blocks hung when they were read; it does not keep them alive.
+    """The places of the modules and matrices of blocks when they were read; the record does not keep them alive.
 
     All blocks are compared in one pass: by block, a deep mixture takes longer than a figure may.
 
@@ -88,14 +88,14 @@ class ModulePlaces:
 
     @classmethod
     def of(cls, blocks: Iterable[nn.Module]) -> "ModulePlaces":
-        """Read them."""
+        """Reads the places of the blocks' modules and matrices."""
         modules = [module for block in blocks for module in block.modules()]
         parents = [module for module in modules if vars(module)["_modules"]]
         holders = [module for module in modules if _has_matrix(module)]
         return cls(tuple(map(weakref.ref, parents)), tuple(map(weakref.ref, holders)), _found(parents, holders))
 
     def are_as_read(self) -> bool:
-        """Whether nothing in them was replaced, added, removed or patched since."""
+        """Whether no module or matrix of the blocks was replaced, added, removed or patched since they were read."""
         parents = [module for reference in self.parents if (module := reference()) is not None]
         holders = [module for reference in self.holders if (module := reference()) is not None]
         return (len(parents), len(holders)) == (len(self.parents), len(self.holders)) and (
@@ -115,7 +115,7 @@ def _has_matrix(module: nn.Module) -> bool:
 
 
 def matrix_elements(part: nn.Module) -> int | None:
-    """Elements of every matrix in it, as its products use them; None where packed weights do not tell.
+    """Elements of every matrix in a part, as its products use them; None where packed weights do not show it.
 
     Not counted: vectors (norms, biases) and the scales of quantised weights.
     """

@@ -87,13 +87,13 @@ def download(
 
 
 def weights_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of change of each file of weights: other weights in the same folder differ in it."""
+    """Name, size and time of change of each file of weights; it differs where the same folder gets other weights."""
     files = sorted(path for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 
 def weights_digest(folder: Path) -> str:
-    """SHA-256 over the names and bytes of the files of weights: the same wherever the folder lies."""
+    """SHA-256 over the names and bytes of the files of weights; it does not depend on where the folder is."""
     digest = hashlib.sha256()
     for name, _, _ in weights_stamp(folder):
         digest.update(name.encode())
@@ -103,7 +103,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def read_raw_config(folder: Path) -> Mapping[str, Any]:
-    """`config.json` as it stands; raises ConfigurationError where there is none that can be read."""
+    """`config.json` as written; raises ConfigurationError where there is none that can be read."""
     file = folder / "config.json"
     if not file.exists() and not file.is_symlink():
         raise ConfigurationError(f"{folder} contains no model: there is no config.json in it")
@@ -111,7 +111,7 @@ def read_raw_config(folder: Path) -> Mapping[str, Any]:
 
 
 def check_files(folder: Path, allow_hub_code: bool = False) -> Mapping[str, Any]:
-    """`config.json` of a model folder of which everything that transformers would open can be opened and read.
+    """The content of a folder's `config.json`, once every file that transformers would open can be opened and read.
 
     Args:
         allow_hub_code: whether the config may name an attention that is code from the hub.
@@ -152,7 +152,7 @@ def _object_in(file: Path) -> dict[str, Any]:
 
 
 def _fields_of(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every key with its value, those of parts included; a file that was read is not nested deeply."""
+    """Every key of a config with its value, those of parts included; a file that was read is not nested deeply."""
     for key, value in config.items():
         yield key, value
         if isinstance(value, dict):
@@ -220,7 +220,8 @@ def refuse_not_finite(model: nn.Module, folder: Path) -> None:
 
 
 def refuse_files_not_finite(folder: Path) -> None:
-    """The same for files that are quantised while they are loaded: whole numbers of few bits do not show it any more.
+    """Raises ConfigurationError for a NaN or infinite weight in files that are quantised while they are loaded, since
+    quantised numbers no longer show it.
 
     One tensor is in memory at a time; pickled files are not looked at.
     """
@@ -248,7 +249,7 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 def refuse_too_large(num_bytes: int, name: str, device: torch.device) -> None:
-    """Raises ConfigurationError for weights that the whole memory could not hold, however much of it were free."""
+    """Raises ConfigurationError for weights that do not fit into the whole memory, even if all of it were free."""
     most = most_memory_bytes(device)
     if num_bytes > most:
         raise ConfigurationError(
@@ -258,7 +259,8 @@ def refuse_too_large(num_bytes: int, name: str, device: torch.device) -> None:
 
 
 def refuse_misfit(found: Mapping[str, Any], folder: Path) -> None:
-    """Every tensor must be there and fit: transformers alone would fill a gap with random numbers and a warning.
+    """Raises ConfigurationError unless every tensor is there and fits: transformers alone would fill a gap with random
+    numbers and a warning.
 
     Args:
         found: transformers' loading info.
@@ -289,7 +291,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where a tensor lies, by the header of its file; `dtype` is safetensors' name, such as "F32"."""
+    """The place of a tensor, by the header of its file; `dtype` is safetensors' name, such as "F32"."""
 
     file: Path
     shape: Shape
@@ -365,7 +367,7 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
 
 
 def read_tensor(name: str, stored: StoredTensor) -> torch.Tensor:
-    """One tensor, as a view of its file.
+    """A tensor as a view of its file.
 
     The file is mapped anew for each: pages that were read count as this process's memory for as long as the file stays
     mapped, which here is as long as the tensor is held.
@@ -376,7 +378,7 @@ def read_tensor(name: str, stored: StoredTensor) -> torch.Tensor:
 
 
 def refuse_misfit_tensors(found: Mapping[str, Shape], expected: Mapping[str, Shape], where: str) -> None:
-    """Every tensor that the config asks for must be there in its shape, and no other.
+    """Raises ConfigurationError unless every tensor that the config needs is there in its shape, and no other.
 
     Raises:
         ConfigurationError: names what is missing, unexpected and of another shape.

@@ -39,10 +39,10 @@ def refused_without_memory(prompt_tokens: int, max_new_tokens: int) -> Iterator[
 
 
 class GraphCapturer(Protocol):
-    """Makes a replay of work."""
+    """An interface that turns work into a function that repeats it."""
 
     def record(self, work: Callable[[], T]) -> Callable[[], T]:
-        """Runs the work at least once, and gives a function that does the same again on the same tensors.
+        """Runs the work at least once, and returns a function that repeats it on the same tensors.
 
         What that function returns may be overwritten by its next call.
 
@@ -54,7 +54,7 @@ class GraphCapturer(Protocol):
 
 
 class CudaGraphs:
-    """Replays by CUDA graphs of one device; a graph lasts as long as the function that replays it.
+    """Captures work as CUDA graphs of one device; a graph lasts as long as the function that replays it.
 
     Args:
         warm_ups: runs before a capture, at least one, so that nothing is compiled or chosen inside.
@@ -71,9 +71,7 @@ class CudaGraphs:
         self._unfinished: list[torch.cuda.CUDAGraph] = []
 
     def record(self, work: Callable[[], T]) -> Callable[[], T]:
-        """See `GraphCapturer.record`; the work runs `warm_ups` times on the current stream, and is captured on
-        another.
-        """
+        """See `GraphCapturer.record`; the work runs `warm_ups` times on the current stream, and is captured on another."""
         with out_of_memory_named():
             for _ in range(self._warm_ups):
                 work()
@@ -112,7 +110,7 @@ class CudaGraphs:
             raise
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Give back what a broken capture took.
+        """Give back what a failed capture took.
 
         Where torch cannot end a capture, its allocator goes on taking it for one under way, and refuses the next one.
         """
@@ -131,7 +129,7 @@ class CudaGraphs:
 
 
 class Reruns:
-    """Replays by running the work again: what is replayed is the same, the launches are not saved."""
+    """Repeats work by running it again: the results are those of a replay, the launches are not saved."""
 
     def record(self, work: Callable[[], T]) -> Callable[[], T]:
         """See `GraphCapturer.record`."""
@@ -144,7 +142,7 @@ WARM_UPS = 2
 
 
 class CudaGraphPool:
-    """Graphs by name; beyond `limit` the one that was not used for the longest time is dropped.
+    """CUDA graphs by name; above `limit` the one that was not used for the longest time is dropped.
 
     Only one graph may run at a time, and a graph's output may be overwritten by the next run of any of them.
 
@@ -164,7 +162,8 @@ class CudaGraphPool:
         return len(self._replays)
 
     def capture(self, name: Hashable, run: Callable[[], torch.Tensor]) -> None:
-        """Run `run` a few times, then once more recorded; it must not ask the host and must read what stays put.
+        """Run `run` a few times, then capture it; it must not wait for the host and must read tensors that stay in
+        place.
 
         Raises:
             ConfigurationError, OutOfMemory: see `GraphCapturer.record`; the graphs there are stay.
@@ -175,7 +174,7 @@ class CudaGraphPool:
         self._replays[name] = replay
 
     def replay(self, name: Hashable) -> torch.Tensor:
-        """Launch a captured graph on the current stream; its output, which stands where it stood before."""
+        """Launch a captured graph on the current stream; its output is in the same memory each time."""
         self._replays.move_to_end(name)
         return self._replays[name]()
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 
 class DecodeKernels:
-    """The switch of one model."""
+    """The switch of one model's experts to the kernels of decode steps."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         # Not in all versions, and not in models that do not generate.
@@ -24,7 +24,8 @@ class DecodeKernels:
 
     @property
     def are_missing(self) -> bool:
-        """Whether a step that comes now has to make the switch; never with gradients, which `generate()` has not.
+        """Whether the next step has to make the switch itself; never with gradients, which `generate()` does not
+        compute.
 
         `batched_mm` gathers weights for each token, and gradients would keep them all.
         """
@@ -32,7 +33,7 @@ class DecodeKernels:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """As `generate()` around its decode steps; may be entered again inside."""
+        """A context with the switch that `generate()` makes around its decode steps; may be entered again inside."""
         if not self.are_missing:
             yield
             return
@@ -61,7 +62,7 @@ class RanExperts:
 
     @property
     def names(self) -> str | None:
-        """Usually one; None where no experts ran."""
+        """The implementations that ran, usually one; None where no experts ran."""
         return ", ".join(self._found) or None
 
     def __enter__(self) -> "RanExperts":

@@ -22,7 +22,7 @@ SCALE_SUFFIXES = ("_scale_inv", "activation_scale")
 
 
 def architecture_sizes(model: nn.Module) -> ArchitectureSizes:
-    """Sizes of the decoder, from its config; None for what it does not say, and for a model without a config."""
+    """Sizes of the decoder, from its config; None for those that it does not give, and for a model without a config."""
     text = model.config.get_text_config(decoder=True) if isinstance(model, PreTrainedModel) else None
 
     def say(name: str) -> Any:
@@ -72,8 +72,9 @@ def count_unquantised(model: nn.Module) -> int:
 
 
 def stored_bytes(model: nn.Module) -> int:
-    """Parameters and buffers as they are stored, packed weights packed; the scales that bitsandbytes keeps beside its
-    weights (a few percent of them) are not counted."""
+    """Bytes of parameters and buffers as they are stored, packed weights packed; the scales that bitsandbytes keeps
+    beside its weights (a few percent of them) are not counted.
+    """
     tensors = [*model.parameters(), *model.buffers()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -96,7 +97,7 @@ def computing_dtype(model: nn.Module) -> str | None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Such as "bfloat16"."""
+    """The name of a dtype, such as "bfloat16"."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -137,13 +138,13 @@ def quantisation_in_force(model: nn.Module) -> dict[str, Any] | None:
 
 
 def _has_effect(name: str, settings: Mapping[str, Any]) -> bool:
-    """bitsandbytes' settings hold those of both widths."""
+    """Whether a setting of bitsandbytes has an effect: its config contains those of both widths."""
     other = "bnb_4bit" if settings.get("load_in_8bit") else "llm_int8" if settings.get("load_in_4bit") else "_"
     return not name.startswith(("_", other))
 
 
 def device_map_of(model: nn.Module) -> dict[str, str] | None:
-    """Where each part lies; None for a model on one device."""
+    """The device of each part; None for a model on one device."""
     found = vars(model).get("hf_device_map")
     if found is None:
         return None

@@ -16,7 +16,7 @@ from experiment_core_utils.records.requests import StageName, TimedTokens
 
 @torch.inference_mode()
 def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-    """The stages one after the other, at most `max_new_tokens` tokens.
+    """The greedy answer of at most `max_new_tokens` tokens, by the stages one after the other.
 
     The choice of a token and its copy to the host belong to the interval that it ends.
     """
@@ -47,20 +47,20 @@ class AsyncStages(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device that the model is on."""
         ...
 
     @property
     def last_token(self) -> torch.Tensor:
-        """[1] id; the next step overwrites it."""
+        """The id [1] of the last token; the next step overwrites it."""
         ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """Vision stage; None for a request without a picture."""
+        """The vision stage; None for a request without a picture."""
         ...
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
-        """Prefill, and the choice of the first token."""
+        """The prefill, and the choice of the first token."""
         ...
 
     def advance(self) -> None:
@@ -76,7 +76,7 @@ def generate_async(
     eos_token_ids: frozenset[int],
     marks: Marks,
 ) -> TimedTokens:
-    """As `generate_greedily`; a step is launched before the token in front of it is looked at.
+    """The answer of `generate_greedily`, where each step is launched before the token before it is read.
 
     A mark lies behind the copy of each token to the host. The step behind the last token is launched in vain and lies
     behind the last mark.

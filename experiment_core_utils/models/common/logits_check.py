@@ -18,7 +18,7 @@ def refuse_other_logits(
     dtype: torch.dtype,
     same_experts: Sequence[bool] | None = None,
 ) -> None:
-    """Each of `found` against its place in `expected`, as the norm of their difference.
+    """Raises an error where logits in `found` differ from those in `expected`, by the norm of their difference.
 
     The bounds lie above what rounding was seen to do on an H200 in bfloat16 (180 prompts and as many steps at
     five settings): with MolmoE-1B's widths and random weights at most 1.6 %; with the embedded model's trained weights

@@ -39,7 +39,7 @@ MOST_4BIT_ERROR = 0.18
 
 
 class QuantisationOptions(Protocol):
-    """What is requested; a text experiment's configuration is one."""
+    """The requested quantisation; a text experiment's configuration has these fields."""
 
     @property
     def model_name(self) -> str:
@@ -48,17 +48,19 @@ class QuantisationOptions(Protocol):
 
     @property
     def fp_precision(self) -> str:
-        """Among the precisions, `float8` quantises."""
+        """The requested precision, of which `float8` quantises."""
         ...
 
     @property
     def quantization_config(self) -> Quantisation:
-        """4 and 8 bits."""
+        """The requested 4 and 8 bits."""
         ...
 
 
 def supported_types(device: torch.device) -> QuantSupport:
-    """What can be quantised while loading; 8 bits are "int8" by bitsandbytes, "fp8" where only the GPU has it."""
+    """The types that weights can be quantised to on loading; 8 bits are "int8" by bitsandbytes, "fp8" where only the
+    GPU has it.
+    """
     has_bitsandbytes = bitsandbytes_unsupported_reason(device) is None
     has_fp8 = fp8_unsupported_reason(device) is None
     return {
@@ -78,7 +80,7 @@ def bitsandbytes_unsupported_reason(device: torch.device) -> str | None:
 
 @cache
 def _probe_bitsandbytes(device: str) -> str | None:
-    """Quantises a small matrix: the package may be there without a library for this device."""
+    """Quantises a small matrix, since the package may be installed without a library for this device."""
     try:
         import bitsandbytes
 
@@ -89,7 +91,7 @@ def _probe_bitsandbytes(device: str) -> str | None:
 
 
 def type_of_4bit_weights(config: QuantisationOptions, own: PreTrainedConfig) -> str | None:
-    """Type of the weights that bitsandbytes will multiply, asked for or in the checkpoint; None for other widths."""
+    """Type of the weights that bitsandbytes will multiply, requested or in the checkpoint; None for other widths."""
     if config.quantization_config.load_in_4bit:
         return config.quantization_config.bnb_4bit_quant_type or DEFAULT_4BIT_TYPE
     found = vars(own).get("quantization_config") or {}
@@ -155,7 +157,8 @@ def own_method(raw_config: Mapping[str, Any]) -> str | None:
 
 
 def refuse_impossible(config: QuantisationOptions, own: str | None, device: torch.device) -> None:
-    """Judge what is requested on top of a checkpoint's own method.
+    """Raises ConfigurationError for a requested quantisation that the device or the checkpoint's own method does not
+    allow.
 
     Raises:
         ImpossibleCombination: the checkpoint is quantised already.
@@ -193,7 +196,7 @@ def _own_unsupported_reason(own: str | None, device: torch.device) -> str | None
 def transformers_config(
     config: QuantisationOptions, dtype: torch.dtype
 ) -> BitsAndBytesConfig | FineGrainedFP8Config | None:
-    """What `from_pretrained` quantises by; None where nothing is requested.
+    """The quantisation config for `from_pretrained`; None where nothing is requested.
 
     Args:
         dtype: that 4-bit weights are multiplied in.

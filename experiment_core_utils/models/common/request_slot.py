@@ -17,7 +17,7 @@ Setting = TypeVar("Setting", bound=Hashable)
 
 @dataclass
 class PrefilledRequest(Generic[Setting]):
-    """What `decode_step` needs between tokens.
+    """The state that `decode_step` needs between tokens.
 
     Attributes:
         setting: at which the prompt ran.
@@ -41,7 +41,7 @@ class PausedRequest:
 
 
 class RequestSlot(Generic[Setting]):
-    """Who holds the one place there is.
+    """The state that the one request slot contains.
 
     Args:
         place: its name, for errors.
@@ -58,21 +58,21 @@ class RequestSlot(Generic[Setting]):
         return self._prefilled is not None
 
     def release(self) -> None:
-        """No state can be decoded from, and no beginning be finished, any more."""
+        """Invalidate all states: none can be decoded from, and no paused prefill can be finished."""
         self._prefilled = self._paused_request = None
 
     def hold(self, setting: Setting, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[Setting]:
-        """The state of a request behind its prompt [1, T], which is in the slots."""
+        """The state of a request after its prompt [1, T], whose keys and values are in the KV cache."""
         self._prefilled, self._paused_request = PrefilledRequest(setting, prompt, prompt.shape[1], pause), None
         return self._prefilled
 
     def begin(self, prompt: torch.Tensor, pause: int) -> None:
-        """The first `pause` blocks have filled their slots with a prompt [1, T]; the others are to follow."""
+        """Note that the first `pause` blocks have filled their part of the KV cache with a prompt [1, T]."""
         self._prefilled, self._paused_request = None, PausedRequest(prompt, pause)
 
     @property
     def paused_request(self) -> PausedRequest:
-        """What was begun last, as long as nothing else came into the place; SettingError where that is so."""
+        """The last paused prefill; raises SettingError where another request has taken the slot since."""
         if self._paused_request is None:
             raise SettingError(
                 f"{self._place} has no paused prefill: another request came in between, or it was finished; start "
@@ -81,7 +81,7 @@ class RequestSlot(Generic[Setting]):
         return self._paused_request
 
     def resume(self, state: PrefilledRequest[Setting]) -> None:
-        """Give the place to a state: the one that has it, or one whose prompt ran in the same way.
+        """Give the slot to a state: the one that has it, or one whose prompt ran in the same way.
 
         What stands in the slots behind the state's length is the caller's to forget.
 

@@ -19,7 +19,7 @@ from experiment_core_utils.records.requests import TokenisedPrompts
 
 @dataclass(frozen=True)
 class GeneratedBatch:
-    """What one `generate()` gave.
+    """The tokens and times of one `generate()` call.
 
     Attributes:
         token_ids: [B][n] as generated, what comes after an end-of-sequence included.
@@ -39,7 +39,7 @@ class GeneratedBatch:
 
 @dataclass(frozen=True)
 class TextGenerator:
-    """Generates batch by batch, by the values of `generation` alone.
+    """Generates text batch by batch, by the values of `generation` alone.
 
     Drawn tokens depend on `random_seed`, the index of the batch's first prompt, which prompts are in the batch and how
     far they are padded, the model with its precision, the kind of device and the versions of torch and transformers.
@@ -58,7 +58,7 @@ class TextGenerator:
 
     @property
     def device(self) -> torch.device:
-        """Where prompts go in: of a model that is spread over devices, that of its input embeddings."""
+        """The device of prompts: that of the input embeddings where a model is spread over devices."""
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
@@ -105,7 +105,8 @@ class TextGenerator:
 
 
 def logits_fault(model: Any, prompts: TokenisedPrompts, device: torch.device) -> str | None:
-    """Why the text of a model means nothing, by one unmeasured pass over the first prompt; None where it may.
+    """The reason why a model's text is meaningless, by one unmeasured pass over the first prompt; None where there is
+    none.
 
     Drawing from logits that are not finite fails; the largest of them is found without a word.
     """
@@ -134,7 +135,7 @@ class TokenMarks(StoppingCriteria):
 
 
 def generation_values(config: TextConfig, model: Any, tokeniser: Any) -> GenerationConfig:
-    """Greedy decoding or sampling as asked for, made from nothing: of the model's own values only the ids are kept.
+    """Greedy decoding or sampling as requested, made anew: only the ids of the model's own values are kept.
 
     Where the model has no id, the tokeniser's is taken. A mode uses the temperature (1 where none is given) and the
     number of its own name; the others are switched off, transformers' default top-k of 50 too.
@@ -166,7 +167,8 @@ def _choice_of_tokens(wanted: Decoding) -> dict[str, Any]:
 
 
 def describe_decoding(config: TextConfig, generation: GenerationConfig) -> dict[str, Any]:
-    """What is in force, for the record: None for values that the mode does not use, which `ignored` holds where given.
+    """The decoding values in force, for the record: None for values that the mode does not use; `ignored` contains
+    those that were given.
 
     The seed is there for greedy decoding too, which does not draw.
     """
@@ -198,7 +200,7 @@ def describe_decoding(config: TextConfig, generation: GenerationConfig) -> dict[
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """Positions that a model was made for; None where its config does not tell (no learned limit)."""
+    """Positions that a model was made for; None where its config does not say (no learned limit)."""
     # Configs of transformers name it so where they have one; not all do.
     length: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return length
@@ -216,7 +218,7 @@ def check_context(prompts: TokenisedPrompts, max_output_tokens: int, model_confi
 
 
 def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[float, float]) -> GeneratedBatch:
-    """Name the spans: start | first token | ... | last token | tokens on the host."""
+    """A batch with its times by name: start | first token | ... | last token | tokens on the host."""
     num_tokens = len(token_ids[0])
     is_marked = len(spans) == num_tokens + 1
     return GeneratedBatch(
@@ -231,7 +233,7 @@ def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[flo
 
 @contextmanager
 def _failures_named() -> Iterator[None]:
-    """What torch and transformers raise while a model runs becomes one line."""
+    """A context in which errors of torch and transformers from running a model become one line."""
     try:
         yield
     except (RuntimeError, IndexError, ValueError) as error:
@@ -240,7 +242,7 @@ def _failures_named() -> Iterator[None]:
 
 @contextmanager
 def _only_values_of(generation: GenerationConfig, model: Any) -> Iterator[None]:
-    """`generate()` fills what it is not given from the model's own values; inside, these are the same ones."""
+    """A context in which `generate()` uses these values only: it would fill others from the model's own values."""
     before = model.generation_config
     model.generation_config = generation
     try:
@@ -251,7 +253,9 @@ def _only_values_of(generation: GenerationConfig, model: Any) -> Iterator[None]:
 
 @contextmanager
 def _drawn_by(seeds: np.random.SeedSequence, device: torch.device) -> Iterator[None]:
-    """Random numbers of the host and of `device`, which is the current one, from this seed on; as before afterwards."""
+    """A context in which random numbers of the host and of `device`, the current one, follow from this seed; restored
+    afterwards.
+    """
     seed = int(seeds.generate_state(1, np.uint64)[0])
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         # torch.manual_seed would reach the generators of every GPU, which are not kept here.
@@ -262,13 +266,13 @@ def _drawn_by(seeds: np.random.SeedSequence, device: torch.device) -> Iterator[N
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Marks are set on the current GPU's stream."""
+    """A context with `device` as the current GPU, since marks are set on the current GPU's stream."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """Prompts that run together.
+    """The prompts that run together.
 
     Attributes:
         places: of its prompts among those given, ascending.
@@ -289,7 +293,7 @@ class PlannedBatch:
 
 
 def plan_batches(lengths: Sequence[int], options: Batching) -> tuple[PlannedBatch, ...]:
-    """Neighbouring prompts together, in the order given; every prompt once.
+    """Batches of neighbouring prompts in the order given; every prompt is in one batch.
 
     Fixed batches hold `batch_size___fixed_batching` prompts, the last one the rest. An adaptive batch takes the next
     prompt as long as (prompts x longest of them) <= `adaptive_max_tokens` and it holds no more than

@@ -13,7 +13,9 @@ from experiment_core_utils.primitives.errors import ProfilerError, first_line
 
 
 def vendor_unsupported_reason() -> str | None:
-    """Why kernels for CUDA do not run with this torch, which calls AMD's GPUs "cuda" too; None where they may."""
+    """The reason why kernels for CUDA do not run with this torch, which calls AMD's GPUs "cuda" too; None where they
+    may.
+    """
     if torch.version.hip is None:
         return None
     return f"its kernels are for CUDA, and this torch is built for ROCm {torch.version.hip}"

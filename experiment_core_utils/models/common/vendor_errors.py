@@ -15,7 +15,7 @@ _LONGEST = 400
 
 @contextmanager
 def vendor_errors_named(what: str, hint: str = "") -> Iterator[None]:
-    """Everything that a vendor's code raises inside becomes one ConfigurationError, lack of memory `OutOfMemory`.
+    """A context in which every error of a vendor's code becomes one ConfigurationError, lack of memory `OutOfMemory`.
 
     Malformed files make these libraries raise errors of nearly every class (tokenizers a bare Exception, configs
     AssertionError or ZeroDivisionError), so that no list of them is whole. What they log meanwhile is passed on where
@@ -45,7 +45,7 @@ def vendor_errors_named(what: str, hint: str = "") -> Iterator[None]:
 
 
 def vendor_line(error: BaseException) -> str:
-    """The first line of an error's message, with what follows its colon where that stands in the next one."""
+    """The first line of an error's message, with the next line where it ends in a colon."""
     line = ""
     for part in (part.strip() for part in str(error).splitlines()):
         line = f"{line} {part}".strip()
@@ -58,7 +58,7 @@ def vendor_line(error: BaseException) -> str:
 
 @contextmanager
 def _logged() -> Iterator[list[logging.LogRecord]]:
-    """Holds back what transformers logs; what is in the list at the end is logged then."""
+    """A context that delays what transformers logs; whatever is in the list at the end is logged then."""
     logger = transformers_logging.get_logger("transformers")
     held: list[logging.LogRecord] = []
     handlers, propagates = logger.handlers, logger.propagate
@@ -82,7 +82,9 @@ class _Keeper(logging.Handler):
 
 @contextmanager
 def _no_progress_bar_without_a_terminal() -> Iterator[None]:
-    """A bar into a file is of no use, and where the disk is full its error would pass for one of the weights."""
+    """A context without progress bars unless there is a terminal: in a file a bar is useless, and on a full disk its
+    error would look like one of the weights.
+    """
     was_enabled = transformers_logging.is_progress_bar_enabled()
     if not _is_terminal():
         transformers_logging.disable_progress_bar()

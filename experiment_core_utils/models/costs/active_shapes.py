@@ -26,7 +26,7 @@ from experiment_core_utils.records.text import InferenceResults, QueryRecord
 
 @dataclass(frozen=True)
 class _Seen:
-    """What was found in a model, and what it was found for.
+    """The blocks that were found in a model, and the model's state at that time.
 
     Attributes:
         config: the entries of the model's config.
@@ -43,7 +43,7 @@ class _Seen:
     found: Architecture | UnknownArchitecture
 
     def is_of(self, model: PreTrainedModel) -> bool:
-        """Whether the model is still what was seen."""
+        """Whether the model is still as it was seen."""
         stack = block_stack(model)
         if stack is None:
             return False
@@ -102,7 +102,7 @@ def _entries(config: PreTrainedConfig) -> dict[str, Any]:
 def _turned(
     architecture: Architecture, layers: Sequence[BlockModules], head: BlockModules
 ) -> Architecture | UnknownArchitecture:
-    """With the experts that the routers choose."""
+    """The architecture with the number of experts that the routers choose."""
     decoder, name = architecture.decoder, architecture.model_type
     blocks = decoder.blocks
     expected = [block.weights(decoder.hidden) for block in blocks] + [decoder.hidden * decoder.head_rows]
@@ -119,7 +119,7 @@ def _turned(
 
 
 def _with_top_k(block: BlockShape, top_k: int | None) -> BlockShape:
-    """With the experts that its router chooses."""
+    """The block's shape with the number of experts that its router chooses."""
     is_own = isinstance(block.mlp, MlpShape) or block.mlp.top_k == top_k
     return block if is_own or top_k is None else block.with_top_k(top_k)
 
@@ -129,7 +129,7 @@ COUNTING_LIMIT_S = 120.0
 
 
 def generation_flops(model: nn.Module, results: InferenceResults, limit_s: float = COUNTING_LIMIT_S) -> GenerationFlops:
-    """Prefill of every prompt and decode steps of every answer, at the setting that is in force in the model.
+    """FLOPs of the prefill of every prompt and the decode steps of every answer, at the setting in force in the model.
 
     True tokens only: neither padding nor positions after an answer's end, although both are computed. For architectures
     without formulas the operations are counted in a process of their own, see `counted_flops`.

@@ -74,7 +74,7 @@ class Architecture:
     vision: Vision | None
 
     def at_setting(self, top_k: int | None = None, active_blocks: Sequence[int] | None = None) -> "Architecture":
-        """As it runs under a setting; None means the model's own value.
+        """The architecture as it runs under a setting; None means the model's own value.
 
         Args:
             top_k: experts per token in the blocks with experts after the first such block of the whole model, which
@@ -87,7 +87,7 @@ class Architecture:
         return replace(self, decoder=self.decoder.at_setting(top_k, active_blocks))
 
     def vision_flops(self, size: RequestSize) -> int | None:
-        """Tower and projector for the pictures of one request; None without a picture.
+        """FLOPs of tower and projector for the pictures of one request; None without a picture.
 
         Raises:
             ConfigurationError: a picture for a text model, one of the other kind than the model takes, or too little
@@ -115,19 +115,19 @@ class Architecture:
         return size.crops * known[size.crop_features]
 
     def prefill_flops(self, prompt_tokens: int) -> int:
-        """Blocks for every position of the prompt, head for the last one."""
+        """FLOPs of the blocks for every position of the prompt, and of the head for the last one."""
         return self.decoder.prefill_flops(prompt_tokens)
 
     def forward_flops(self, tokens: int) -> int:
-        """Blocks and head for every position of a text: a forward pass with logits at every position."""
+        """FLOPs of blocks and head for every position of a text: a forward pass with logits at every position."""
         return self.decoder.forward_flops(tokens)
 
     def decode_step_flops(self, context: int) -> int:
-        """One token that attends to `context` keys, its own among them."""
+        """FLOPs of one token that attends to `context` keys, its own among them."""
         return self.decoder.decode_flops(context)
 
     def request_flops(self, size: RequestSize) -> RequestFlops:
-        """Every stage of `size.requests` requests, and their sum.
+        """FLOPs of every stage of `size.requests` requests, and their sum.
 
         Raises:
             ConfigurationError: a picture that the model cannot take.
@@ -145,7 +145,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class UnknownArchitecture:
-    """No formula holds for a model."""
+    """An architecture that no formula is known for."""
 
     reason: str
 

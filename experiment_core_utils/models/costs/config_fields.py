@@ -16,7 +16,7 @@ def unknown(model_type: str, known: Iterable[str]) -> NotInTable:
 
 
 def one_number(config: Any, field: str) -> int:
-    """A field that some configs give as a list with an entry for each side."""
+    """A field's value as one number; some configs give a list with an entry for each side."""
     value = getattr(config, field)
     if not isinstance(value, int):
         raise NotInTable(f"no formula is known for {config.model_type} with {field} {value}; it must be one number")

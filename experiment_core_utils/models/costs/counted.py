@@ -86,7 +86,7 @@ def _count_and_send(sending: Connection, config: Any, sizes: Sequence[RequestSiz
 
 
 def count_requests(config: Any, sizes: Sequence[RequestSize]) -> list[RequestFlops]:
-    """Prefill and decode steps of text requests, counted in this process; see `counted_flops`.
+    """FLOPs of prefill and decode steps of text requests, counted in this process; see `counted_flops`.
 
     Prompts are counted at four lengths, steps at three, and at every one where these do not lie on a parabola and on a
     line.
@@ -110,7 +110,7 @@ def count_requests(config: Any, sizes: Sequence[RequestSize]) -> list[RequestFlo
 
 
 def _contexts(size: RequestSize) -> range:
-    """Keys that each decode step attends to, its own among them."""
+    """The number of keys that each decode step attends to, its own among them."""
     return range(size.prompt_tokens + 1, size.prompt_tokens + size.output_tokens)
 
 
@@ -133,7 +133,7 @@ def _without_weights(config: Any) -> Any:
 
 
 class _LastOnly:
-    """Forward passes; the head on the last position where the model can do so, as in `generate()`."""
+    """Forward passes with the head on the last position only, where the model can do so, as in `generate()`."""
 
     def __init__(self, model: Any) -> None:
         taken = inspect.signature(model.forward).parameters
@@ -146,7 +146,7 @@ class _LastOnly:
 
 
 def _count_step(run: _LastOnly, context: int) -> int:
-    """A token that attends to `context` keys, its own among them."""
+    """FLOPs of a token that attends to `context` keys, its own among them."""
     with torch.inference_mode():
         cache = run(context - 1, None).past_key_values
     if cache is None:
@@ -155,7 +155,7 @@ def _count_step(run: _LastOnly, context: int) -> int:
 
 
 def _counted_at(places: Iterable[int], count: Callable[[int], int], degree: int) -> Mapping[int, int]:
-    """`count` at every place; by a polynomial of `degree` where it goes through one count more than it is made of."""
+    """The count at every place, by a polynomial of `degree` where it agrees with one count more than it is made of."""
     ordered = sorted(set(places))
     if len(ordered) <= degree + 2:
         return {place: count(place) for place in ordered}

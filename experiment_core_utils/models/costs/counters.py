@@ -42,12 +42,13 @@ _TORCH_QUANTISED = tuple(f"torch.ao.nn.{kind}quantized" for kind in ("", "intrin
 
 
 def _grouped_mm_flops(rows: Any, weights: Any, *_: Any, **__: Any) -> int:
-    """[S, in] x [E, in, out]: each row meets one expert, so 2 * S * in * out."""
+    """FLOPs of [S, in] x [E, in, out]: each row meets one expert, so 2 * S * in * out."""
     return int(2 * rows[0] * rows[1] * weights[-1])
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """[B, H, T, D] x [B, G, S, D] x [B, G, S, V] with G <= H heads of keys: scores 2 * B*H*T*S*D, values 2 * B*H*T*S*V.
+    """FLOPs of [B, H, T, D] x [B, G, S, D] x [B, G, S, V] with G <= H heads of keys: scores 2 * B*H*T*S*D, values 2 *
+    B*H*T*S*V.
 
     torch's own formula takes as many heads of keys as of queries only.
     """
@@ -73,7 +74,7 @@ def extra_flop_formulas() -> dict[Any, Callable[..., int]]:
 
 
 def count_flops(run: Callable[[], object]) -> int:
-    """Operations of everything that `run` computes; attention as the full rectangle.
+    """FLOPs of everything that `run` computes; attention counts as the full rectangle.
 
     Operators without a formula (elementwise work, norms, look-ups, packed weights) count as nothing. Never use it while
     timing.
@@ -86,7 +87,9 @@ def count_flops(run: Callable[[], object]) -> int:
 
 
 class _NoModules(ModuleTracker):
-    """Tells no modules apart: torch's own tracker wants gradients of a parameter that is handed to a module."""
+    """A module tracker that tells no modules apart: torch's own needs gradients of a parameter that is given to a
+    module.
+    """
 
     def __enter__(self) -> "_NoModules":
         return self
@@ -96,7 +99,7 @@ class _NoModules(ModuleTracker):
 
 
 def count_with_ptflops(model: Callable[..., object], input_ids: torch.Tensor) -> int:
-    """ptflops' multiply-adds of `model(input_ids)`, twice; `input_ids` [1, T] on the model's device.
+    """FLOPs of `model(input_ids)`: ptflops' multiply-adds, twice; `input_ids` [1, T] on the model's device.
 
     Raises:
         MeterUnavailable: ptflops is not installed, or gives no figure.
@@ -122,7 +125,7 @@ def count_with_ptflops(model: Callable[..., object], input_ids: torch.Tensor) ->
 
 
 class _Shell(nn.Module):
-    """A model as ptflops wants it: one tensor in, one out.
+    """A model in the form that ptflops needs: one tensor in, one out.
 
     The model is not a submodule, because ptflops leaves hooks on those and sets them to evaluation.
     """
@@ -141,7 +144,7 @@ class _Shell(nn.Module):
 
 
 def has_packed_weights(model: nn.Module) -> bool:
-    """Whether the products of its weights are operators that no counter has a formula for.
+    """Whether the products of the model's weights are operators that no counter has a formula for.
 
     So it is where its config says that it is quantised, and where torch quantised its modules after loading.
     """
@@ -151,7 +154,7 @@ def has_packed_weights(model: nn.Module) -> bool:
 
 
 def meta_twin(model: nn.Module) -> PreTrainedModel:
-    """The model's architecture with full-precision weights that hold no memory, in forms that count alike.
+    """The model's architecture with full-precision weights without storage, in forms that count alike.
 
     Attention is unfused and experts are batched products, because routed work must not depend on what was routed.
 
@@ -190,7 +193,7 @@ def without_padding_warning(model: nn.Module) -> Callable[..., Any]:
 
 
 def _run_with_mask(model: nn.Module, input_ids: torch.Tensor, **others: Any) -> Any:
-    """Also the keys that a cache holds are no padding."""
+    """Runs a model with an attention mask in which the keys in a cache are not padding either."""
     cache = others.get("past_key_values")
     attended = input_ids.shape[1] + (0 if cache is None else cache.get_seq_length())
     mask = input_ids.new_ones(input_ids.shape[0], attended)

@@ -16,7 +16,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """Routed experts of a block, each of three products (gated).
+    """Routed experts of a block; each has three products (gated).
 
     Attributes:
         num_experts: that the router chooses from.
@@ -37,7 +37,7 @@ class ExpertsShape:
         return self._products(hidden, self.top_k)
 
     def weights(self, hidden: int) -> int:
-        """Elements of all matrices, of the experts that do not run for a token, too."""
+        """Elements of all matrices, including experts that do not run for a token."""
         return self._products(hidden, self.num_experts)
 
     def _products(self, hidden: int, num_running: int) -> int:
@@ -114,7 +114,7 @@ class BlockShape:
 
     @property
     def key_products(self) -> int:
-        """Multiply-adds for each key that a forward pass sees, however many tokens see it."""
+        """Multiply-adds for each key that a forward pass sees, whatever the number of tokens that see it."""
         return 0 if self.latent is None else self.latent.key_products
 
     @property
@@ -137,7 +137,9 @@ class BlockShape:
         return 2 * hidden * (self.query_width + self.kv_width)
 
     def with_top_k(self, top_k: int) -> "BlockShape":
-        """With `top_k` experts for a token; a dense block as it is. Raises ConfigurationError for too many experts."""
+        """The block with `top_k` experts for a token, or unchanged if it is dense. Raises ConfigurationError for too
+        many experts.
+        """
         if isinstance(self.mlp, MlpShape):
             return self
         if not 1 <= top_k <= self.mlp.num_experts:
@@ -165,7 +167,7 @@ class DecoderShape:
 
     @classmethod
     def of_blocks(cls, hidden: int, blocks: Sequence[BlockShape], head_rows: int) -> "DecoderShape":
-        """The shapes of all blocks, in their order."""
+        """The decoder with the shapes of all blocks, in their order."""
         places: dict[BlockShape, int] = {}
         order = tuple(places.setdefault(block, len(places)) for block in blocks)
         return cls(hidden, tuple(places), order, head_rows)
@@ -207,7 +209,7 @@ class DecoderShape:
             )
 
     def prefill_flops(self, prompt_tokens: int) -> int:
-        """All positions through the blocks, the last one through the head."""
+        """FLOPs of a prefill: all positions through the blocks, the last one through the head."""
         attention = sum(
             2 * count * prompt_tokens * (prompt_tokens * kind.pair_products + kind.key_products)
             for kind, count in self._counted_kinds()
@@ -215,12 +217,13 @@ class DecoderShape:
         return prompt_tokens * self._token_flops() + attention + self._head_flops()
 
     def forward_flops(self, tokens: int) -> int:
-        """All positions through the blocks and through the head, as a model's `forward` does when asked for nothing
-        else."""
+        """FLOPs of all positions through the blocks and the head, which is what a model's `forward` computes by
+        default.
+        """
         return self.prefill_flops(tokens) + (tokens - 1) * self._head_flops()
 
     def decode_flops(self, first_context: int, steps: int = 1) -> int:
-        """`steps` tokens one after the other; the first sees `first_context` keys, its own among them."""
+        """FLOPs of `steps` tokens one after the other; the first sees `first_context` keys, its own among them."""
         last = first_context + steps - 1
         attention = sum(
             2 * count * _keys_seen(first_context, last, kind.window) * (kind.pair_products + kind.key_products)
@@ -229,7 +232,7 @@ class DecoderShape:
         return steps * (self._token_flops() + self._head_flops()) + attention
 
     def _token_flops(self) -> int:
-        """Everything in the blocks but attention, for one position."""
+        """FLOPs of everything in the blocks but attention, for one position."""
         return sum(2 * count * kind.token_products(self.hidden) for kind, count in self._counted_kinds())
 
     def _head_flops(self) -> int:

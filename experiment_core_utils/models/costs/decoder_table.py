@@ -29,7 +29,7 @@ class _Mlps:
     experts: ExpertsShape | None = None
 
     def of_blocks(self, model_type: str, routed: Sequence[bool] | None) -> list[MlpShape | ExpertsShape]:
-        """The MLP of every block, by the places of the config or by what was seen of the modules (`routed`)."""
+        """The MLP of every block, by the places in the config or by what was seen of the modules (`routed`)."""
         seen = self.routed if routed is None else routed
         if len(seen) != len(self.routed):
             raise NotInTable(
@@ -91,7 +91,7 @@ def _qwen_moe(config: Any, shared_width: int = 0, has_shared_gate: bool = False)
 
 
 def _deepseek(config: Any) -> _Mlps:
-    """First blocks dense, the others with experts and shared ones."""
+    """The MLPs of DeepSeek models: the first blocks dense, the others with routed and shared experts."""
     width = config.moe_intermediate_size
     experts = ExpertsShape(
         config.n_routed_experts, config.num_experts_per_tok, width, shared_width=config.n_shared_experts * width

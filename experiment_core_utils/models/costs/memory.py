@@ -10,7 +10,7 @@ from experiment_core_utils.models.costs.decoder import BlockShape
 
 
 def cache_elements(blocks: Sequence[BlockShape], tokens: int) -> int:
-    """Keys and values that a growing cache holds of one row of `tokens` positions.
+    """Elements of keys and values that a growing cache of one row of `tokens` positions has.
 
     Of a sliding window it keeps one position less than a step sees, because that is the step's own.
     """
@@ -18,7 +18,9 @@ def cache_elements(blocks: Sequence[BlockShape], tokens: int) -> int:
 
 
 def read_elements(blocks: Sequence[BlockShape], contexts: Iterable[int]) -> int:
-    """Keys and values that decode steps of one row read, its own among them; `contexts` are the keys of each step."""
+    """Elements of keys and values that decode steps of one row read, its own among them; `contexts` are the keys of
+    each step.
+    """
     return sum(block.cache_width * _at_most(context, block.window, 0) for context in contexts for block in blocks)
 
 
@@ -28,21 +30,22 @@ def _at_most(tokens: int, window: int | None, own: int) -> int:
 
 @dataclass(frozen=True)
 class RoutedBytes:
-    """Weights of the experts of a block, of which a step reads those that its tokens choose."""
+    """Bytes of the experts of a block, of which a step reads those that its tokens choose."""
 
     stored: int
     num_experts: int
     top_k: int
 
     def read(self, rows: int) -> float:
-        """By `rows` tokens that choose evenly and one apart from the other: 1 - (1 - k/E)^rows of the experts; for one
-        row exactly k."""
+        """Bytes read by `rows` tokens that choose evenly and independently: 1 - (1 - k/E)^rows of the experts; for one
+        row exactly k.
+        """
         return self.stored * (1 - (1 - self.top_k / self.num_experts) ** rows)
 
 
 @dataclass(frozen=True)
 class StepWeights:
-    """Weights that a decode step reads: those of active blocks and the head, neither embedding nor vision.
+    """Bytes of the weights that a decode step reads: those of active blocks and the head, neither embedding nor vision.
 
     Attributes:
         always: bytes that every step reads.
@@ -60,7 +63,7 @@ class StepWeights:
 def step_weights(
     blocks: Sequence[nn.Module], head: nn.Module, experts: Sequence[tuple[int, int] | None]
 ) -> StepWeights:
-    """As they are stored, packed weights packed.
+    """The weights that a decode step reads, as they are stored, packed weights packed.
 
     Args:
         blocks: that run.
@@ -76,5 +79,5 @@ def step_weights(
 
 
 def _experts_bytes(block: nn.Module) -> int:
-    """Routed ones: shared experts have another name in every family."""
+    """Bytes of the routed experts of a block; shared experts have another name in every family."""
     return sum(stored_bytes(module) for name, module in block.named_modules() if name.rpartition(".")[2] == "experts")

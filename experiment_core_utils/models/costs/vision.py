@@ -52,7 +52,7 @@ class QueryProjectorShape:
 
     @property
     def merged(self) -> int:
-        """Tokens that stand side by side in one feature: none do."""
+        """Tokens that are merged into one feature: always 1, since none are merged."""
         return 1
 
     def flops(self, tokens: int) -> int:

@@ -43,12 +43,12 @@ Vision = CropVision | SizedCropVision | PatchVision
 
 
 def molmoe_vision(config: Any) -> CropVision:
-    """The embedded model."""
+    """Vision stage of MolmoE."""
     return CropVision(molmoe_vision_flops(config, 1))
 
 
 def llava_vision(config: Any) -> CropVision:
-    """LLaVA, LLaVA-NeXT: a CLIP or SigLIP tower and two layers on each of its tokens.
+    """Vision stage of LLaVA and LLaVA-NeXT: a CLIP or SigLIP tower and two layers on each of its tokens.
 
     Rows and columns of padding are dropped, and row ends added, after the projector.
     """
@@ -70,7 +70,7 @@ def llava_vision(config: Any) -> CropVision:
 
 
 def internvl_vision(config: Any) -> CropVision:
-    """InternVL: a tower with a class token, tokens of a square side by side, two layers."""
+    """Vision stage of InternVL: a tower with a class token, tokens of a square side by side, two layers."""
     tower, text = config.vision_config, config.text_config
     if tower.model_type != "internvl_vision":
         raise unknown(tower.model_type, ("internvl_vision",))
@@ -89,7 +89,9 @@ def internvl_vision(config: Any) -> CropVision:
 
 
 def idefics3_vision(config: Any) -> CropVision:
-    """Idefics3, SmolVLM: a SigLIP tower without its head, tokens of a square side by side, one layer."""
+    """Vision stage of Idefics3 and SmolVLM: a SigLIP tower without its head, tokens of a square side by side, one
+    layer.
+    """
     tower = config.vision_config
     if tower.model_type not in ("idefics3_vision", "smolvlm_vision"):
         raise unknown(tower.model_type, ("idefics3_vision", "smolvlm_vision"))
@@ -99,7 +101,9 @@ def idefics3_vision(config: Any) -> CropVision:
 
 
 def aria_vision(config: Any) -> SizedCropVision:
-    """Aria: a SigLIP tower without its head, on crops of two sizes, and learned queries, more for larger crops."""
+    """Vision stage of Aria: a SigLIP tower without its head, on crops of two sizes, and learned queries, more for
+    larger crops.
+    """
     tower = config.vision_config
     if tower.model_type != "idefics3_vision":
         raise unknown(tower.model_type, ("idefics3_vision",))
@@ -113,7 +117,7 @@ def aria_vision(config: Any) -> SizedCropVision:
 
 
 def _square(tower: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(height, width) of a patch, and of a crop."""
+    """(height, width) of a patch, and of a crop, from a tower's config."""
     patch, side = one_number(tower, "patch_size"), one_number(tower, "image_size")
     return (patch, patch), (side, side)
 
@@ -158,14 +162,14 @@ def _crop_shape(
 
 
 def qwen3_vl_vision(config: Any) -> PatchVision:
-    """Qwen3-VL: plain MLPs, and a projector for each depth that is passed on."""
+    """Vision stage of Qwen3-VL: plain MLPs, and a projector for each depth that is passed on."""
     tower = config.vision_config
     depths = {depth for depth in tower.deepstack_visual_indexes if depth < tower.depth}
     return PatchVision(_patch_shape(tower, tower.intermediate_size, _merger(tower, copies=1 + len(depths))))
 
 
 def qwen2_5_vl_vision(config: Any) -> PatchVision:
-    """Qwen2.5-VL: gated MLPs, and windows in all blocks but some."""
+    """Vision stage of Qwen2.5-VL: gated MLPs, and windows in all blocks but some."""
     tower = config.vision_config
     side = one_number(tower, "window_size") // tower.spatial_merge_size // one_number(tower, "patch_size")
     whole = {block for block in tower.fullatt_block_indexes if 0 <= block < tower.depth}
@@ -174,7 +178,9 @@ def qwen2_5_vl_vision(config: Any) -> PatchVision:
 
 
 def glm4v_moe_vision(config: Any) -> PatchVision:
-    """GLM-4.5V: gated MLPs of the width of the features, one product that merges, one layer and a gated MLP."""
+    """Vision stage of GLM-4.5V: gated MLPs of the width of the features, one product that merges, one layer and a gated
+    MLP.
+    """
     tower = config.vision_config
     merged, wide = tower.spatial_merge_size**2, tower.out_hidden_size
     projector = ProjectorShape(

@@ -1,4 +1,4 @@
-"""The interface of training environments: they answer requests with budgets and return what the networks saw and got."""
+"""The interface of training environments, which answer requests with budgets."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
