@@ -220,8 +220,9 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     if given.learned is not None:
         # Read for use behind the model's warm-up; a file that is not a checkpoint is refused before anything slow.
         load_networks(given.learned)
-    calibration = load_grid(given.calibration if given.calibration is not None else given.results)
-    lookup, grid, seed = lookup_of(given, calibration), load_grid(given.results), given.evaluation_seed
+    grid, seed = load_grid(given.results), given.evaluation_seed
+    calibration = grid if given.calibration is None else load_grid(given.calibration)
+    lookup = lookup_of(given, calibration)
     seconds = budgets_of(given, calibration)
     policies = policies_of(given, grid.choices, lookup, seed)
     job = open_live(flags, policies, grid, given.learned)

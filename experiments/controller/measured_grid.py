@@ -12,7 +12,7 @@ from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.analyses.knobs.grid import KnobPoint, Study, TaskGrid, load_study
-from experiments.analyses.sweeps import Sweep, load_sweep
+from experiments.analyses.sweeps import Sweep
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.policies.interface import PictureShape, RequestFeatures
 from experiments.fitting.folds import drawn_groups
@@ -116,12 +116,7 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     study = load_study(paths)
     if study.random_weights:
         raise ResultsError("these results are of random weights, so accuracy cannot be used; profile a trained model")
-    sweep = None if any(path.is_file() for path in paths) else load_sweep(*paths)
-    return _grid_of(study, sweep)
-
-
-def _grid_of(study: Study, sweep: Sweep | None) -> MeasuredGrid:
-    grids = study.grids
+    grids, sweep = study.grids, study.sweep
     choices, left_out = _shared_choices(grids)
     keys = [(grid.task, sample_id) for grid in grids for sample_id in grid.sample_ids]
     features = None if sweep is None else features_of(sweep)
@@ -139,13 +134,13 @@ def _grid_of(study: Study, sweep: Sweep | None) -> MeasuredGrid:
         source=study.source,
         setup=study.setup,
         model=study.source.get("model"),
-        splits=_splits_of(study, sweep),
+        splits=_splits_of(study),
     )
 
 
-def _splits_of(study: Study, sweep: Sweep | None) -> dict[str, str]:
-    if sweep is not None:
-        return {each.task: each.result.provenance.task.split for each in sweep.settings}
+def _splits_of(study: Study) -> dict[str, str]:
+    if study.sweep is not None:
+        return {each.task: each.result.provenance.task.split for each in study.sweep.settings}
     # A table is of one task.
     return {study.grids[0].task: study.source["split"]} if "split" in study.source else {}
 

@@ -23,10 +23,7 @@ from experiments.analyses.charts.stage_figures import (
 )
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps
-from experiments.analyses.generations import generations_of
-from experiments.analyses.stages import operations as flops_latency
-from experiments.analyses.stages.fractions import display_lengths, regimes, settings_fractions
-from experiments.analyses.stages.profiles import load_profiles
+from experiments.analyses.stages.analysis import analyse_stages
 from experiments.analyses.stages.records import (
     breakdown_content,
     component_rows,
@@ -36,7 +33,6 @@ from experiments.analyses.stages.records import (
     line_rows,
     point_rows,
 )
-from experiments.analyses.stages.scaling import stage_lines
 from experiments.analyses.sweeps import load_sweep, samples_frame
 
 
@@ -50,38 +46,32 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
     steps = Steps()
     sweep = load_sweep(results_dir)
     steps.say(len(sweep.settings), f"{len(sweep.settings)} settings are read; shares and lines are computed")
-    generations = generations_of(sweep)
-    if not generations:
+    found = analyse_stages(sweep, samples_frame(sweep))
+    if found is None:
         raise ResultsError(f"{results_dir} has no sample with times: all were answered in batches; measure some")
-    by_regime = regimes(generations, display_lengths(generations))
-    by_setting = settings_fractions(generations)
-    lines = stage_lines(generations)
-    samples = samples_frame(sweep)
-    points = flops_latency.stage_points(samples, sweep.provenance.peak_flops_per_s)
-    profiles, reason = load_profiles(results_dir)
-
+    generations, by_regime, by_setting = found.generations, found.by_regime, found.by_setting
     contents = {
-        "e1_stage_latency_breakdown": breakdown_content(sweep, generations, by_regime, by_setting, lines),
-        "e1_flops_vs_latency": flops_content(sweep, points, flops_latency.stage_lines(samples)),
-        "e1_attention_ffn_breakdown": components_content(sweep, profiles, reason),
+        "e1_stage_latency_breakdown": breakdown_content(sweep, generations, by_regime, by_setting, found.lines),
+        "e1_flops_vs_latency": flops_content(sweep, found.points, found.flops_lines),
+        "e1_attention_ffn_breakdown": components_content(sweep, found.profiles, found.profiles_reason),
     }
     tables = {
         "e1_stage_shares": fraction_rows([*by_regime, *by_setting]),
-        "e1_line_fits": line_rows(lines),
-        "e1_flops_vs_latency": point_rows(points),
-        "e1_attention_ffn_breakdown": component_rows(profiles),
+        "e1_line_fits": line_rows(found.lines),
+        "e1_flops_vs_latency": point_rows(found.points),
+        "e1_attention_ffn_breakdown": component_rows(found.profiles),
     }
     steps.say(len(sweep.settings), "figures are drawn")
     caption = caption_of(sweep.provenance, len(sweep.settings), len(generations))
     figures = {
         "e1_stage_shares": draw_fractions(by_regime, caption),
         "e1_stages_over_tokens": draw_stages_over_tokens(generations, caption),
-        "e1_scaling": draw_scaling(generations, lines, caption),
+        "e1_scaling": draw_scaling(generations, found.lines, caption),
     }
-    if points:
-        figures["e1_flops_vs_latency"] = draw_flops(points, sweep.provenance.peak_flops_per_s, caption)
-    if profiles:
-        figures["e1_attention_ffn"] = draw_components(profiles, caption)
+    if found.points:
+        figures["e1_flops_vs_latency"] = draw_flops(found.points, sweep.provenance.peak_flops_per_s, caption)
+    if found.profiles:
+        figures["e1_attention_ffn"] = draw_components(found.profiles, caption)
     return AnalysisFiles(contents, tables, figures).write(output_dir)
 
 

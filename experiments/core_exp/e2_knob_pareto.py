@@ -19,22 +19,11 @@ from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
 from experiments.analyses.charts.knob_figures import draw_coupling, draw_effects, draw_fronts
 from experiments.analyses.files import AnalysisFiles, Steps
-from experiments.analyses.knobs.coupling import couplings, fixed_values, moving_knobs, single_knobs
-from experiments.analyses.knobs.effects import Effects, effects
-from experiments.analyses.knobs.fronts import TaskDifference, compare_tasks, front
-from experiments.analyses.knobs.grid import KNOBS, TaskGrid, load_study
-from experiments.analyses.knobs.objectives import (
-    ENERGY,
-    FLOPS,
-    LATENCY_MEAN,
-    LATENCY_P95,
-    LATENCY_P99,
-    Cost,
-    NoObjectives,
-    objectives,
-)
+from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
+from experiments.analyses.knobs.coupling import moving_knobs
+from experiments.analyses.knobs.grid import load_study
+from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95, LATENCY_P99, Cost
 from experiments.analyses.knobs.records import (
-    FrontAnalysis,
     Shared,
     TaskAnalysis,
     caveats_of,
@@ -48,7 +37,6 @@ from experiments.analyses.knobs.records import (
 )
 
 TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
-NUM_DRAWS = 1000
 
 
 def analyse(
@@ -65,13 +53,13 @@ def analyse(
     count = sum(len(grid.points) for grid in study.grids)
     steps.say(count, f"{count} settings are read; fronts, couplings and effects are computed")
     costs = (TAIL_LATENCIES[percentile], LATENCY_MEAN, ENERGY, FLOPS)
-    analyses = [analyse_task(grid, costs, num_draws, seed) for grid in study.grids]
-    differences = {of.name: compare(analyses, of) for of in costs} if len(analyses) > 1 else {}
+    found = analyse_knobs(study.grids, costs, num_draws, seed)
+    analyses = found.tasks
     steps.say(count, "figures are drawn")
     shared = Shared(study.source, num_draws, seed)
     contents = {
         "e2_knob_grid_results": grid_content(shared, analyses, caveats_of(analyses, study.random_weights)),
-        "e2_pareto_frontiers": fronts_content(shared, analyses, differences),
+        "e2_pareto_frontiers": fronts_content(shared, analyses, found.differences),
         "e2_coupling_analysis": coupling_content(shared, analyses),
     }
     tables = {
@@ -80,39 +68,6 @@ def analyse(
         "e2_effects": effect_rows(analyses),
     }
     return AnalysisFiles(contents, tables, draw(analyses, costs, study.caption)).write(output_dir)
-
-
-def analyse_task(grid: TaskGrid, costs: Sequence[Cost], num_draws: int, seed: int) -> TaskAnalysis:
-    """Fronts, couplings and effects of one task."""
-    fronts: list[FrontAnalysis | NoObjectives] = []
-    for of in costs:
-        found = objectives(grid, of, num_draws, seed)
-        if isinstance(found, NoObjectives):
-            fronts.append(found)
-        else:
-            fronts.append(
-                FrontAnalysis(found, front(found), fixed_values(found), single_knobs(found), couplings(found))
-            )
-    split: dict[str, Effects] = {}
-    for each in fronts:
-        if isinstance(each, FrontAnalysis):
-            levels = {knob: [point.value(knob) for point in each.found.points] for knob in KNOBS}
-            if "accuracy" not in split:
-                split["accuracy"] = effects(levels, each.found.accuracy, each.found.accuracy_draws)
-            split[each.found.of.name] = effects(levels, each.found.cost, each.found.cost_draws)
-    return TaskAnalysis(grid, fronts, split)
-
-
-def compare(analyses: Sequence[TaskAnalysis], of: Cost) -> list[TaskDifference]:
-    """What is on the front for one task and off it for another, against one cost."""
-    return compare_tasks(
-        {
-            each.found.task: each.front
-            for analysis in analyses
-            for each in present(analysis)
-            if each.found.of.name == of.name
-        }
-    )
 
 
 def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) -> Mapping[str, Figure]:

@@ -19,12 +19,10 @@ from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiments.analyses.charts.latency_figures import save_figures
 from experiments.analyses.files import Steps
-from experiments.analyses.latency.estimator import LEVEL, LatencyEstimator
-from experiments.analyses.latency.features import of_fewer_settings, timed_samples
-from experiments.analyses.latency.guardrail import guardrail_curve
+from experiments.analyses.latency.analysis import analyse_latency
+from experiments.analyses.latency.estimator import LEVEL
 from experiments.analyses.latency.recalibration import study_by_order, study_of_synthetic, study_of_target
 from experiments.analyses.latency.records import closing_lines, predictions_csv, validation_fields
-from experiments.analyses.latency.validation import validate
 from experiments.analyses.sweeps import load_sweep, samples_frame
 
 
@@ -49,21 +47,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         output_dir = given.output_dir or given.results_dir / "e3"
         steps = Steps()
         sweep = load_sweep(given.results_dir)
-        steps.say(len(sweep.settings), f"{len(sweep.settings)} settings are read; the estimator is fitted")
-        samples, left_out = of_fewer_settings(timed_samples(samples_frame(sweep)))
-        estimator = LatencyEstimator(given.level).fit(samples)
-        steps.say(len(sweep.settings), "it is validated on settings left out")
-        validation = validate(samples, given.level)
+        count = len(sweep.settings)
+        steps.say(count, f"{count} settings are read; the estimator is fitted, and validated on settings left out")
+        found = analyse_latency(samples_frame(sweep), given.level)
+        samples, estimator, validation, curve = found.samples, found.estimator, found.validation, found.curve
         if given.target_dir is None:
             studies = [study_by_order(sweep, samples, given.level), study_of_synthetic(samples, given.level)]
         else:
             studies = [study_of_target(estimator, sweep, load_sweep(given.target_dir))]
-        curve = guardrail_curve(validation.left_out.times["T_total"], samples.times["T_total"])
         estimator.save(output_dir / "e3_latency_estimator.json")
-        steps.say(len(sweep.settings), "files and pictures are written")
+        steps.say(count, "files and pictures are written")
         entries = validation_fields(sweep, samples, estimator, validation, studies, curve)
-        if left_out is not None:
-            entries["caveats"].append(left_out)
+        if found.left_out is not None:
+            entries["caveats"].append(found.left_out)
         write_json_atomically(entries, output_dir / "e3_validation.json")
         write_text_atomically(predictions_csv(samples, validation), output_dir / "e3_predictions.csv")
         drift = entries["control_drift"]
@@ -80,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     lines = [*closing_lines(estimator, validation, studies, curve)]
-    lines += [] if left_out is None else [f"caveat: {left_out}"]
+    lines += [] if found.left_out is None else [f"caveat: {found.left_out}"]
     for line in (*lines, f"written to {output_dir}"):
         print(line)
     return 0

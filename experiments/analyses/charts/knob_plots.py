@@ -18,13 +18,14 @@ from experiments.analyses.charts.marks import (
     whiskers,
 )
 from experiments.analyses.charts.style import BLUE, ORANGE, PURPLE, QUIET, SKY, VERMILION, YELLOW
+from experiments.analyses.knobs.analysis import KnobAnalysis
 from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import Effects, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, Status, TaskDifference
 from experiments.analyses.knobs.grid import KNOBS
 from experiments.analyses.knobs.objectives import Cost, NoObjectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
-from experiments.analyses.report.analyses import COSTS, KnobAnalysis
+from experiments.analyses.report.analyses import COSTS
 from experiments.analyses.report.parts import Plot, Section
 
 TITLE = "What the knobs buy (E2)"

@@ -7,11 +7,12 @@ import numpy as np
 from experiments.analyses.charts.latency_figures import AIM, BARS, LABELS
 from experiments.analyses.charts.marks import NAMES, axis, bars, dots, hover, layout, line, note, thinned
 from experiments.analyses.charts.style import BLUE, QUIET, SKY, VERMILION
+from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.latency.features import TimedSamples
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts
 from experiments.analyses.latency.model import measured_times
 from experiments.analyses.latency.validation import Validation, places_by_setting
-from experiments.analyses.report.analyses import LatencyModel, Missing
+from experiments.analyses.report.analyses import Missing
 from experiments.analyses.report.parts import Plot, Section
 
 TITLE = "Predicting latency (E3)"

@@ -8,8 +8,9 @@ from experiment_core_utils.models.interface import STAGES
 from experiments.analyses.charts.marks import NAMES, Trace, axis, bars, dots, hover, layout, line, note, plain, thinned
 from experiments.analyses.charts.stage_figures import PART_COLOURS, PART_NAMES
 from experiments.analyses.charts.style import BLUE, QUIET, STAGE_COLOURS, VERMILION
-from experiments.analyses.report.analyses import Missing, StageAnalysis
+from experiments.analyses.report.analyses import Missing
 from experiments.analyses.report.parts import Plot, Section, Width
+from experiments.analyses.stages.analysis import StageAnalysis
 from experiments.analyses.stages.fractions import Regime
 from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import PARTS, ProfiledRequest

@@ -171,6 +171,7 @@ class Study:
         caption: the line at the foot of figures of all of it.
         setup: device, model, how it ran: what such a line says of any part of it.
         random_weights: accuracy means nothing then.
+        sweep: the results as they were read; None for a table.
     """
 
     source: Mapping[str, Any]
@@ -178,6 +179,7 @@ class Study:
     setup: tuple[str, ...]
     random_weights: bool
     grids: tuple[TaskGrid, ...]
+    sweep: Sweep | None
 
 
 def load_study(paths: Sequence[Path]) -> Study:
@@ -190,12 +192,12 @@ def load_study(paths: Sequence[Path]) -> Study:
         sweep = load_sweep(*paths)
         caption = caption_of(sweep.provenance, len(sweep.settings), sweep.num_samples)
         setup, is_random = setup_of(sweep.provenance), sweep.provenance.random_weights
-        return Study(source_fields(sweep), caption, setup, is_random, grids_of(sweep))
+        return Study(source_fields(sweep), caption, setup, is_random, grids_of(sweep), sweep)
     if len(paths) > 1:
         raise ResultsError(f"{len(paths)} inputs, one of them a file: give folders of runs, or one table alone")
     table = read_table(paths[0])
     try:
-        return Study(_source(table), _caption(table), _setup(table), False, (grid_of_table(table),))
+        return Study(_source(table), _caption(table), _setup(table), False, (grid_of_table(table),), None)
     except (KeyError, TypeError) as error:
         raise ResultsError(f"{paths[0]} lacks {error} in its origin; collect the table again") from error
 

@@ -10,7 +10,9 @@ from experiments.analyses.charts.latency_figures import AIM
 from experiments.analyses.charts.stage_plots import milliseconds
 from experiments.analyses.knobs.effects import LevelMean
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
-from experiments.analyses.report.analyses import Analyses, LatencyModel, Missing, StageAnalysis
+from experiments.analyses.latency.analysis import LatencyModel
+from experiments.analyses.report.analyses import Analyses, Missing
+from experiments.analyses.stages.analysis import StageAnalysis
 from experiments.analyses.stages.fractions import grouped, tokens_until_decode_is_half
 
 

@@ -1,0 +1,58 @@
+"""E1 of a sweep: what its command, the report and the notebook show of where the time goes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from experiments.analyses.generations import generations_of
+from experiments.analyses.stages import operations
+from experiments.analyses.stages.fractions import Generation, Regime, display_lengths, regimes, settings_fractions
+from experiments.analyses.stages.operations import StagePoint
+from experiments.analyses.stages.profiles import ProfiledRequest, load_profiles
+from experiments.analyses.stages.scaling import LineFit, StageLine, stage_lines
+from experiments.analyses.sweeps import Sweep
+
+
+@dataclass(frozen=True)
+class StageAnalysis:
+    """What E1 finds.
+
+    Attributes:
+        by_regime, by_setting: fractions of the stages by picture and answer length, and of each setting.
+        lines: each stage's time over what drives it.
+        points, flops_lines: each stage's operations and time in each setting, and lines through all samples.
+        profiles_reason: why there are no profiles; None where there are.
+    """
+
+    generations: Sequence[Generation]
+    by_regime: Sequence[Regime]
+    by_setting: Sequence[Regime]
+    lines: Sequence[StageLine]
+    points: Sequence[StagePoint]
+    flops_lines: Mapping[str, tuple[LineFit | None, str | None]]
+    profiles: Sequence[ProfiledRequest]
+    profiles_reason: str | None
+
+
+def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:
+    """E1 of a sweep, whose frame of samples is given; None where no sample has times: all were answered in batches.
+
+    Raises:
+        ResultsError: a file or a profile beside it is broken.
+    """
+    generations = generations_of(sweep)
+    if not generations:
+        return None
+    found = [load_profiles(folder) for folder in dict.fromkeys(each.path.parent for each in sweep.settings)]
+    profiles = [profile for each, _ in found for profile in each]
+    return StageAnalysis(
+        generations=generations,
+        by_regime=regimes(generations, display_lengths(generations)),
+        by_setting=settings_fractions(generations),
+        lines=stage_lines(generations),
+        points=operations.stage_points(samples, sweep.provenance.peak_flops_per_s),
+        flops_lines=operations.stage_lines(samples),
+        profiles=profiles,
+        profiles_reason=None if profiles else found[0][1],
+    )
