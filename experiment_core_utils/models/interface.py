@@ -28,12 +28,11 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 STAGES = ("vision", "prefill", "decode")
 
 
-# Names of what runs a stage, as results give them: the model's modules, plain torch on packed weights, C++ between
-# torch's products, C++ for whole blocks, one C++ call a decode step, and a CUDA graph.
-MODULES, REFERENCE, CPU_ROWS, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH = (
+# Names of what runs a stage, as results give them: the model's modules, plain torch on packed weights, C++ for whole
+# blocks, one C++ call a decode step, and a CUDA graph.
+MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH = (
     "modules",
     "reference",
-    "cpu rows",
     "cpu blocks",
     "cpu step",
     "cuda graph",

@@ -118,8 +118,9 @@ class ExecutionStages(Record):
     """The engine of each stage of the model.
 
     Attributes:
-        vision: the engine: `modules`, `reference`, `cpu rows`, `cpu blocks` or `cuda graph`
-            ([execution.md](execution.md#what-is-recorded)); results from before say `eager`, `straight` or `captured`.
+        vision: the engine: `modules`, `reference`, `cpu blocks` or `cuda graph`
+            ([execution.md](execution.md#what-is-recorded)); results from before say `cpu rows`, `eager`, `straight` or
+            `captured`.
         prefill: the same.
         decode: the same, or `cpu step`.
     """

@@ -64,7 +64,8 @@ def engine_stages(
 ) -> tuple["EngineStages | None", Executed]:
     """The stages by engines, and what is recorded of it; None where the modules run.
 
-    `auto` takes engines where every stage has one that is more than plain torch.
+    `auto` takes engines where every stage has one that is more than plain torch, or weights so large that plain torch
+    is as fast.
     """
     eagerly = dict.fromkeys(STAGES, MODULES)
     if asked == "eager" or eager_reason is not None:
@@ -78,7 +79,7 @@ def engine_stages(
     for stage, reason in reasons.items():
         by_reason.setdefault(reason, []).append(stage)
     message = "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
-    if asked == "auto" and PLAIN.intersection(ways.values()):
+    if asked == "auto" and any(way in PLAIN and stage not in stages.engines.large for stage, way in ways.items()):
         return None, Executed("eager", message, eagerly)
     mode = {CUDA_GRAPH: "graph", REFERENCE: "reference"}.get(ways["decode"], "cpu")
     untuned = untuned_reason(torch.cuda.get_device_name(stages.decoder.device)) if stages.is_graphed else None

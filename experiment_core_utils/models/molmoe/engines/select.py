@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphPool
 from experiment_core_utils.models.interface import (
     CPU_BLOCKS,
-    CPU_ROWS,
     CPU_STEP,
     CUDA_GRAPH,
     MODULES,
@@ -19,9 +18,14 @@ from experiment_core_utils.models.molmoe.engines.api import (
     VisionEngine,
 )
 from experiment_core_utils.models.molmoe.engines.cpu.decode import CpuDecode
-from experiment_core_utils.models.molmoe.engines.cpu.panels import MOST_BYTES, refuse_large
-from experiment_core_utils.models.molmoe.engines.cpu.prefill import CpuFusedPrefill, CpuPrefill
-from experiment_core_utils.models.molmoe.engines.cpu.vision import CpuFusedVision, CpuVision, KernelVision
+from experiment_core_utils.models.molmoe.engines.cpu.panels import (
+    MOST_BYTES,
+    TooLarge,
+    refuse_large,
+    refuse_other_places,
+)
+from experiment_core_utils.models.molmoe.engines.cpu.prefill import CpuPrefill
+from experiment_core_utils.models.molmoe.engines.cpu.vision import CpuVision
 from experiment_core_utils.models.molmoe.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPausedPrefill, GraphedPrefill
 from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
@@ -44,9 +48,6 @@ MOST_GRAPHS = 4096
 OWN_KERNELS = NO_GRAPHS + ", and kernels are torch's own: {}"
 
 
-OWN_PRODUCTS = NO_GRAPHS + ", and products are torch's own: {}"
-
-
 @dataclass(frozen=True)
 class Engines:
     """What runs each stage.
@@ -56,6 +57,8 @@ class Engines:
         vision: None where the modules run it.
         ways: the name of the engine of each stage; names are in `models.interface`.
         reasons: of each stage that is not a CUDA graph, why.
+        large: stages of plain torch whose weights are too large to copy: their products gain next to nothing by
+            kernels.
     """
 
     prefill: PrefillEngine
@@ -64,6 +67,7 @@ class Engines:
     ways: Mapping[StageName, str]
     reasons: Mapping[StageName, str]
     vision: VisionEngine | None = field(default=None)
+    large: frozenset[StageName] = frozenset()
 
 
 def choose_engines(
@@ -78,19 +82,21 @@ def choose_engines(
         ConfigurationError: on a GPU, decode steps cannot be captured; without that little is won over the modules.
     """
     chosen = decoder_engines(decoder, most_copied_bytes)
-    vision, way, reason = _vision_engine(model, most_copied_bytes)
+    vision, way, reason, is_large = _vision_engine(model, most_copied_bytes)
     reasons = dict(chosen.reasons) if reason is None else {**chosen.reasons, "vision": reason}
-    return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons)
+    large = chosen.large.union({"vision"} if is_large else ())
+    return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons, large=large)
 
 
 def decoder_engines(decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES) -> Engines:
     """Engines without the vision stage; see `choose_engines`."""
     if decoder.device.type != "cuda":
-        prefill, way, why = _cpu_prefill(decoder, most_copied_bytes)
+        prefill, way, why, is_large = _cpu_prefill(decoder, most_copied_bytes)
         steps, way_steps, why_steps = _cpu_decode(decoder)
         ways: dict[StageName, str] = {"prefill": way, "decode": way_steps}
         reasons: dict[StageName, str] = {"prefill": why, "decode": why_steps}
-        return Engines(prefill, ReferencePausedPrefill(decoder, prefill), steps, ways, reasons)
+        large: frozenset[StageName] = frozenset({"prefill"} if is_large else ())
+        return Engines(prefill, ReferencePausedPrefill(decoder, prefill), steps, ways, reasons, large=large)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CudaGraphPool(MOST_GRAPHS)
     decode = GraphedDecode(decoder, graphs)
@@ -110,43 +116,35 @@ def decode_engine(decoder: DecoderWeights) -> DecodeEngine:
 
 def _vision_engine(
     model: MolmoeForConditionalGeneration, most_copied_bytes: int
-) -> tuple[VisionEngine | None, str, str | None]:
-    """The engine, its name, and why it is not a CUDA graph."""
+) -> tuple[VisionEngine | None, str, str | None, bool]:
+    """The engine, its name, why it is not a CUDA graph, and whether its weights are too large to copy."""
     try:
         if model.device.type == "cuda":
-            return GraphedVision(fuse_vision_weights(model)), CUDA_GRAPH, None
-        return _cpu_vision(model, most_copied_bytes)
+            return GraphedVision(fuse_vision_weights(model)), CUDA_GRAPH, None, False
+        refuse_other_places(model.device, model.dtype)
+        refuse_large(model.model.vision_tower.parameters(), most_copied_bytes)
+        return CpuVision(model), CPU_BLOCKS, NO_GRAPHS, False
     except ConfigurationError as error:
         reason = str(error) if model.device.type == "cuda" else OWN_KERNELS.format(error)
+        is_large = isinstance(error, TooLarge)
     try:
-        return ReferenceVision(model), REFERENCE, reason
+        return ReferenceVision(model), REFERENCE, reason, is_large
     except ConfigurationError as error:
-        return None, MODULES, str(error)
+        return None, MODULES, str(error), False
 
 
-def _cpu_vision(model: MolmoeForConditionalGeneration, most_copied_bytes: int) -> tuple[KernelVision, str, str]:
-    """As `_cpu_prefill`; raises ConfigurationError where kernels are torch's own."""
+def _cpu_prefill(decoder: DecoderWeights, most_copied_bytes: int) -> tuple[ReferencePrefill, str, str, bool]:
+    """As `_vision_engine`."""
     try:
-        refuse_large(model.model.vision_tower.parameters(), most_copied_bytes)
+        refuse_other_places(decoder.device, decoder.dtype)
+        refuse_large((each for block in decoder.blocks for each in vars(block).values()), most_copied_bytes)
+        return CpuPrefill(decoder), CPU_BLOCKS, NO_GRAPHS, False
     except ConfigurationError as error:
-        return CpuVision(model), CPU_ROWS, OWN_PRODUCTS.format(error)
-    return CpuFusedVision(model), CPU_BLOCKS, NO_GRAPHS
-
-
-def _cpu_prefill(decoder: DecoderWeights, most_copied_bytes: int) -> tuple[ReferencePrefill, str, str]:
-    """The engine, its name, and why it is not a CUDA graph; with it why its kernels or products are torch's own."""
-    try:
-        try:
-            refuse_large((each for block in decoder.blocks for each in vars(block).values()), most_copied_bytes)
-        except ConfigurationError as error:
-            return CpuPrefill(decoder), CPU_ROWS, OWN_PRODUCTS.format(error)
-        return CpuFusedPrefill(decoder), CPU_BLOCKS, NO_GRAPHS
-    except ConfigurationError as error:
-        return ReferencePrefill(decoder), REFERENCE, OWN_KERNELS.format(error)
+        return ReferencePrefill(decoder), REFERENCE, OWN_KERNELS.format(error), isinstance(error, TooLarge)
 
 
 def _cpu_decode(decoder: DecoderWeights) -> tuple[ReferenceDecode, str, str]:
-    """As `_cpu_prefill`."""
+    """The engine, its name, and why it is not a CUDA graph."""
     try:
         return CpuDecode(decoder), CPU_STEP, NO_GRAPHS
     except ConfigurationError as error:

@@ -10,7 +10,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.paused_prefill import begin_prefill
-from experiment_core_utils.models.molmoe.engines.cpu.prefill import CpuFusedPrefill
+from experiment_core_utils.models.molmoe.engines.cpu.prefill import CpuPrefill
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache, suffix_mask, suffix_positions
 from experiment_core_utils.models.molmoe.engines.prefix_traces import PromptTraces, ReferenceSuffix
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferencePrefill
@@ -124,7 +124,7 @@ def lengths_through(model: MolmoeForConditionalGeneration) -> list[int]:
 
 @needs_compiler
 def test_compiled_blocks_run_where_there_are_some() -> None:
-    assert isinstance(EngineStages(model_of(64, 1)).engines.prefill, CpuFusedPrefill)
+    assert isinstance(EngineStages(model_of(64, 1)).engines.prefill, CpuPrefill)
 
 
 @pytest.mark.parametrize("text", [0, 4])

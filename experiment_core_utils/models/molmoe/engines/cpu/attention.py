@@ -7,11 +7,10 @@ narrow.
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.engines.cpu.build import built
+from experiment_core_utils.models.molmoe.engines.cpu.build import INT, INT64, POINTER, built, declared, fields, pointers
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 HEAD_STEP = 32
@@ -22,7 +21,7 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Ten
 
 
 class _Strides(ctypes.Structure):
-    _fields_ = (("batch", ctypes.c_int64), ("head", ctypes.c_int64), ("token", ctypes.c_int64))
+    _fields_ = fields(INT64, "batch", "head", "token")
 
 
 @cache
@@ -36,7 +35,8 @@ def cpu_attention(head_width: int) -> Attention:
     """
     if head_width % HEAD_STEP:
         raise ConfigurationError(f"the attention kernel takes heads in multiples of {HEAD_STEP}, not {head_width}")
-    attend = _attend(head_width)
+    types = [*[POINTER] * 4, *[INT64] * 4, *[_Strides] * 4, INT, INT]
+    attend = declared(built("attention.cpp", HEAD=head_width), attend=types).attend
 
     def attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:
         given = (queries, keys, values)
@@ -46,11 +46,10 @@ def cpu_attention(head_width: int) -> Attention:
         if width != head_width or keys.shape != values.shape or keys.shape[2:] != (tokens, width):
             raise ValueError(f"the attention kernel takes as many keys as queries of width {head_width}")
         out = queries.new_empty(batch, tokens, heads, width)
-        places = (*given, out)
         strides = [_Strides(*each.stride()[:3]) for each in given]
         strides.append(_Strides(out.stride(0), out.stride(2), out.stride(1)))
         attend(
-            *(each.data_ptr() for each in places),
+            *pointers(*given, out),
             *(batch, heads, heads // keys.shape[1], tokens),
             *strides,
             *(int(causal), torch.get_num_threads()),
@@ -58,11 +57,3 @@ def cpu_attention(head_width: int) -> Attention:
         return out.flatten(2)
 
     return attention
-
-
-def _attend(head_width: int) -> Callable[..., None]:
-    attend: Any = built("attention.cpp", HEAD=head_width).attend
-    whole, number, place = ctypes.c_int64, ctypes.c_int, ctypes.c_void_p
-    attend.argtypes = [*[place] * 4, *[whole] * 4, *[_Strides] * 4, number, number]
-    attend.restype = None
-    return attend

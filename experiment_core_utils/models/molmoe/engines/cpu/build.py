@@ -19,6 +19,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
@@ -176,6 +179,10 @@ LLVM_OPENMP = "__kmpc_fork_call"
 EXPORTED = re.compile(r'extern "C" \w+ (\w+)\(')
 
 
+# The C types of the kernels' arguments.
+POINTER, INT64, FLOAT, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+
+
 MOST_S = 60.0  # that a run of the compiler may take
 
 
@@ -207,6 +214,30 @@ def built(source: str, **constants: int) -> ctypes.CDLL:
             library.write_bytes(content)
             return _loaded(library, source)
     return _compile_library(compiler, options, source, kept)
+
+
+def declared(library: Any, **arguments: Sequence[Any]) -> Any:
+    """The library, its functions with the C types of their arguments; none of them returns anything."""
+    for name, types in arguments.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = list(types), None
+    return library
+
+
+def fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
+    """Members of a C struct, all of one type."""
+    return tuple((name, kind) for name in names)
+
+
+def pointers(*tensors: torch.Tensor) -> list[int]:
+    """For a call; valid as long as the tensors live."""
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def refuse_others(name: str, given: torch.Tensor, *size: int) -> None:
+    """Raises ValueError for what a kernel would read wrongly."""
+    if given.shape != size or given.dtype != torch.float32 or not given.is_contiguous():
+        raise ValueError(f"{name} have to be contiguous float32 {list(size)}, not {given.dtype} {list(given.shape)}")
 
 
 @cache

@@ -9,14 +9,21 @@ import torch
 from torch.nn import functional as F
 
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.cpu.build import built
-from experiment_core_utils.models.molmoe.engines.cpu.row_ops import refuse_other_places
+from experiment_core_utils.models.molmoe.engines.cpu.build import (
+    FLOAT,
+    INT,
+    INT64,
+    POINTER,
+    built,
+    declared,
+    fields,
+    pointers,
+    refuse_others,
+)
+from experiment_core_utils.models.molmoe.engines.cpu.panels import refuse_other_places
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferenceDecode
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
-
-_PLACE, _WHOLE, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-
 
 _WEIGHTS = tuple(BlockWeights.__dataclass_fields__)
 
@@ -24,29 +31,19 @@ _WEIGHTS = tuple(BlockWeights.__dataclass_fields__)
 class _Block(ctypes.Structure):
     """`DecodeBlock` of decode_step.cpp; the weights are in the order of `BlockWeights`."""
 
-    _fields_ = (
-        *((name, _PLACE) for name in _WEIGHTS),
-        *((name, _PLACE) for name in ("keys", "values", "topk_ids")),
-        ("top_k", _WHOLE),
-    )
+    _fields_ = (*fields(POINTER, *_WEIGHTS, "keys", "values", "topk_ids"), *fields(INT64, "top_k"))
 
 
 class _Sizes(ctypes.Structure):
-    _fields_ = tuple(
-        (name, _WHOLE)
-        for name in (
-            *("blocks", "width", "heads", "shared", "head_width", "experts", "inner"),
-            *("vocabulary", "slots", "position"),
-        )
+    _fields_ = fields(
+        *(INT64, "blocks", "width", "heads", "shared", "head_width", "experts", "inner"),
+        *("vocabulary", "slots", "position"),
     )
 
 
 @cache
 def _decode() -> Any:
-    decode: Any = built("decode_step.cpp").decode
-    decode.argtypes = [_PLACE, _Sizes, *[_PLACE] * 6, _FLOAT, *[_INT] * 2]
-    decode.restype = None
-    return decode
+    return declared(built("decode_step.cpp"), decode=[POINTER, _Sizes, *[POINTER] * 6, FLOAT, *[INT] * 2]).decode
 
 
 class DecodeStepKernel:
@@ -59,7 +56,7 @@ class DecodeStepKernel:
     def __init__(self, decoder: DecoderWeights) -> None:
         _decode()
         self._decoder = decoder
-        self._weights = [tuple(getattr(block, name).data_ptr() for name in _WEIGHTS) for block in decoder.blocks]
+        self._weights = [pointers(*(getattr(block, name) for name in _WEIGHTS)) for block in decoder.blocks]
 
     def step(
         self,
@@ -85,13 +82,13 @@ class DecodeStepKernel:
         topk_ids = [torch.empty(1, top_k, dtype=torch.int64) for top_k in experts]
         logits, places = torch.empty(1, len(decoder.head)), (_Block * len(blocks))()
         for row, (index, noted) in enumerate(zip(blocks, topk_ids, strict=True)):
-            kept = kv_cache.keys[row].data_ptr(), kv_cache.values[row].data_ptr(), noted.data_ptr()
+            kept = pointers(kv_cache.keys[row], kv_cache.values[row], noted)
             places[row] = _Block(*self._weights[index], *kept, experts[row])
         heads = decoder.num_heads, decoder.num_kv_heads, decoder.head_width
         rest = decoder.num_experts, decoder.expert_width, len(decoder.head), kv_cache.max_seq_len, position
         _decode()(
             *(places, _Sizes(len(blocks), decoder.width, *heads, *rest)),
-            *(each.data_ptr() for each in (state, *cos_sin, decoder.final_norm, decoder.head, logits)),
+            *pointers(state, *cos_sin, decoder.final_norm, decoder.head, logits),
             *(decoder.norm_eps, int(decoder.normalise_top_k), torch.get_num_threads()),
         )
         return logits, topk_ids
@@ -114,8 +111,7 @@ class DecodeStepKernel:
             "values": (kv_cache.values[: len(blocks)], kept),
         }
         for name, (given, wanted) in sizes.items():
-            if given.shape != wanted or given.dtype != torch.float32 or not given.is_contiguous():
-                raise ValueError(f"{name} have to be contiguous float32 {list(wanted)}, not {list(given.shape)}")
+            refuse_others(name, given, *wanted)
         if kv_cache.lengths[0] >= kv_cache.max_seq_len:
             raise ValueError(f"all {kv_cache.max_seq_len} positions of the KV cache are in use")
         if any(not 0 < top_k <= decoder.num_experts for top_k in experts):

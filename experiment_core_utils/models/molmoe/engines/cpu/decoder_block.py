@@ -7,7 +7,17 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.engines.cpu.build import built
+from experiment_core_utils.models.molmoe.engines.cpu.build import (
+    FLOAT,
+    INT,
+    INT64,
+    POINTER,
+    built,
+    declared,
+    fields,
+    pointers,
+    refuse_others,
+)
 from experiment_core_utils.models.molmoe.engines.cpu.panels import (
     Panels,
     ProductPlace,
@@ -17,28 +27,24 @@ from experiment_core_utils.models.molmoe.engines.cpu.panels import (
 )
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights
 
-_PLACE, _WHOLE, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-
 
 class _Heads(ctypes.Structure):
-    _fields_ = (("queries", _WHOLE), ("shared", _WHOLE), ("width", _WHOLE), ("slots", _WHOLE))
+    _fields_ = fields(INT64, "queries", "shared", "width", "slots")
 
 
 class _Experts(ctypes.Structure):
-    _fields_ = (("gate_up", _PLACE), ("down", _PLACE), ("count", _WHOLE), ("width", _WHOLE), ("inner", _WHOLE))
+    _fields_ = (*fields(POINTER, "gate_up", "down"), *fields(INT64, "count", "width", "inner"))
 
 
 @cache
 def _library() -> Any:
-    library: Any = built("decoder_block.cpp")
-    library.decoder_project.argtypes = [*[_PLACE] * 2, ProductPlace, *[_PLACE] * 7, _Heads, _WHOLE, _FLOAT, _INT]
-    library.decoder_route.argtypes = [
-        *[*[_PLACE] * 2, ProductPlace, _PLACE, ProductPlace],
-        *[*[_PLACE] * 4, _WHOLE, _INT, _WHOLE, _FLOAT, _INT],
-    ]
-    library.decoder_mix.argtypes = [*[_PLACE] * 3, _Experts, *[_PLACE] * 4, *[_WHOLE] * 2, _INT]
-    library.decoder_project.restype = library.decoder_route.restype = library.decoder_mix.restype = None
-    return library
+    products = [*[POINTER] * 2, ProductPlace, POINTER, ProductPlace]
+    return declared(
+        built("decoder_block.cpp"),
+        decoder_project=[*[POINTER] * 2, ProductPlace, *[POINTER] * 7, _Heads, INT64, FLOAT, INT],
+        decoder_route=[*products, *[POINTER] * 4, INT64, INT, INT64, FLOAT, INT],
+        decoder_mix=[*[POINTER] * 3, _Experts, *[POINTER] * 4, *[INT64] * 2, INT],
+    )
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,9 @@ class DecoderBlockKernel:
         """
         keys, values = kept
         shared, tokens, width = keys.shape
-        _refuse_others("states", states, tokens, self.joint.weights.shape[1])
+        refuse_others("states", states, tokens, self.joint.weights.shape[1])
         for name, turn in zip(("cosines", "sines"), cos_sin, strict=True):
-            _refuse_others(name, turn, tokens, 1, width)
+            refuse_others(name, turn, tokens, 1, width)
         if (heads + 2 * shared) * width != self.joint.columns:
             raise ValueError(f"{heads} and {shared} heads of {width} are not those of the block")
         if values.shape != keys.shape or keys.stride() != values.stride() or keys.stride()[1:] != (width, 1):
@@ -108,8 +114,8 @@ class DecoderBlockKernel:
         queries = self.memory.buffer("queries", heads, tokens, width)
         norms = self.block.query_norm, self.block.key_norm
         _library().decoder_project(
-            *(states.data_ptr(), self.block.input_norm.data_ptr(), self.joint.place),
-            *(each.data_ptr() for each in (*norms, *cos_sin, queries, *kept)),
+            *(*pointers(states, self.block.input_norm), self.joint.place),
+            *pointers(*norms, *cos_sin, queries, *kept),
             *(_Heads(heads, shared, width, keys.stride(0) // width), tokens, self.eps, torch.get_num_threads()),
         )
         return queries
@@ -117,8 +123,8 @@ class DecoderBlockKernel:
     def finish(self, states: torch.Tensor, attended: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """States [T, H] and attended [T, Q * D] -> states behind the block, and experts [T, k] from the heaviest on."""
         tokens, width = states.shape
-        _refuse_others("states", states, tokens, self.output.columns)
-        _refuse_others("attended rows", attended, tokens, self.output.weights.shape[1])
+        refuse_others("states", states, tokens, self.output.columns)
+        refuse_others("attended rows", attended, tokens, self.output.weights.shape[1])
         if not 0 < top_k <= self.router.columns:
             raise ValueError(f"{top_k} experts a token were requested, of {self.router.columns}")
         (normed, weights, mixed), threads = self._workspace(tokens, top_k), torch.get_num_threads()
@@ -128,16 +134,15 @@ class DecoderBlockKernel:
             torch.empty(self.router.columns, dtype=torch.int64),
         )
         _library().decoder_route(
-            *(states.data_ptr(), attended.data_ptr(), self.output.place, self.block.ffn_norm.data_ptr()),
-            *(self.router.place, *(each.data_ptr() for each in (summed, normed, weights, topk_ids))),
+            *(*pointers(states, attended), self.output.place, *pointers(self.block.ffn_norm)),
+            *(self.router.place, *pointers(summed, normed, weights, topk_ids)),
             *(top_k, int(self.normalises), tokens, self.eps, threads),
         )
-        experts = _Experts(
-            self.gate_up.data_ptr(), self.down.data_ptr(), self.router.columns, width, self.block.down.shape[2]
-        )
+        panels = pointers(self.gate_up, self.down)
+        experts = _Experts(*panels, self.router.columns, width, self.block.down.shape[2])
         _library().decoder_mix(
-            *(each.data_ptr() for each in (normed, weights, topk_ids)),
-            *(experts, *(each.data_ptr() for each in (summed, order, ends, mixed)), tokens, top_k, threads),
+            *pointers(normed, weights, topk_ids),
+            *(experts, *pointers(summed, order, ends, mixed), tokens, top_k, threads),
         )
         return summed, topk_ids
 
@@ -153,8 +158,3 @@ def decoder_block_kernel(block: BlockWeights, eps: float, normalises: bool, memo
     joint, output, router = (panels_of(each, None, tile) for each in (block.qkv, block.output, block.router))
     gate_up = paired_panels(block.gate_up, tile)
     return DecoderBlockKernel(block, joint, output, router, gate_up, down, eps, normalises, memory)
-
-
-def _refuse_others(name: str, given: torch.Tensor, *size: int) -> None:
-    if given.shape != size or given.dtype != torch.float32 or not given.is_contiguous():
-        raise ValueError(f"{name} have to be contiguous float32 {list(size)}, not {given.dtype} {list(given.shape)}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from experiment_core_utils.models.molmoe.engines.cpu.build import INT64, POINTER, fields, pointers
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Panels are a second copy of the weights: no more than this for a tower or a decoder. Where products are large, torch's
@@ -17,12 +18,7 @@ MOST_BYTES = 1 << 30
 class ProductPlace(ctypes.Structure):
     """`Product` of products.h."""
 
-    _fields_ = (
-        ("weights", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("inner", ctypes.c_int64),
-        ("columns", ctypes.c_int64),
-    )
+    _fields_ = (*fields(POINTER, "weights", "bias"), *fields(INT64, "inner", "columns"))
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Panels:
     @property
     def place(self) -> ProductPlace:
         """For a call; valid as long as the panels live."""
-        return ProductPlace(self.weights.data_ptr(), self.bias.data_ptr(), self.weights.shape[1], self.columns)
+        return ProductPlace(*pointers(self.weights, self.bias), self.weights.shape[1], self.columns)
 
 
 def panels_of(weight: torch.Tensor, bias: torch.Tensor | None, tile: int) -> Panels:
@@ -68,11 +64,21 @@ def _in_panels(weight: torch.Tensor, tile: int) -> torch.Tensor:
     return weight.view(-1, tile, weight.shape[1]).transpose(1, 2).contiguous()
 
 
+def refuse_other_places(device: torch.device, dtype: torch.dtype) -> None:
+    """Raises ConfigurationError where the kernels are not for tensors of this kind."""
+    if device.type != "cpu" or dtype != torch.float32:
+        raise ConfigurationError("compiled kernels are for float32 on the CPU")
+
+
+class TooLarge(ConfigurationError):
+    """A second copy of the weights would take more memory than is allowed for it."""
+
+
 def refuse_large(weights: Iterable[torch.Tensor], most_bytes: int = MOST_BYTES) -> None:
-    """Raises ConfigurationError where panels of these would take more memory than is allowed for them."""
+    """Raises TooLarge where panels of these would take more memory than is allowed for them."""
     wanted = sum(weight.numel() * weight.element_size() for weight in weights)
     if wanted > most_bytes:
-        raise ConfigurationError(f"a second copy of the weights would take {wanted} bytes, of {most_bytes} allowed")
+        raise TooLarge(f"a second copy of the weights would take {wanted} bytes, of {most_bytes} allowed")
 
 
 class Workspace:

@@ -10,86 +10,17 @@ import torch
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.cpu.attention import cpu_attention
 from experiment_core_utils.models.molmoe.engines.cpu.decoder_block import decoder_block_kernel
-from experiment_core_utils.models.molmoe.engines.cpu.panels import Workspace
-from experiment_core_utils.models.molmoe.engines.cpu.row_ops import refuse_other_places, row_kernels
+from experiment_core_utils.models.molmoe.engines.cpu.panels import Workspace, refuse_other_places
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.reference.decoder import (
     KeysAndValues,
     ReferencePrefill,
     RotaryTable,
-    by_expert,
-    products_by_expert,
 )
-from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
+from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 
 
 class CpuPrefill(ReferencePrefill):
-    """A `PrefillEngine`; `warm_up` takes the memory that prompts of that length work in.
-
-    Raises:
-        ConfigurationError: the decoder is not in float32 on the CPU, or the kernels cannot be compiled for it here.
-    """
-
-    def __init__(self, decoder: DecoderWeights) -> None:
-        super().__init__(decoder)
-        refuse_other_places(decoder.device, decoder.dtype)
-        self._attention = cpu_attention(decoder.head_width)
-        self._kernels = row_kernels()
-        self._memory = Workspace()
-
-    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """See `PrefillEngine.warm_up`."""
-        super().warm_up(knobs, kv_cache, tokens)
-        self._workspace(tokens, max(knobs.top_k, self._decoder.default_top_k))
-
-    def _workspace(self, tokens: int, top_k: int) -> dict[str, torch.Tensor]:
-        decoder = self._decoder
-        sizes = {
-            "normed": (tokens, decoder.width),
-            "joint": (tokens, len(decoder.blocks[0].qkv)),
-            "queries": (decoder.num_heads, tokens, decoder.head_width),
-            "given": (tokens * top_k, decoder.width),
-            "hidden": (tokens * top_k, 2 * decoder.expert_width),
-            "gated": (tokens * top_k, decoder.expert_width),
-        }
-        return {name: self._memory.buffer(name, *size) for name, size in sizes.items()}
-
-    def _block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
-    ) -> torch.Tensor:
-        decoder, kernels = self._decoder, self._kernels
-        block, eps = decoder.blocks[index], decoder.norm_eps
-        own_top_k = top_k if index else decoder.default_top_k
-        workspace = self._workspace(len(states), own_top_k)
-        normed, queries = workspace["normed"], workspace["queries"]
-        kernels.normalise(states, block.input_norm, eps, normed)
-        torch.mm(normed, block.qkv.t(), out=workspace["joint"])
-        norms, cos_sin = (block.query_norm, block.key_norm), (rotary.cosine, rotary.sine)
-        kernels.place(workspace["joint"], norms, cos_sin, eps, (queries, *kept))
-        attended = self._attention(queries[None], kept[0][None], kept[1][None], True)[0]
-        states = torch.addmm(states, attended, block.output.t())
-        kernels.normalise(states, block.ffn_norm, eps, normed)
-        weights, self._topk_ids[index] = self._routed(block, normed, own_top_k)
-        return self._mixed(block, states, weights, self._topk_ids[index], workspace)
-
-    def _mixed(
-        self,
-        block: BlockWeights,
-        states: torch.Tensor,
-        weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        workspace: dict[str, torch.Tensor],
-    ) -> torch.Tensor:
-        """The experts' weighted sums, added to the states where they lie."""
-        order, counts, places = by_expert(topk_ids, self._decoder.num_experts)
-        given, hidden = workspace["given"], workspace["hidden"]
-        torch.index_select(workspace["normed"], 0, order // topk_ids.shape[1], out=given)
-        products_by_expert(given, block.gate_up, counts, hidden)
-        products_by_expert(self._kernels.gate(hidden, workspace["gated"]), block.down, counts, given)
-        return self._kernels.add_weighted(given, places, weights, states)
-
-
-class CpuFusedPrefill(ReferencePrefill):
     """A `PrefillEngine`; `warm_up` takes the memory that prompts of that length work in.
 
     Raises:

@@ -7,40 +7,39 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.molmoe.engines.cpu.build import built
+from experiment_core_utils.models.molmoe.engines.cpu.build import (
+    FLOAT,
+    INT,
+    INT64,
+    POINTER,
+    built,
+    declared,
+    fields,
+    pointers,
+    refuse_others,
+)
 from experiment_core_utils.models.molmoe.engines.cpu.panels import Panels, ProductPlace, panels_of
 from experiment_core_utils.models.molmoe.engines.weights import LayerNorm, VisionBlockWeights
-
-_PLACE, _WHOLE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
 class NormPlace(ctypes.Structure):
     """`Norm` of vision_rows.h."""
 
-    _fields_ = (("weights", _PLACE), ("bias", _PLACE), ("eps", ctypes.c_float))
+    _fields_ = (*fields(POINTER, "weights", "bias"), *fields(FLOAT, "eps"))
 
     @classmethod
     def of(cls, norm: LayerNorm) -> "NormPlace":
         """For a call; valid as long as the norm lives."""
-        return cls(norm.weight.data_ptr(), norm.bias.data_ptr(), norm.eps)
+        return cls(*pointers(norm.weight, norm.bias), norm.eps)
 
 
 @cache
 def _library() -> Any:
-    library: Any = built("vision_block.cpp")
-    library.vision_project.argtypes = [_PLACE, NormPlace, ProductPlace, _PLACE, _WHOLE, _INT]
-    library.vision_finish.argtypes = [
-        _PLACE,
-        _PLACE,
-        ProductPlace,
-        NormPlace,
-        ProductPlace,
-        ProductPlace,
-        _WHOLE,
-        _INT,
-    ]
-    library.vision_project.restype = library.vision_finish.restype = None
-    return library
+    return declared(
+        built("vision_block.cpp"),
+        vision_project=[POINTER, NormPlace, ProductPlace, POINTER, INT64, INT],
+        vision_finish=[*[POINTER] * 2, ProductPlace, NormPlace, *[ProductPlace] * 2, INT64, INT],
+    )
 
 
 def tile_width() -> int:
@@ -74,17 +73,17 @@ class VisionBlockKernel:
 
     def project(self, states: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """States [R, C] -> out [R, 3 * C]: queries, keys and values of the normed states."""
-        refuse_other_rows(states, len(states), self.output.columns)
-        refuse_other_rows(out, len(states), self.joint.columns)
-        norm, places = NormPlace.of(self.first_norm), (states.data_ptr(), out.data_ptr())
+        refuse_others("states", states, len(states), self.output.columns)
+        refuse_others("queries, keys and values", out, len(states), self.joint.columns)
+        norm, places = NormPlace.of(self.first_norm), pointers(states, out)
         _library().vision_project(places[0], norm, self.joint.place, places[1], len(states), torch.get_num_threads())
         return out
 
     def finish(self, attended: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Both residual sums, into states [R, C]: the output of attended [R, C], and the product through I."""
-        refuse_other_rows(attended, len(states), self.output.weights.shape[1])
-        refuse_other_rows(states, len(states), self.output.columns)
-        places = attended.data_ptr(), states.data_ptr()
+        refuse_others("attended rows", attended, len(states), self.output.weights.shape[1])
+        refuse_others("states", states, len(states), self.output.columns)
+        places = pointers(attended, states)
         products = self.inner.place, self.outer.place
         norm, threads = NormPlace.of(self.second_norm), torch.get_num_threads()
         _library().vision_finish(*places, self.output.place, norm, *products, len(states), threads)
@@ -108,27 +107,21 @@ def vision_block_kernel(block: VisionBlockWeights) -> VisionBlockKernel:
     )
 
 
-def refuse_other_rows(rows: torch.Tensor, *size: int) -> None:
-    """Raises ValueError for what the kernels would read wrongly."""
-    if rows.dtype != torch.float32 or not rows.is_contiguous() or rows.shape != size:
-        raise ValueError(f"the kernels of blocks take contiguous float32 {list(size)}, not {list(rows.shape)}")
-
-
 class _Crops(ctypes.Structure):
-    _fields_ = tuple((name, _WHOLE) for name in ("count", "channels", "side", "patch"))
+    _fields_ = fields(INT64, "count", "channels", "side", "patch")
 
 
 class _Windows(ctypes.Structure):
-    _fields_ = tuple((name, _WHOLE) for name in ("crops", "cells", "side", "heads"))
+    _fields_ = fields(INT64, "crops", "cells", "side", "heads")
 
 
 @cache
 def _ends_library() -> Any:
-    library: Any = built("vision_ends.cpp")
-    library.vision_embed.argtypes = [_PLACE, ProductPlace, *[_PLACE] * 2, NormPlace, _PLACE, _Crops, _INT]
-    library.vision_pool.argtypes = [*[_PLACE] * 3, ProductPlace, ProductPlace, _PLACE, _Windows, _INT]
-    library.vision_embed.restype = library.vision_pool.restype = None
-    return library
+    return declared(
+        built("vision_ends.cpp"),
+        vision_embed=[POINTER, ProductPlace, *[POINTER] * 2, NormPlace, POINTER, _Crops, INT],
+        vision_pool=[*[POINTER] * 3, *[ProductPlace] * 2, POINTER, _Windows, INT],
+    )
 
 
 @dataclass(frozen=True)
@@ -164,8 +157,8 @@ class EmbeddingKernel:
             raise ValueError(f"crops of {side} pixels with {channels} channels are not those of this tower")
         states = torch.empty(crops, tokens, width)
         _ends_library().vision_embed(
-            *(pixels.data_ptr(), self.patches.place, self.class_token.data_ptr(), self.positions.data_ptr()),
-            *(NormPlace.of(self.norm), states.data_ptr()),
+            *(*pointers(pixels), self.patches.place, *pointers(self.class_token, self.positions)),
+            *(NormPlace.of(self.norm), *pointers(states)),
             *(_Crops(crops, channels, side, self.patch_side), torch.get_num_threads()),
         )
         return states
@@ -211,13 +204,13 @@ class PoolingKernel:
         """
         crops, width = len(features), self.query.columns
         inner, patches = self.query.weights.shape[1], (self.cells * self.side) ** 2
-        refuse_other_rows(features, crops, patches, inner)
-        refuse_other_rows(masks, crops, patches)
+        refuse_others("features", crops, patches, inner)
+        refuse_others("masks", crops, patches)
         attended = torch.empty(crops, self.cells**2, width)
         windows = _Windows(crops, self.cells, self.side, self.heads)
         _ends_library().vision_pool(
-            *(each.data_ptr() for each in (features, masks, self.pads)),
-            *(self.query.place, self.key_value.place, attended.data_ptr(), windows, torch.get_num_threads()),
+            *pointers(features, masks, self.pads),
+            *(self.query.place, self.key_value.place, *pointers(attended), windows, torch.get_num_threads()),
         )
         return attended
 

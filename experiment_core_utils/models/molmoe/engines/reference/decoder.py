@@ -300,19 +300,19 @@ def _of_one_row(
 
 def _grouped(block: BlockWeights, normed: torch.Tensor, weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
     """Experts of many rows [T, H] -> [T, H]: rows sorted by expert, one product an expert, weighted sums back."""
-    order, counts, places = by_expert(topk_ids, len(block.router))
+    order, counts, places = _by_expert(topk_ids, len(block.router))
     given = normed.index_select(0, order // topk_ids.shape[1])
     hidden = given.new_empty(len(order), block.gate_up.shape[1])
-    products_by_expert(given, block.gate_up, counts, hidden)
+    _products_by_expert(given, block.gate_up, counts, hidden)
     gate, up = hidden.chunk(2, dim=1)
     # `given` has had its use and has the shape that is wanted.
-    products_by_expert(F.silu(gate).mul_(up), block.down, counts, given)
+    _products_by_expert(F.silu(gate).mul_(up), block.down, counts, given)
     if given.dtype == torch.float32:
         return F.embedding_bag(places, given, mode="sum", per_sample_weights=weights)
     return (given.index_select(0, places.flatten()).unflatten(0, topk_ids.shape) * weights[..., None]).sum(dim=1)
 
 
-def by_expert(topk_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+def _by_expert(topk_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, list[int], torch.Tensor]:
     """Experts [T, k] -> the order that sorts them [T * k], each expert's number, and where each went [T, k]."""
     flat = topk_ids.flatten()
     order = flat.argsort()
@@ -320,7 +320,7 @@ def by_expert(topk_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, l
     return order, torch.bincount(flat, minlength=num_experts).tolist(), places.view_as(topk_ids)
 
 
-def products_by_expert(given: torch.Tensor, factors: torch.Tensor, counts: list[int], out: torch.Tensor) -> None:
+def _products_by_expert(given: torch.Tensor, factors: torch.Tensor, counts: list[int], out: torch.Tensor) -> None:
     """Rows in groups of `counts`, each times its factor [N, K] transposed, into `out`."""
     for rows, factor, place in zip(given.split(counts), factors, out.split(counts), strict=True):
         if len(rows):

@@ -17,13 +17,13 @@ from tests.models.molmoe.cpu_compiler import needs_compiler
 @needs_compiler
 def test_a_launcher_and_flags_may_stand_around_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"env 'SOME NAME=1' {shlex.join(found_compiler())} -g0")
-    assert callable(built("rows.cpp").normalise)
+    assert callable(built("vision_block.cpp").tile_width)
 
 
 @needs_compiler
 def test_a_blank_name_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", " ")
-    assert callable(built("rows.cpp").normalise)
+    assert callable(built("vision_block.cpp").tile_width)
 
 
 @pytest.mark.parametrize(
@@ -39,14 +39,14 @@ def test_a_blank_name_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_no_compiler_is_said(asked: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", asked)
     with pytest.raises(ConfigurationError, match=output):
-        built("rows.cpp")
+        built("vision_block.cpp")
 
 
 def test_a_machine_without_a_compiler_is_told_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigurationError, match=r"^there is no C\+\+ compiler; install one of g\+\+, c\+\+"):
-        built("rows.cpp")
+        built("vision_block.cpp")
 
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="there is no clang++")
@@ -54,7 +54,7 @@ def test_a_machine_without_a_compiler_is_told_which_to_install(monkeypatch: pyte
 def test_clang_is_refused_where_torch_brings_another_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "clang++ -g0")
     with pytest.raises(ConfigurationError, match=r"clang\+\+ -g0 is clang, whose code needs LLVM's OpenMP, .* set CXX"):
-        built("rows.cpp")
+        built("vision_block.cpp")
 
 
 def a_compiler(folder: Path, script: str) -> str:
@@ -88,7 +88,7 @@ def test_the_first_error_of_the_compiler_is_the_reason(
 ) -> None:
     monkeypatch.setenv("CXX", a_compiler(tmp_path, script))
     with pytest.raises(ConfigurationError, match=rf"^the C\+\+ compiler refuses an empty file: {output}$"):
-        built("rows.cpp")
+        built("vision_block.cpp")
 
 
 @needs_compiler
@@ -105,11 +105,11 @@ def test_a_temporary_folder_that_is_not_there_is_said(tmp_path: Path, monkeypatc
     monkeypatch.setenv("CXX", "true")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(ConfigurationError, match=r"^rows\.cpp has no temporary folder to be compiled in: .*gone"):
-        built("rows.cpp")
+        built("vision_block.cpp")
 
 
 def test_a_compiler_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "sh -c 'exec sleep 30'")
     monkeypatch.setattr(building, "MOST_S", 0.1)
     with pytest.raises(ConfigurationError, match=r"^the C\+\+ compiler takes more than 0\.1 s for an empty file$"):
-        built("rows.cpp")
+        built("vision_block.cpp")

@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
     with pytest.raises(ValueError, match="all 64 positions of the KV cache are in use"):
         kernel.step(torch.ones(1, 64), cos_sin, kv_cache, (0, 1), (4, 4))
     kv_cache.set_lengths([3])
-    with pytest.raises(ValueError, match=r"the state have to be contiguous float32 \[1, 64\], not \[1, 63\]"):
+    with pytest.raises(ValueError, match=r"the state have to be contiguous float32 \[1, 64\], not .* \[1, 63\]"):
         kernel.step(torch.ones(1, 63), cos_sin, kv_cache, (0, 1), (4, 4))
     with pytest.raises(ValueError, match="keys have to be"):
         kernel.step(torch.ones(1, 64), cos_sin, kv_cache, (0, 1, 2), (4, 4, 4))

@@ -20,7 +20,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.models.molmoe.cpu_compiler import needs_compiler
 
 pytestmark = needs_compiler
-SOURCES = [FOLDER / "rows.cpp"]
+SOURCES = [FOLDER / "vision_block.cpp"]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def runs(notes: Path) -> int:
 
 def test_a_library_is_compiled_once(cache: Path, noted: Path) -> None:
     for _ in range(2):
-        assert callable(built("rows.cpp").normalise)
+        assert callable(built("vision_block.cpp").tile_width)
     # Once asked for its macros, once compiled, once linked.
     assert runs(noted) == 3 and len(list(cache.iterdir())) == 1
 
@@ -55,43 +55,43 @@ def test_a_library_is_compiled_once(cache: Path, noted: Path) -> None:
 def test_other_constants_and_another_compiler_are_another_library(
     cache: Path, noted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built("rows.cpp")
-    built("rows.cpp", SOMETHING=1)
+    built("vision_block.cpp")
+    built("vision_block.cpp", SOMETHING=1)
     assert runs(noted) == 6
     monkeypatch.setenv("CXX", f"{os.environ['CXX']} -g0")
-    built("rows.cpp")
+    built("vision_block.cpp")
     assert runs(noted) == 9 and len(list(cache.iterdir())) == 3
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.75, 0.99])
 def test_a_file_that_was_cut_off_is_made_again(cache: Path, noted: Path, share: float) -> None:
     """Loaded as it is, such a file ends the process by a bus error."""
-    built("rows.cpp")
+    built("vision_block.cpp")
     (kept,) = cache.iterdir()
     # A new file: the old one is in use here.
     content = kept.read_bytes()
     kept.unlink()
     kept.write_bytes(content[: int(share * len(content))])
-    assert callable(built("rows.cpp").normalise)
+    assert callable(built("vision_block.cpp").tile_width)
     assert runs(noted) == 6 and kept.read_bytes() == content
 
 
 def test_a_file_that_is_no_library_is_made_again(cache: Path, noted: Path) -> None:
-    built("rows.cpp")
+    built("vision_block.cpp")
     (kept,) = cache.iterdir()
     kept.unlink()
     no_library = cache.parent / "no_library"
     no_library.write_bytes(b"no library")
     keep(no_library, kept)
     assert verified_content(kept) == b"no library"
-    assert callable(built("rows.cpp").normalise)
+    assert callable(built("vision_block.cpp").tile_width)
     assert runs(noted) == 6 and len(list(cache.iterdir())) == 1
 
 
 def test_without_a_folder_it_is_compiled_each_time(tmp_path: Path, cache: Path, noted: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     for _ in range(2):
-        assert callable(built("rows.cpp").normalise)
+        assert callable(built("vision_block.cpp").tile_width)
     assert runs(noted) == 6
     with pytest.raises(ConfigurationError, match=r"cpu_kernels does not keep compiled kernels: .*Not a directory"):
         keep(SOURCES[0], cache / "library.so")
@@ -193,13 +193,13 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path, cache: Path) -> None:
 def test_a_planted_library_is_not_loaded(
     tmp_path: Path, cache: Path, noted: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    built("rows.cpp")
+    built("vision_block.cpp")
     (kept,) = cache.iterdir()
     kept.unlink()
     marker = tmp_path / "marker"
     planted = plant(kept, marker)
     open_folder(kept, monkeypatch)
-    assert callable(built("rows.cpp").normalise)
+    assert callable(built("vision_block.cpp").tile_width)
     assert not marker.exists() and kept.read_bytes() == planted
     assert [record.getMessage() for record in caplog.records] == [
         "compiled CPU kernels are neither loaded from the cache nor kept there: other users may write to "

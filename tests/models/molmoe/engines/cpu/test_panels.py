@@ -82,9 +82,9 @@ def test_a_vision_block_is_that_of_torch(width: int, inner: int, rows: int) -> N
 @needs_compiler
 def test_rows_of_another_width_are_refused() -> None:
     kernel = vision_kernel(33, 70)
-    with pytest.raises(ValueError, match=r"\[2, 33\], not \[2, 32\]"):
+    with pytest.raises(ValueError, match=r"\[2, 33\], not torch.float32 \[2, 32\]"):
         kernel.project(torch.zeros(2, 32), torch.zeros(2, 99))
-    with pytest.raises(ValueError, match=r"\[2, 33\], not \[3, 33\]"):
+    with pytest.raises(ValueError, match=r"\[2, 33\], not torch.float32 \[3, 33\]"):
         kernel.finish(torch.zeros(3, 33), torch.zeros(2, 33))
 
 
@@ -189,7 +189,7 @@ def test_a_window_of_like_patches_is_their_value() -> None:
     kernel = PoolingKernel(torch.tensor([[-1.0, -2.0], [9.0, 9.0]]), panels_of(zero, None, tile), key_value, 1, 1, 2)
     features, masks = torch.tensor([1.0, 2.0]).expand(1, 4, 2).contiguous(), torch.tensor([[1.0, 1.0, 1.0, 0.0]])
     torch.testing.assert_close(kernel.pooled(features, masks), torch.tensor([[[1.5, 3.0]]]))
-    with pytest.raises(ValueError, match=r"\[1, 4\], not \[4\]"):
+    with pytest.raises(ValueError, match=r"\[1, 4\], not torch.float32 \[4\]"):
         kernel.pooled(features, masks[0])
 
 

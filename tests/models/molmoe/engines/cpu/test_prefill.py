@@ -5,7 +5,7 @@ import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.cpu.prefill import CpuFusedPrefill, CpuPrefill
+from experiment_core_utils.models.molmoe.engines.cpu.prefill import CpuPrefill
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferencePausedPrefill, ReferencePrefill
 from experiment_core_utils.models.molmoe.engines.select import decoder_engines
@@ -14,8 +14,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 from tests.models.molmoe.cpu_compiler import needs_compiler
 from tests.same_floats import assert_same_floats
-
-both = pytest.mark.parametrize("kind", [CpuPrefill, CpuFusedPrefill])
 
 
 def decoder_of(kv_heads: int = 2, normalised: bool = False, heads: int = 2) -> DecoderWeights:
@@ -40,15 +38,12 @@ def run(
 
 
 @needs_compiler
-@both
 @pytest.mark.parametrize(("kv_heads", "normalised"), [(2, False), (1, True)])
 @pytest.mark.parametrize("knobs", [EngineKnobs(4, (0, 1, 2, 3)), EngineKnobs(1, (0, 2, 3)), EngineKnobs(2, (0,))])
-def test_it_does_what_the_straight_one_does(
-    kind: type[ReferencePrefill], kv_heads: int, normalised: bool, knobs: EngineKnobs
-) -> None:
+def test_it_does_what_the_straight_one_does(kv_heads: int, normalised: bool, knobs: EngineKnobs) -> None:
     """Prompts of several lengths in the same memory, the longest neither first nor last, and more than one span."""
     decoder = decoder_of(kv_heads, normalised)
-    compiled, reference = kind(decoder), ReferencePrefill(decoder)
+    compiled, reference = CpuPrefill(decoder), ReferencePrefill(decoder)
     for tokens in (13, 250, 1, 7):
         found, expected = run(compiled, decoder, tokens, knobs), run(reference, decoder, tokens, knobs)
         torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=1e-5)
@@ -60,10 +55,9 @@ def test_it_does_what_the_straight_one_does(
 
 
 @needs_compiler
-@both
-def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing(kind: type[ReferencePrefill]) -> None:
+def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing() -> None:
     decoder, knobs = decoder_of(), EngineKnobs(4, (0, 1))
-    split, kv_cache = ReferencePausedPrefill(decoder, kind(decoder)), KVCache.allocate(decoder, 64)
+    split, kv_cache = ReferencePausedPrefill(decoder, CpuPrefill(decoder)), KVCache.allocate(decoder, 64)
     output = "64 tokens and one row do not fit into a KV cache of 64 tokens"
     with pytest.raises(ConfigurationError, match=output):
         split.warm_up(1, knobs, kv_cache, 64)
@@ -75,25 +69,19 @@ def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing(kind: type
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("kind", "output"),
-    [
-        (CpuPrefill, r"cosines of 65 tokens have to be \[65, 1, 32\], not \[64, 1, 32\]"),
-        (CpuFusedPrefill, r"states have to be contiguous float32 \[64, 64\], not torch.float32 \[65, 64\]"),
-    ],
-)
-def test_a_prompt_longer_than_the_store_writes_nothing(kind: type[ReferencePrefill], output: str) -> None:
+def test_a_prompt_longer_than_the_store_writes_nothing() -> None:
     decoder = decoder_of()
+    output = r"states have to be contiguous float32 \[64, 64\], not torch.float32 \[65, 64\]"
     kv_cache = KVCache.allocate(decoder, 64)
     with pytest.raises(ValueError, match=output):
-        kind(decoder).prefill(torch.randn(65, 64), EngineKnobs(4, (0, 1)), kv_cache)
+        CpuPrefill(decoder).prefill(torch.randn(65, 64), EngineKnobs(4, (0, 1)), kv_cache)
     assert not kv_cache.keys.any() and not kv_cache.values.any()
 
 
 @needs_compiler
 def test_it_runs_on_the_cpu_where_it_can() -> None:
     engines = decoder_engines(decoder_of())
-    assert isinstance(engines.prefill, CpuFusedPrefill)
+    assert isinstance(engines.prefill, CpuPrefill)
     assert engines.reasons["prefill"] == "there are no CUDA graphs on the CPU"
 
 
@@ -101,22 +89,23 @@ def test_it_runs_on_the_cpu_where_it_can() -> None:
 def test_products_are_torchs_where_copies_of_the_weights_would_be_large() -> None:
     decoder = decoder_of()
     wanted = sum(4 * weight.numel() for block in decoder.blocks for weight in vars(block).values())
-    assert isinstance(decoder_engines(decoder, wanted).prefill, CpuFusedPrefill)
+    assert isinstance(decoder_engines(decoder, wanted).prefill, CpuPrefill)
     engines = decoder_engines(decoder, wanted - 1)
-    assert isinstance(engines.prefill, CpuPrefill)
+    assert type(engines.prefill) is ReferencePrefill and engines.large == {"prefill"}
     assert engines.reasons["prefill"] == (
-        "there are no CUDA graphs on the CPU, and products are torch's own: "
+        "there are no CUDA graphs on the CPU, and kernels are torch's own: "
         f"a second copy of the weights would take {wanted} bytes, of {wanted - 1} allowed"
     )
+    low = fuse_decoder_weights(MolmoeForConditionalGeneration(tiny_config()).eval().to(torch.bfloat16))
+    assert not decoder_engines(low, 0).large
 
 
 @needs_compiler
-@both
-def test_a_state_at_a_pause_is_gone_on_from_twice(kind: type[ReferencePrefill]) -> None:
+def test_a_state_at_a_pause_is_gone_on_from_twice() -> None:
     """The blocks behind the pause leave the states in front of them as they were."""
     decoder = decoder_of()
     kv_cache, knobs = KVCache.allocate(decoder, 64), EngineKnobs(2, (0, 1, 2))
-    split = ReferencePausedPrefill(decoder, kind(decoder))
+    split = ReferencePausedPrefill(decoder, CpuPrefill(decoder))
     split.warm_up(2, knobs, kv_cache, 20)
     torch.manual_seed(0)
     split.begin(torch.randn(20, 64), None, 2, kv_cache)
@@ -131,6 +120,5 @@ def test_the_straight_one_runs_where_it_cannot() -> None:
         "the attention kernel takes heads in multiples of 32, not 16"
     )
     low = fuse_decoder_weights(MolmoeForConditionalGeneration(tiny_config()).eval().to(torch.bfloat16))
-    for kind in (CpuPrefill, CpuFusedPrefill):
-        with pytest.raises(ConfigurationError, match="float32 on the CPU"):
-            kind(low)
+    with pytest.raises(ConfigurationError, match="float32 on the CPU"):
+        CpuPrefill(low)

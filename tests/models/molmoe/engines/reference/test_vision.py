@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.cpu.vision import CpuFusedVision, CpuVision
+from experiment_core_utils.models.molmoe.engines.cpu.vision import CpuVision
 from experiment_core_utils.models.molmoe.engines.reference.vision import ReferenceVision
 from experiment_core_utils.models.molmoe.engines.select import choose_engines
 from experiment_core_utils.models.molmoe.engines.weights import fuse_decoder_weights
@@ -55,15 +55,16 @@ def wide() -> MolmoeForConditionalGeneration:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("most_copied_bytes", "kind"), [(1 << 30, CpuFusedVision), (0, CpuVision)])
+@pytest.mark.parametrize(("most_copied_bytes", "kind"), [(1 << 30, CpuVision), (0, ReferenceVision)])
 def test_with_kernels_features_are_those_of_the_modules(
-    wide: MolmoeForConditionalGeneration, most_copied_bytes: int, kind: type[CpuVision]
+    wide: MolmoeForConditionalGeneration, most_copied_bytes: int, kind: type[ReferenceVision]
 ) -> None:
     """Requests of several sizes one after the other, in the same memory; what came out before stays as it was."""
     engines = choose_engines(wide, fuse_decoder_weights(wide), most_copied_bytes)
     engine = engines.vision
     assert type(engine) is kind
     assert ("a second copy of the weights" in engines.reasons["vision"]) == (most_copied_bytes == 0)
+    assert ("vision" in engines.large) == (most_copied_bytes == 0)
     places = torch.zeros(1, CROPS, wide.config.features_per_crop, dtype=torch.long)
     results = []
     for crops, padding in ((2, False), (CROPS, True), (1, True)):
