@@ -12,17 +12,21 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 from experiment_core_utils.b_model_loader import ModelSource, load_processor
-from experiment_core_utils.models.costs.architecture import UnknownArchitecture, architecture_of
+from experiment_core_utils.models.costs.architecture import (
+    Architecture,
+    UnknownArchitecture,
+    architecture_of,
+    shapes_of,
+)
 from experiment_core_utils.models.costs.memory import cache_elements as decoder_cache_elements
 from experiment_core_utils.models.hf.loader import HFSource, skeleton_of
 from experiment_core_utils.models.molmoe import MolmoeProcessor
-from experiment_core_utils.models.molmoe.flops import request_flops
 from experiment_core_utils.models.molmoe.image_processing_molmoe import Tiling, tilings_within
 from experiment_core_utils.models.molmoe.memory import activation_elements, cache_elements, parameter_count
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.units import span
-from experiment_core_utils.records.requests import RequestShape, StageFlops
+from experiment_core_utils.records.requests import RequestShape, RequestSize, StageFlops
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.interface import Sample, Task
 
@@ -340,13 +344,15 @@ class MolmoeWork:
     def at(self, setting: KnobSetting) -> RequestWork:
         """See `PlannedWork.at`; elements hold the largest activations."""
         tokens, flops = [], []
+        architecture = Architecture("molmoe", *shapes_of(self._source.config))
+        architecture = architecture.at_setting(setting.experts, setting.active_blocks)
         for shape in self.shapes:
             crops, image_tokens = 0, 0
             if shape.size is not None:
                 tiling = self._processor.image_processor.tiling_for(*shape.size, setting.vision.crops)
                 crops, image_tokens = tiling[0] * tiling[1] + 1, image_part_tokens(self._processor, tiling)
             tokens.append(shape.text_tokens + image_tokens)
-            flops.append(request_flops(self._source.config, setting, crops, tokens[-1], self._limit))
+            flops.append(architecture.request_flops(RequestSize(tokens[-1], self._limit, crops=crops)).stages)
         return RequestWork(statistics.fmean(tokens), mean_flops(flops), self._largest_elements(setting))
 
     def _shape(self, task: Task, sample: Sample) -> PromptShape:

@@ -13,8 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiment_core_utils.models.costs.decoder import DecoderShape
+from experiment_core_utils.models.costs.decoder_table import decoder_of
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
-from experiment_core_utils.models.molmoe.flops import decoder_flops, vision_flops
+from experiment_core_utils.models.molmoe.flops import vision_flops
 from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION, new_figure, styled
 
 STAGES = ("vision", "prefill", "decode")
@@ -68,13 +70,16 @@ def work_of(config: MolmoeConfig, shape: Shape, element_bytes: int) -> dict[str,
     half_of_attention = 2 * tokens * tokens * width * blocks
     kv_width = width // text.num_attention_heads * text.num_key_value_heads
     cache = 2 * kv_width * blocks * element_bytes
+    decoder = decoder_of(text, head_rows=config.head_vocab_size)
+    running = [decoder.blocks[0].with_top_k(experts) for experts in shape.experts]
+    decoder = DecoderShape.of_blocks(decoder.hidden, running, decoder.head_rows)
     found = {
         "prefill": Work(
-            decoder_flops(config, tokens, tokens, shape.experts) - half_of_attention,
+            decoder.prefill_flops(tokens) - half_of_attention,
             _weights(config, shape.experts, tokens) * element_bytes + tokens * cache,
         ),
         "decode": Work(
-            decoder_flops(config, 1, tokens + 1, shape.experts),
+            decoder.decode_flops(tokens + 1),
             _weights(config, shape.experts, 1) * element_bytes + (tokens + 1) * cache,
         ),
     }

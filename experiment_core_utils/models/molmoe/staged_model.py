@@ -17,6 +17,7 @@ from experiment_core_utils.models.common.cuda_graphs import refused_without_memo
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
+from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import step_weights
 from experiment_core_utils.models.hf.requests import UNUSABLE, check_prompt
 from experiment_core_utils.models.interface import Component
@@ -30,7 +31,6 @@ from experiment_core_utils.models.molmoe.engines.paused_runner import (
 )
 from experiment_core_utils.models.molmoe.engines.prefix_traces import PromptTraces
 from experiment_core_utils.models.molmoe.engines.runner import EngineStages, engine_stages
-from experiment_core_utils.models.molmoe.flops import request_flops
 from experiment_core_utils.models.molmoe.memory import cache_elements
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
@@ -47,6 +47,7 @@ from experiment_core_utils.records.requests import (
     KnobProof,
     PreparedRequest,
     RequestShape,
+    RequestSize,
     StageFlops,
     TimedTokens,
     VisionGeometry,
@@ -356,9 +357,11 @@ class MolmoeStagedModel:
         return replace(proof, execution=mode, execution_reason=reason)
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:
-        """See `StagedModel.count_flops`; formulas in `flops.py`."""
+        """See `StagedModel.count_flops`."""
         crops = 0 if shape.actual is None else shape.actual.num_crops + 1
-        return request_flops(self.model.config, setting, crops, shape.prompt_tokens, output_tokens)
+        size = RequestSize(shape.prompt_tokens, output_tokens, crops=crops)
+        architecture = Architecture("molmoe", *shapes_of(self.model.config))
+        return architecture.at_setting(setting.experts, setting.active_blocks).request_flops(size).stages
 
     def count_bytes(self, setting: KnobSetting) -> ModelBytes:
         """See `StagedModel.count_bytes`."""

@@ -10,9 +10,7 @@ from transformers import DynamicCache, GPT2Config, LlamaConfig, MixtralConfig, Q
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of, formula_flops
 from experiment_core_utils.models.costs.counters import count_flops
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.flops import request_flops as molmoe_flops
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import RequestSize
 from tests.conftest import tiny_config
 from tests.models.tiny_families import (
@@ -171,16 +169,6 @@ def test_pictures_of_a_batch_are_a_multiple_of_one() -> None:
 
 
 # --- MolmoE -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("crops", [0, 1, 5])
-@pytest.mark.parametrize(("top_k", "active_blocks"), [(4, (0, 1, 2, 3)), (1, (0, 2)), (8, (0,))])
-def test_molmoe_has_the_operations_of_its_own_formulas(top_k: int, active_blocks: tuple[int, ...], crops: int) -> None:
-    config = tiny_config()
-    setting = KnobSetting(tier_target("low"), top_k, active_blocks)
-    figure = formula_flops(config, RequestSize(37, 9, crops=crops), top_k, active_blocks)
-    assert figure.flops is not None
-    assert figure.flops.stages == molmoe_flops(config, setting, crops, 37, 9)
 
 
 @pytest.mark.parametrize(("top_k", "active_blocks"), [(None, None), (1, (0, 2)), (8, (0, 1, 3))])

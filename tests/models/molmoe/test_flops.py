@@ -8,11 +8,20 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from experiment_core_utils.models.costs.decoder import DecoderShape
+from experiment_core_utils.models.costs.decoder_table import decoder_of
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.flops import decoder_flops, mean_decode_flops, vision_flops
+from experiment_core_utils.models.molmoe.flops import vision_flops
 from tests.conftest import tiny_config
 
 AGREEMENT = 1e-3
+
+
+def running(config: MolmoeConfig, experts_by_block: list[int]) -> DecoderShape:
+    """The decoder with so many experts per token in each of its blocks."""
+    decoder = decoder_of(config.text_config, head_rows=config.head_vocab_size)
+    blocks = [decoder.blocks[0].with_top_k(experts) for experts in experts_by_block]
+    return DecoderShape.of_blocks(decoder.hidden, blocks, decoder.head_rows)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,13 +70,12 @@ def test_prefill_and_decode_agree_with_counted_operations(
     kept: list[Any] = []
     experts = [4 if block == 0 else top_k for block in blocks]
     prefill = counted(lambda: kept.append(model.prefill(prompt, top_k=top_k, active_blocks=blocks)))
-    assert prefill == pytest.approx(decoder_flops(model.config, 37, 37, experts), rel=AGREEMENT)
+    assert prefill == pytest.approx(running(model.config, experts).prefill_flops(37), rel=AGREEMENT)
     state = kept[0][1]
     steps = [counted(lambda: model.decode_step(torch.tensor([[9]]), state)) for _ in range(3)]
     for index, step in enumerate(steps):
-        assert step == pytest.approx(decoder_flops(model.config, 1, 38 + index, experts), rel=AGREEMENT)
-    # Four output tokens are three decode steps.
-    assert sum(steps) / 3 == pytest.approx(mean_decode_flops(model.config, 37, 4, experts), rel=AGREEMENT)
+        assert step == pytest.approx(running(model.config, experts).decode_flops(38 + index), rel=AGREEMENT)
+    assert sum(steps) == pytest.approx(running(model.config, experts).decode_flops(38, 3), rel=AGREEMENT)
 
 
 def config_with_unused_blocks(keep: bool) -> MolmoeConfig:
@@ -106,7 +114,7 @@ def test_a_decode_step_by_hand() -> None:
     head = 2 * 32 * config.head_vocab_size
     by_hand = 2 * (8192 + 1280 + 512) + (4 + 2) * 3072 + head
     assert (projections, attention, router, expert) == (8192, 1280, 512, 3072)
-    assert decoder_flops(config, 1, 10, [4, 2]) == by_hand == 38400 + head
+    assert running(config, [4, 2]).decode_flops(10) == by_hand == 38400 + head
 
 
 def test_a_crop_by_hand() -> None:
@@ -120,14 +128,6 @@ def test_a_crop_by_hand() -> None:
     projector = 2 * 144 * (2 * 16 * 16 + 16 * 32)
     connector = query + keys_and_values + pooling + output + projector
     assert vision_flops(tiny_config(), 3) == 3 * (embedding + 2 * block + connector)
-
-
-def test_the_mean_over_decode_steps_is_the_mean() -> None:
-    config = tiny_config()
-    steps = [decoder_flops(config, 1, 20 + step, [4, 2]) for step in (1, 2, 3, 4)]
-    assert mean_decode_flops(config, 20, 5, [4, 2]) == sum(steps) / 4
-    assert mean_decode_flops(config, 20, 2, [4, 2]) == steps[0]
-    assert mean_decode_flops(config, 20, 1, [4, 2]) is None
 
 
 # --- MolmoE-1B ----------------------------------------------------------------------------------------------------
@@ -148,11 +148,11 @@ def test_molmoe_1b_vision_per_crop(molmoe_1b: MolmoeConfig) -> None:
 
 def test_molmoe_1b_per_token_and_block(molmoe_1b: MolmoeConfig) -> None:
     head = 2 * 2048 * 50304 if molmoe_1b.head_vocab_size == 50304 else 2 * 2048 * 50432
-    one, two = (decoder_flops(molmoe_1b, 1, 1, [k]) for k in (1, 2))
+    one, two = (running(molmoe_1b, [k]).decode_flops(1) for k in (1, 2))
     assert two - one == 6 * 2048 * 1024  # 12.6 MFLOP an expert
     # Projections 33.6, router 0.26, one expert 12.6, one key 0.008 MFLOP.
     assert (one - head) / 1e6 == pytest.approx(33.55 + 0.262 + 12.58 + 0.008, abs=0.01)
-    assert decoder_flops(molmoe_1b, 1, 2, [1]) - one == 8192
+    assert running(molmoe_1b, [1]).decode_flops(2) - one == 8192
     assert head / 1e6 == pytest.approx(206, abs=1)
 
 
@@ -176,12 +176,12 @@ def test_molmoe_1b_at_three_sizes(
     whole = MolmoeConfig(keep_unused_vision_blocks=True)
     assert vision_flops(whole, crops) / 1e12 == pytest.approx(vision, abs=0.0051)
     for k, prefill_tera, decode_giga in zip((8, 4, 1), prefill, decode, strict=True):
-        assert decoder_flops(molmoe_1b, prompt, prompt, [k] * 16) / 1e12 == pytest.approx(prefill_tera, abs=0.0051)
-        assert decoder_flops(molmoe_1b, 1, prompt, [k] * 16) / 1e9 == pytest.approx(decode_giga, abs=0.0051)
-    assert decoder_flops(molmoe_1b, prompt, prompt, [8] * 12) / 1e12 == pytest.approx(twelve_blocks, abs=0.0051)
+        assert running(molmoe_1b, [k] * 16).prefill_flops(prompt) / 1e12 == pytest.approx(prefill_tera, abs=0.0051)
+        assert running(molmoe_1b, [k] * 16).decode_flops(prompt) / 1e9 == pytest.approx(decode_giga, abs=0.0051)
+    assert running(molmoe_1b, [8] * 12).prefill_flops(prompt) / 1e12 == pytest.approx(twelve_blocks, abs=0.0051)
 
 
 def test_molmoe_1b_decode_agrees_with_its_active_parameters(molmoe_1b: MolmoeConfig) -> None:
     """Twice the 1.179 G active text parameters, and 8192 * 16 for each key."""
-    without_keys = decoder_flops(molmoe_1b, 1, 0, [8] * 16)
+    without_keys = running(molmoe_1b, [8] * 16).decode_flops(0)
     assert math.isclose(without_keys, 2 * 1.179e9, rel_tol=2e-3)

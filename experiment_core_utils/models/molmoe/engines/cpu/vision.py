@@ -1,7 +1,7 @@
 """The cpu engines of MolmoE's vision tower and connector, in float32 with compiled kernels.
 
-They differ from `ReferenceVision` in that embedding, blocks and pooling are compiled kernels; intermediate states stay in
-memory that is kept between requests.
+Unlike in `ReferenceVision`, embedding, blocks and pooling are compiled kernels, and intermediate states stay in memory
+that is kept between requests.
 """
 
 import torch
