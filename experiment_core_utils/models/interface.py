@@ -44,11 +44,11 @@ PLAIN = frozenset({MODULES, REFERENCE})
 
 
 class Stages(Protocol):
-    """The three stages by themselves: all that a generation needs of a model."""
+    """The three stages by themselves, which are all that a generation needs of a model."""
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device that the model is on."""
         ...
 
     @property
@@ -61,27 +61,27 @@ class Stages(Protocol):
         ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """Vision stage; None for a request without a picture."""
+        """The vision stage; None for a request without a picture."""
         ...
 
     def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
-        """Prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
+        """The prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
         ...
 
     def decoding(self) -> AbstractContextManager[None]:
-        """Context of consecutive decode steps: what they switch in the model is switched once, not in each of them.
+        """A context of consecutive decode steps, in which the model is switched once and not in each step.
 
         No prefill runs inside.
         """
         ...
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
-        """Decode stage: token [1, 1] -> logits [1, V]."""
+        """The decode stage: token [1, 1] -> logits [1, V]."""
         ...
 
 
 class StagedModel(Protocol):
-    """A model whose vision, prefill and decode can be called one by one, so that a clock can stand between them."""
+    """A model whose vision, prefill and decode can be called one by one, so that each can be timed."""
 
     name: str
     device: torch.device
@@ -90,7 +90,7 @@ class StagedModel(Protocol):
 
     @property
     def num_experts(self) -> int | None:
-        """That a router chooses from; None in a model without experts."""
+        """The number of experts that a router chooses from; None in a model without experts."""
         ...
 
     @property
@@ -107,7 +107,7 @@ class StagedModel(Protocol):
         ...
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
-        """Tokens and crops on the host; raises SampleError for a picture that cannot be used."""
+        """A request's tokens and crops on the host; raises SampleError for a picture that cannot be used."""
         ...
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -115,11 +115,11 @@ class StagedModel(Protocol):
         ...
 
     def apply(self, setting: KnobSetting) -> None:
-        """Put a setting in force: the decoder's knobs, and what the crops ask of the model."""
+        """Put a setting in force: the decoder's knobs, and the fields of the model's config that the crops need."""
         ...
 
     def restored_afterwards(self) -> AbstractContextManager[None]:
-        """Whatever is put in force inside, what was in force before comes back, also after an error."""
+        """A context after which the setting that was in force before is in force again, also after an error."""
         ...
 
     def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
@@ -127,7 +127,7 @@ class StagedModel(Protocol):
         ...
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """Prepare what a request of this shape needs at the setting in force before it is timed; never timed itself.
+        """Prepare what a request of this shape needs at the setting in force, before it is timed; never timed itself.
 
         A cache of fixed length, captures, kernels built for new shapes. For what is ready already it costs next to
         nothing. A state from before it may be lost.
@@ -136,15 +136,17 @@ class StagedModel(Protocol):
 
     @property
     def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
-        """Experts and blocks that could not be warmed up as was asked -> why; they run eagerly from then on."""
+        """Settings (experts and blocks) that could not be warmed up as requested -> the reason; they run eagerly from
+        then on.
+        """
         ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """Vision stage; None for a request without a picture."""
+        """The vision stage; None for a request without a picture."""
         ...
 
     def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
-        """Prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
+        """The prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
         ...
 
     def decoding(self) -> AbstractContextManager[None]:
@@ -152,7 +154,7 @@ class StagedModel(Protocol):
         ...
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
-        """Decode stage: token [1, 1] -> logits [1, V]."""
+        """The decode stage: token [1, 1] -> logits [1, V]."""
         ...
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
@@ -160,7 +162,7 @@ class StagedModel(Protocol):
         ...
 
     def rewind(self, state: Any, steps: int) -> None:
-        """Take the state behind the last so many decode steps back to where it was before the first of them."""
+        """Undo the last so many decode steps of a state."""
         ...
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
@@ -175,7 +177,7 @@ class StagedModel(Protocol):
         ...
 
     def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
-        """Experts per token of each block that the setting keeps; None for a block without a router."""
+        """Experts per token of each active block; None for a block without a router."""
         ...
 
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
@@ -183,11 +185,13 @@ class StagedModel(Protocol):
         ...
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """Operations of the request at the setting; None for an unknown architecture."""
+        """FLOPs of the request at the setting; None for an unknown architecture."""
         ...
 
     def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
-        """Weights, and what a decode step needs of them and of the cache; None for an unknown architecture."""
+        """Bytes of the weights, and of what a decode step needs of them and of the cache; None for an unknown
+        architecture.
+        """
         ...
 
     def describe(self) -> Mapping[str, Any]:

@@ -71,7 +71,9 @@ class CudaGraphs:
         self._unfinished: list[torch.cuda.CUDAGraph] = []
 
     def record(self, work: Callable[[], T]) -> Callable[[], T]:
-        """See `GraphCapturer.record`; the work runs `warm_ups` times on the current stream, and is captured on another."""
+        """See `GraphCapturer.record`; the work runs `warm_ups` times on the current stream and is captured on
+        another.
+        """
         with out_of_memory_named():
             for _ in range(self._warm_ups):
                 work()

@@ -91,7 +91,7 @@ class TransformersModel:
     def _choose(
         self, requested: ExecutionMode, graph_capturer: GraphCapturer | None
     ) -> tuple[GraphedGeneration | None, str | None]:
-        """What replays, or why nothing does though it was requested."""
+        """The graphed stages, or the reason why there are none though they were requested."""
         if requested == "eager":
             return None, None
         if graph_capturer is None and self.device.type != "cuda":
@@ -103,7 +103,7 @@ class TransformersModel:
 
     @property
     def _ready(self) -> GraphedGeneration | None:
-        """What replays the setting in force; None where the modules run."""
+        """The graphed stages of the setting in force; None where the modules run."""
         graphed = self._graphed
         return graphed if graphed is not None and graphed.is_ready(self.active_setting) else None
 
@@ -129,7 +129,7 @@ class TransformersModel:
         }
 
     def apply(self, setting: KnobSetting) -> None:
-        """See `StagedModel.apply`; fields of the config that belong to the crops are put in force too."""
+        """See `StagedModel.apply`; fields of the config that depend on the crops are put in force too."""
         self.knobs.apply(setting.top_k, setting.active_blocks)
         self._vision_fields.put_back()
         fields = self.requests.config_for(setting.vision.crops)
@@ -143,7 +143,7 @@ class TransformersModel:
 
     @contextmanager
     def restored_afterwards(self) -> Iterator[None]:
-        """See `StagedModel.kept`: also the fields of the config that belong to the crops."""
+        """See `StagedModel.restored_afterwards`; also restores the fields of the config that depend on the crops."""
         (top_k, blocks), fields = self.knobs.in_force, self._vision_fields.in_force
         try:
             yield
@@ -153,17 +153,17 @@ class TransformersModel:
             self._vision_fields.put(fields)
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """See `StagedModel.warm_up`; run eagerly, `generate()` prepares by itself, inside what is measured."""
+        """See `StagedModel.warm_up`; in eager runs `generate()` prepares by itself, inside what is measured."""
         if self._graphed is not None:
             self._graphed.warm_up(self.active_setting, inputs, max_new_tokens)
 
     @property
     def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
-        """See `StagedModel.refused_settings`; of models that replay nothing at all `describe` tells why."""
+        """See `StagedModel.refused_settings`; for models without any graphs `describe` gives the reason."""
         return {} if self._graphed is None else self._graphed.unsupported_reasons
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `StagedModel.encode_image`; None too where pictures are encoded inside the prefill."""
+        """See `StagedModel.encode_image`; also None where pictures are encoded inside the prefill."""
         return self._stages.encode_image(inputs)
 
     def prefill(
@@ -175,7 +175,7 @@ class TransformersModel:
         return self._stages.prefill(inputs, features)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`; replays have their kernels already."""
+        """See `Stages.decoding`; graphs contain their kernels already."""
         return self._stages.decoding() if self._ready is None else nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
@@ -183,7 +183,7 @@ class TransformersModel:
         return self._stages_of(state).decode_step(token, state)
 
     def rewind(self, state: GenerationState | PrefilledRequest[Any], steps: int) -> None:
-        """See `StagedModel.rewind`; raises SettingError for a cache that cannot be taken back."""
+        """See `StagedModel.rewind`; raises SettingError for a cache that cannot be shortened."""
         self._stages_of(state).rewind(state, steps)
 
     def _stages_of(self, state: GenerationState | PrefilledRequest[Any]) -> Any:
@@ -205,12 +205,12 @@ class TransformersModel:
         return self.requests.decode_text(token_ids)
 
     def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
-        """See `StagedModel.expected_experts`: the first block with experts keeps the model's own number."""
+        """See `StagedModel.expected_experts`; the first block with experts keeps the model's own number."""
         return self.knobs.expected_experts(setting.top_k, setting.active_blocks)
 
     @torch.inference_mode()
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`; of a replay, that it gives the logits of the modules, which are counted.
+        """See `StagedModel.prove`; for a graph, also that it gives the logits of the modules, which are counted.
 
         Raises:
             KnobDidNotAct: it does not, and graphs were requested (under `auto` the setting runs eagerly then); or a
@@ -242,7 +242,7 @@ class TransformersModel:
         )
 
     def _prove_blocks_inputs(self, setting: KnobSetting, inputs: Mapping[str, Any], features: Any) -> None:
-        """Each block that runs is given what it is given in the full model, its hidden states apart."""
+        """Check that each active block gets the same inputs as in the full model, except for its hidden states."""
         if setting.num_active_blocks == self.num_total_blocks:
             return
         with self.knobs.applied(setting.top_k, range(self.num_total_blocks)):
@@ -264,7 +264,7 @@ class TransformersModel:
     def _compared(
         self, inputs: Mapping[str, Any], features: Any, token: torch.Tensor, expected: Sequence[torch.Tensor]
     ) -> tuple[str, str | None]:
-        """How the setting in force runs, and why not wholly as asked."""
+        """How the setting in force runs, and the reason where that is not wholly as requested."""
         if self._graphed is None:
             return "eager", self._unsupported_reason
         setting = self.active_setting
@@ -287,7 +287,7 @@ class TransformersModel:
         return "graph", None if unsupported_reason is None else f"prefill: {unsupported_reason}"
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """See `StagedModel.count_flops`; by formula, None for a family that none is known for."""
+        """See `StagedModel.count_flops`; by formula, None for a family without known formulas."""
         if not isinstance(self._architecture, Architecture):
             return None
         turned = self._architecture.at_setting(setting.top_k, setting.active_blocks)
@@ -311,7 +311,7 @@ class TransformersModel:
         )
 
     def describe(self) -> Mapping[str, Any]:
-        """See `StagedModel.describe`: what is in force, whatever was requested."""
+        """See `StagedModel.describe`; the values in force, whatever was requested."""
         first_routed = self.knobs.routed_blocks[0] if self.knobs.routed_blocks else None
         return {
             "model_class": type(self.model).__name__,
@@ -344,7 +344,7 @@ class TransformersModel:
         }
 
     def _ways(self) -> dict[str, str]:
-        """How each stage runs, as far as it is known before a setting was tried; its proof says what became of it."""
+        """How each stage runs, as far as it is known before a setting was tried; its proof gives the outcome."""
         if self._graphed is None:
             return dict.fromkeys(("vision", "prefill", "decode"), MODULES)
         return {"vision": MODULES, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}

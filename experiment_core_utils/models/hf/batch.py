@@ -37,13 +37,13 @@ def answer_together(
 
 
 def _until_end(row: Sequence[int], eos_token_ids: frozenset[int]) -> tuple[int, ...]:
-    """Rows that ended before the longest are filled up behind their end."""
+    """A row up to its end of sequence: rows that ended before the longest are padded after their end."""
     end = next((place + 1 for place, token in enumerate(row) if token in eos_token_ids), len(row))
     return tuple(row[:end])
 
 
 def _alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Places of the requests that can be one batch: the same arguments, pictures of shapes that fit."""
+    """Places of the requests that can be in one batch: the same arguments, pictures of shapes that fit."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, request in enumerate(requests):
         groups.setdefault(_kind(request), []).append(place)
@@ -51,8 +51,8 @@ def _alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 def _kind(request: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Kind of a tensor: of a picture [1, crops, ...] the number of crops may differ, as a processor pads it; of others
-    the rows.
+    """The kind of a tensor: pictures [1, crops, ...] may differ in the number of crops, as a processor pads it; others
+    in rows.
     """
     return tuple(
         sorted(
@@ -64,7 +64,7 @@ def _kind(request: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _has_crops(tensor: torch.Tensor) -> bool:
-    """[1, crops, channels, height, width], or a mask [1, crops, height, width] of it."""
+    """Whether a tensor is [1, crops, channels, height, width], or a mask [1, crops, height, width] of it."""
     return tensor.dim() >= 4 and tensor.shape[0] == 1
 
 
@@ -84,7 +84,7 @@ def _merged(requests: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[st
 
 
 def _with_crops(tensor: torch.Tensor, crops: int) -> torch.Tensor:
-    """Filled up with zeros, as processors do it."""
+    """The tensor padded with zeros to a number of crops, as processors do it."""
     if tensor.shape[1] == crops:
         return tensor
     filled = tensor.new_zeros(1, crops, *tensor.shape[2:])

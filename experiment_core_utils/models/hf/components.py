@@ -25,7 +25,7 @@ _EXPERTS = frozenset({"experts"})
 def decoder_components(
     blocks: Sequence[nn.Module], final_norm: nn.Module | None, head: nn.Module | None
 ) -> dict[Component, list[nn.Module]]:
-    """Parts of the blocks that run, the norm behind them and the product with the vocabulary; empty ones left out.
+    """Parts of the active blocks, the norm after them and the product with the vocabulary; empty ones left out.
 
     `routing` and `experts` lie inside `ffn`.
     """

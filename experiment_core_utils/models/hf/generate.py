@@ -26,7 +26,7 @@ from experiment_core_utils.records.requests import StageName, TimedTokens
 
 
 def greedy_config(model: PreTrainedModel) -> GenerationConfig:
-    """Greedy decoding and nothing else: of the checkpoint's preferences only the special tokens are kept."""
+    """A config of greedy decoding only: of the checkpoint's preferences the special tokens are kept."""
     own = model.generation_config
     eos = own.eos_token_id if own is not None else None
     pad = own.pad_token_id if own is not None else None
@@ -42,7 +42,7 @@ def greedy_config(model: PreTrainedModel) -> GenerationConfig:
 
 
 class _StageMarks:
-    """Sets marks and names what lies between them."""
+    """Sets marks and names the intervals between them."""
 
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
@@ -77,7 +77,7 @@ class _TokenMarks(BaseStreamer):
 
 @torch.inference_mode()
 def generate_timed(model: PreTrainedModel, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-    """Greedy answer of at most `max_new_tokens` tokens, end-of-sequence included where it came.
+    """The greedy answer of at most `max_new_tokens` tokens, end-of-sequence included where it came.
 
     The model's generation config must be one of `greedy_config`.
 
@@ -93,7 +93,9 @@ def generate_timed(model: PreTrainedModel, inputs: Mapping[str, Any], max_new_to
 
 
 def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
-    """Where pictures are encoded: the name of the base model's method, else the encoder; None in a text model."""
+    """The place where pictures are encoded: the name of the base model's method, else the encoder; None in a text
+    model.
+    """
     if hasattr(model.base_model, "get_image_features"):
         return "get_image_features"
     encoder = model.get_encoder(modality="image")
@@ -102,7 +104,7 @@ def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
 
 @contextmanager
 def _vision_marked(model: PreTrainedModel, stages: _StageMarks) -> Iterator[None]:
-    """Marks around every call of the vision entry; put back afterwards."""
+    """A context with marks around every call of the vision entry, which is restored afterwards."""
     entry = vision_entry(model)
     with ExitStack() as stack:
         if isinstance(entry, nn.Module):
@@ -127,7 +129,7 @@ def _vision_marked(model: PreTrainedModel, stages: _StageMarks) -> Iterator[None
 
 @contextmanager
 def replaced_method(module: nn.Module, name: str, function: Any) -> Iterator[None]:
-    """`function` in the place of a method of this one object."""
+    """A context with `function` in the place of a method of this one object."""
     before = vars(module).get(name)
     module.__dict__[name] = function
     try:
@@ -151,7 +153,7 @@ _CACHE_NAMES = ("past_key_values", "cache_params")
 
 @dataclass
 class GenerationState:
-    """Between two tokens.
+    """The state between two tokens.
 
     Attributes:
         steps: ids so far and what `generate()` would carry on with, behind the prefill and behind each step since.
@@ -186,11 +188,11 @@ class GenerateStages:
 
     @property
     def can_encode_alone(self) -> bool:
-        """Whether pictures can be encoded by themselves; else that happens inside the prefill."""
+        """Whether pictures can be encoded by themselves and not only inside the prefill."""
         return self._encoder_arguments is not None
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """What the base model makes of the pictures; None without one, or where they are encoded in the prefill."""
+        """The base model's features of the pictures; None without one, or where they are encoded in the prefill."""
         if self._encoder_arguments is None or not any(name in inputs for name in _PIXELS):
             return None
         given = {name: inputs[name] for name in self._encoder_arguments if name in inputs}
@@ -220,7 +222,7 @@ class GenerateStages:
         return self._kernels.taken()
 
     def decode_step(self, token: torch.Tensor, state: GenerationState) -> torch.Tensor:
-        """Token [B, 1] -> logits [B, V]."""
+        """The decode stage: token [B, 1] -> logits [B, V]."""
         if self._kernels.are_missing:
             with self.decoding():
                 return self.decode_step(token, state)
@@ -232,7 +234,7 @@ class GenerateStages:
         return outputs.logits[:, -1]
 
     def rewind(self, state: GenerationState, steps: int) -> None:
-        """Take the state behind the last so many steps back to where it was before the first of them.
+        """Undo the last so many decode steps of the state.
 
         Raises:
             SettingError: the cache forgets what it would have to be taken back to (a sliding window, a recurrence).
@@ -254,7 +256,7 @@ class GenerateStages:
 
 
 def stages_unsupported_reason(model: PreTrainedModel, made: Set[str]) -> str | None:
-    """Why the stages of a model cannot be run one by one; None where they can.
+    """The reason why the stages of a model cannot be run one by one; None where they can.
 
     Args:
         model: after its decoder ran a prompt.
@@ -269,7 +271,7 @@ def stages_unsupported_reason(model: PreTrainedModel, made: Set[str]) -> str | N
 
 
 def loose_tensors(model: PreTrainedModel) -> frozenset[str]:
-    """Names of tensors that modules hold beside their parameters and buffers."""
+    """Names of tensors that modules have beside their parameters and buffers."""
     return frozenset(
         f"{place}.{name}"
         for place, module in model.named_modules()
@@ -279,6 +281,6 @@ def loose_tensors(model: PreTrainedModel) -> frozenset[str]:
 
 
 def _is_filled(layer: Any) -> bool:
-    """Whether a layer of a cache holds anything; a recurrent one has states in place of keys, each under a number."""
+    """Whether a layer of a cache contains anything; a recurrent one has numbered states in place of keys."""
     held = [each for value in vars(layer).values() for each in (value.values() if isinstance(value, dict) else [value])]
     return bool(getattr(layer, "is_initialized", False)) or any(isinstance(each, torch.Tensor) for each in held)

@@ -28,10 +28,10 @@ class GraphedDecoder:
     """A decoder's `forward` without a filled cache, at the setting in force when this was made.
 
     Args:
-        most: recordings kept; each holds its inputs and outputs, all of them share what lies between.
+        most: graphs kept; each has its own inputs and outputs, the memory between is common to all.
 
     Attributes:
-        replays: how often a recording served.
+        replays: how often a graph was replayed.
     """
 
     def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer, most: int = 64) -> None:
@@ -45,17 +45,18 @@ class GraphedDecoder:
         self.replays = 0
 
     def holds(self, names: Iterable[Hashable]) -> bool:
-        """Whether all recordings of these names, as `in_place` gives them, are still there."""
+        """Whether all graphs with these names, as `in_place` gives them, still exist."""
         return all(name in self._recordings for name in names)
 
     @contextmanager
     def in_place(self, records_new: bool = False) -> Iterator[Sequence[Hashable]]:
-        """Inside, the decoder replays what is recorded for its inputs; else it runs as ever, or is recorded first.
+        """A context in which the decoder replays the graph for its inputs, where there is one; else it runs eagerly, or
+        is captured first.
 
-        Gives the names of the recordings that serve, as they do.
+        Yields the names of the graphs that are replayed, as they are.
 
         Raises:
-            ConfigurationError: with `records_new`, the decoder cannot be recorded; the message is the reason.
+            ConfigurationError: with `records_new`, the decoder cannot be captured; the message is the reason.
         """
         plain = self._decoder.forward
 
@@ -98,5 +99,5 @@ class GraphedDecoder:
 
 
 def _kind(leaf: Any) -> Any:
-    """What must be the same of an input for a recording to serve."""
+    """The properties of an input that must be the same for a graph to fit it."""
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf)

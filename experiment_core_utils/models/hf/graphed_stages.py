@@ -30,7 +30,7 @@ MOST_SETTINGS = 8
 
 @dataclass
 class _Graphed:
-    """What is recorded at one setting.
+    """The graphs of one setting.
 
     Attributes:
         prefill_unsupported_reason: why prompts run as ever; None where they are replayed.
@@ -43,13 +43,13 @@ class _Graphed:
     ready: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
 
     def can_replay(self, shape: Hashable, max_seq_len: int) -> bool:
-        """Whether inputs of the shape, with that many slots, find everything made."""
+        """Whether all graphs exist for inputs of the shape with this `max_seq_len`."""
         names = self.ready.get(shape)
         return names is not None and max_seq_len <= self.decode.max_seq_len and self.prefill.holds(names)
 
 
 class GraphedGeneration:
-    """The stages of one model; `setting` is the name of what is in force in it, by the caller's word."""
+    """The graphed stages of one model; the caller names the `setting` in force."""
 
     def __init__(self, model: PreTrainedModel, stages: GenerateStages, graph_capturer: GraphCapturer) -> None:
         self._model: Any = model
@@ -66,34 +66,35 @@ class GraphedGeneration:
         return device
 
     def is_ready(self, setting: Hashable) -> bool:
-        """Whether decode steps are replayed at the setting; it was warmed up, and lately enough."""
+        """Whether decode steps are graphed at the setting: it was warmed up, and recently enough."""
         return setting in self._graphed_settings
 
     def decode_at(self, setting: Hashable) -> FixedCacheDecode:
-        """The steps of a setting that is ready."""
+        """The decode steps of a setting that is ready."""
         return self._graphed_settings[setting].decode
 
     def unsupported_reason(self, setting: Hashable) -> str | None:
-        """Why decode steps are not replayed at a setting that was warmed up; None where they are."""
+        """The reason why decode steps are not graphed at a setting that was warmed up; None where they are."""
         return self._unsupported_reasons.get(setting)
 
     def refuse(self, setting: Hashable, reason: str) -> None:
-        """From now on no graph is replayed at the setting."""
+        """Never replay a graph at the setting from now on."""
         self._graphed_settings.pop(setting, None)
         self._unsupported_reasons[setting] = reason
 
     @property
     def unsupported_reasons(self) -> Mapping[Any, str]:
-        """Setting -> `unsupported_reason`, of all that have one."""
+        """Setting -> `unsupported_reason`, for all that have one."""
         return dict(self._unsupported_reasons)
 
     def prefill_unsupported_reason(self, setting: Hashable) -> str | None:
-        """Why prompts are not replayed at a setting that is ready; None where they are."""
+        """The reason why prefills are not graphed at a setting that is ready; None where they are."""
         return self._graphed_settings[setting].prefill_unsupported_reason
 
     @torch.inference_mode()
     def warm_up(self, setting: Hashable, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """Prepare everything that a request of this shape needs at the setting in force; held states may be lost.
+        """Prepare everything that a request of this shape needs at the setting in force; states of requests may be
+        lost.
 
         For what is ready nothing runs.
         """
@@ -134,7 +135,7 @@ class GraphedGeneration:
             self._graphed_settings.popitem(last=False)
 
     def _record(self, recorded: _Graphed, inputs: Mapping[str, Any]) -> None:
-        """One pass over the prompt, and another only where it turns out that prompts cannot be replayed."""
+        """Run one pass over the prompt, and another only where it turns out that prefills cannot be graphed."""
         names: tuple[Hashable, ...] = ()
         features = self._stages.encode_image(inputs)
         if recorded.prefill_unsupported_reason is None:
@@ -162,7 +163,7 @@ class GraphedGeneration:
     def prefill(
         self, setting: Hashable, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, PrefilledRequest[Hashable]]:
-        """Prefill stage: logits [1, V] of the last position; what the next prefill overwrites."""
+        """The prefill stage: logits [1, V] of the last position, which the next prefill overwrites."""
         recorded = self._graphed_settings[setting]
         self._holder.release()
         logits, state = self._prefilled(recorded, inputs, features)
@@ -170,7 +171,7 @@ class GraphedGeneration:
         return logits, self._holder.hold(setting, inputs["input_ids"])
 
     def decode_step(self, token: torch.Tensor, state: PrefilledRequest[Hashable]) -> torch.Tensor:
-        """Token [1, 1] -> logits [1, V], which the next step overwrites.
+        """The decode stage: token [1, 1] -> logits [1, V], which the next step overwrites.
 
         Raises:
             SettingError: another request was prefilled in the meantime.
@@ -181,7 +182,7 @@ class GraphedGeneration:
         return decode.step()
 
     def rewind(self, state: PrefilledRequest[Hashable], steps: int) -> None:
-        """Take the state behind the last so many steps back to where it was before the first of them."""
+        """Undo the last so many decode steps of the state."""
         decode = self._resumed(state)
         decode.rewind(steps)
         state.length -= steps
@@ -200,7 +201,7 @@ def _shape_of(inputs: Mapping[str, torch.Tensor]) -> Hashable:
 
 
 def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) -> str | None:
-    """Why no setting of a model can be replayed; None where one may be.
+    """The reason why no setting of a model can be graphed; None where one may be.
 
     Not judged is what shows only when it is tried; `GraphedGeneration.unsupported_reason` says it of a setting.
     """
@@ -213,7 +214,7 @@ def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) ->
 
 
 class AsyncRequests:
-    """`AsyncStages` of a model at one setting that was warmed up."""
+    """The `AsyncStages` of a model at one setting that was warmed up."""
 
     def __init__(self, generation: GraphedGeneration, stages: GenerateStages, setting: Hashable) -> None:
         self._generation = generation

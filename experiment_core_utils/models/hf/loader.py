@@ -61,19 +61,19 @@ class HFSource:
 
     @property
     def takes_pictures(self) -> bool:
-        """Whether it has a part for them."""
+        """Whether the model has a vision part."""
         return type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
     @property
     def auto_class(self) -> Any:
-        """The class by which transformers builds and loads the model: with its pictures where it has a part for
-        them.
-        """
+        """The class by which transformers builds and loads the model, with its vision part where it has one."""
         return AutoModelForImageTextToText if self.takes_pictures else AutoModelForCausalLM
 
     @cached_property
     def requests(self) -> HFRequests:
-        """What makes its requests, read once; raises ConfigurationError where processor or tokenizer cannot be used."""
+        """The request maker of the model, read once; raises ConfigurationError where processor or tokenizer cannot be
+        used.
+        """
         processor = load_hf_processor(self.folder)
         with vendor_errors_named(f"the processor, the tokenizer and the config of {self.name} do not go together"):
             return HFRequests(processor, self.config, self.name)
@@ -81,7 +81,7 @@ class HFSource:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a model is to be loaded; None leaves a choice to transformers."""
+    """Options for loading a model; None leaves a choice to transformers."""
 
     dtype: torch.dtype
     device: torch.device
@@ -91,8 +91,9 @@ class LoadOptions:
 
 
 def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any]) -> HFSource:
-    """Read the config; raises ConfigurationError for a model that is neither image-text-to-text nor causal, and for one
-    whose prompt goes through an encoder of its own."""
+    """The checkpoint, after reading its config; raises ConfigurationError for a model that is neither
+    image-text-to-text nor causal, and for one whose prompt goes through an encoder of its own.
+    """
     with vendor_errors_named(f"the config in {folder} cannot be used"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -124,7 +125,7 @@ def skeleton_of(source: HFSource) -> PreTrainedModel:
 
 
 def limits_of(source: HFSource) -> KnobLimits:
-    """What can be set, tried on a model without storage; raises ConfigurationError for one without separate stages."""
+    """The knobs' limits, tried on a model without storage; raises ConfigurationError if it has no separate stages."""
     skeleton = skeleton_of(source)
     made = loose_tensors(skeleton)
     knobs = DecoderKnobs(skeleton)
@@ -204,7 +205,7 @@ def _weight_bytes(source: HFSource, load_options: LoadOptions) -> int:
 
 
 def _with_experts(model: Any, load_options: LoadOptions) -> Any:
-    """transformers takes the name for the part that has the experts only."""
+    """The model, whose parts with experts now have the requested implementation."""
     if load_options.experts_implementation is None:
         return model
     owners = _owners_of_experts(model)

@@ -87,7 +87,7 @@ def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
 
 
 def _again(kind: type[ProcessorMixin]) -> ProcessorMixin:
-    """An empty processor without video, for unpickling."""
+    """An empty processor without video, used by unpickling."""
     made = without_video(kind)
     processor: ProcessorMixin = object.__new__(made)
     return processor

@@ -40,14 +40,15 @@ UNUSABLE = (
 
 
 def check_prompt(prompt: Any) -> None:
-    """Raises SampleError for what no tokenizer takes."""
+    """Raises SampleError for a prompt that no tokenizer takes."""
     if not is_text(prompt):
         raise SampleError(f"its prompt {shown(repr(prompt))} is not a text that can be written as UTF-8")
 
 
 @dataclass(frozen=True)
 class PromptLayout:
-    """One user turn and the beginning of the answer, or the bare prompt where there is no template.
+    """The layout of a prompt: one user turn and the beginning of the answer, or the bare prompt where there is no
+    template.
 
     Attributes:
         tokenizer: renders the template.
@@ -78,7 +79,7 @@ class PromptLayout:
         return self._render([*picture, {"type": "text", "text": prompt}])
 
     def has_begin_mark(self, text: str) -> bool:
-        """Whether the template has put in what the tokenizer would put in front."""
+        """Whether the template adds the begin-of-sequence token that the tokenizer would add."""
         begin = self.tokenizer.bos_token
         return self.template is not None and begin is not None and text.startswith(begin)
 
@@ -143,7 +144,7 @@ _ROW_MARKER = re.compile(r"<row_\d+_col_\d+>")
 
 
 class HFRequests:
-    """Makes the requests of one model of transformers; what `StagedModel.prepare` asks for.
+    """Makes the requests of one transformers model; `StagedModel.prepare` calls it.
 
     Args:
         processor_or_tokenizer: the processor of an image-text-to-text model, the tokenizer of a causal language model.
@@ -190,7 +191,8 @@ class HFRequests:
         return {} if self._options is None else self._options.config_for(crops)
 
     def make(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
-        """Tensors on the host, as `generate()` takes them; a text model gets the prompt without the picture.
+        """The request's tensors on the host, as `generate()` takes them; a text model gets the prompt without the
+        picture.
 
         Where the number of vision tokens cannot be set, `crops` changes nothing.
 
@@ -271,14 +273,16 @@ class HFRequests:
         return _tensors(encoded)
 
     def _in_force(self, crops: CropRange) -> AbstractContextManager[None]:
-        """Processors count placeholders after their image processor's own fields, whatever a call says."""
+        """A context with the image processor's fields for the crops: processors count placeholders by these fields,
+        whatever a call says.
+        """
         fields = self.config_for(crops)
         return fields_in_force(self._processor.image_processor, fields) if fields else nullcontext()
 
     def _counted_geometry(
         self, inputs: Mapping[str, Any], expected: VisionGeometry | None, features: int
     ) -> VisionGeometry:
-        """Crops and patches counted off the tensors; where tiles lie is as expected if there are as many."""
+        """Crops and patches counted from the tensors; the places of tiles are as expected if there are as many."""
         if "image_grid_thw" in inputs:
             frames, rows, cols = inputs["image_grid_thw"][0].tolist()
             patch = self._processor.image_processor.patch_size
@@ -321,7 +325,7 @@ class HFRequests:
         return {token_id for token_id in ids if isinstance(token_id, int)}
 
     def _template(self) -> str | None:
-        """The processor's, else the tokenizer's; of several under names the one that is called default."""
+        """The processor's chat template, else the tokenizer's; of several under names the default one."""
         template = getattr(self._processor, "chat_template", None) or self._tokenizer.chat_template
         if not isinstance(template, dict):
             return template
@@ -350,5 +354,5 @@ class HFRequests:
 
 
 def _tensors(encoded: Mapping[str, Any]) -> dict[str, Any]:
-    """What the model takes; the rest was for the processor itself."""
+    """The tensors that the model takes, without those for the processor itself."""
     return {name: value for name, value in encoded.items() if isinstance(value, torch.Tensor)}

@@ -19,12 +19,12 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 @dataclass
 class _Step:
-    """What a decode step reads and writes.
+    """The tensors that a decode step reads and writes.
 
     Attributes:
         token: [1, 1] ids, the last token; the step puts its choice there.
         positions: of that token, as the family takes them, its last axis of length 1; None where it takes none.
-        logits: [1, V] of the token behind it.
+        logits: [1, V] of the token after it.
     """
 
     token: torch.Tensor
@@ -33,7 +33,7 @@ class _Step:
 
 
 def cache_unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why keys and values of this family cannot be held in fixed memory that steps count in themselves."""
+    """The reason why keys and values of this family cannot be in fixed memory with lengths on the device."""
     kinds = sorted({type(layer).__name__ for layer in _empty_cache(model, 1).layers if type(layer) is not StaticLayer})
     return f"its cache has layers that count on the host ({', '.join(kinds)})" if kinds else None
 
@@ -71,7 +71,7 @@ class FixedCacheDecode:
         return self._length
 
     def begin(self, state: GenerationState, logits: torch.Tensor) -> None:
-        """Take over a request behind its prefill; at the first one the step is recorded.
+        """Take over a request after its prefill; at the first one the step is captured.
 
         Args:
             logits: [1, V] of the prompt's last position.
@@ -93,7 +93,7 @@ class FixedCacheDecode:
             self._step.positions.copy_(positions)
 
     def step(self) -> torch.Tensor:
-        """Logits [1, V] behind the last token, which the next step overwrites; the likeliest becomes the last token."""
+        """Logits [1, V] after the last token, which the next step overwrites; the likeliest becomes the last token."""
         assert self._step is not None
         if self._length == self.max_seq_len:
             raise ConfigurationError(
@@ -104,25 +104,25 @@ class FixedCacheDecode:
         return self._step.logits
 
     def put_token(self, token: torch.Tensor) -> None:
-        """Another last token [1, 1] than the likeliest."""
+        """Replace the last token [1, 1], which is the likeliest one otherwise."""
         assert self._step is not None
         self._step.token.copy_(token)
 
     @property
     def token(self) -> torch.Tensor:
-        """[1, 1], the last token."""
+        """The last token [1, 1]."""
         assert self._step is not None
         return self._step.token
 
     def rewind(self, steps: int) -> None:
-        """Forget the last so many tokens of the cache; the last token is the caller's to put."""
+        """Forget the last so many tokens of the cache; the caller must put the last token."""
         assert self._step is not None
         self._set_length(self._length - steps)
         if self._step.positions is not None:
             self._step.positions.sub_(steps)
 
     def _take(self, grown: Cache) -> None:
-        """Copy a growing cache's keys and values; slots behind them are never read."""
+        """Copy a growing cache's keys and values; positions after them are never read."""
         tokens = grown.get_seq_length()
         if tokens >= self.max_seq_len:
             raise ConfigurationError(f"the cache has {self.max_seq_len} slots and the prompt {tokens} tokens")

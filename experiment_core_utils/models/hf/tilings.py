@@ -22,7 +22,7 @@ _IDEFICS_LONGEST_EDGE = 4096
 
 @dataclass(frozen=True)
 class PinpointTiles:
-    """LLaVA-NeXT: the canvas is chosen from a list that the model's config must share.
+    """The rule of LLaVA-NeXT: the canvas is chosen from a list that must be the same in the model's config.
 
     Attributes:
         tile: side of a tile in pixels.
@@ -47,7 +47,7 @@ class PinpointTiles:
 
 @dataclass(frozen=True)
 class SplitTiles:
-    """Aria: crops of 490 pixels and no crop of the whole picture."""
+    """The rule of Aria: crops of 490 pixels and no crop of the whole picture."""
 
     features_per_crop: int
 
@@ -70,7 +70,8 @@ class SplitTiles:
 
 @dataclass(frozen=True)
 class AspectTiles:
-    """InternVL: the grid whose aspect ratio is nearest; one tile alone gets no crop of the whole picture beside it.
+    """The rule of InternVL: the grid whose aspect ratio is nearest; one tile alone gets no crop of the whole picture
+    beside it.
 
     Attributes:
         tile: (height, width) of a tile in pixels.
@@ -107,7 +108,9 @@ class AspectTiles:
 
 @dataclass(frozen=True)
 class LongestEdgeTiles:
-    """SmolVLM and Idefics3: the longer side is scaled to so many tiles, the other follows; one tile is not cut."""
+    """The rule of SmolVLM and Idefics3: the longer side is scaled to so many tiles, the other follows; one tile is not
+    cut.
+    """
 
     tile: int
     features_per_crop: int
@@ -132,7 +135,7 @@ class LongestEdgeTiles:
         return VisionGeometry(rows * cols, (rows, cols), canvas, (rows * cols + 1) * self.features_per_crop)
 
     def _grid(self, crops: CropRange, width: int, height: int) -> tuple[int, int]:
-        """The largest one of at most `max_crops` tiles."""
+        """The largest grid of at most `max_crops` tiles."""
         most = min(crops.max_crops, max(_IDEFICS_LONGEST_EDGE // self.tile, 1))
         grids = (self._grid_of(along, width, height) for along in range(most, 0, -1))
         return next(grid for grid in grids if grid[0] * grid[1] <= crops.max_crops)

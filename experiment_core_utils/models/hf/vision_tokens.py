@@ -24,7 +24,7 @@ from experiment_core_utils.records.requests import VisionGeometry
 
 
 class VisionOptions(Protocol):
-    """What turns the number of vision tokens of one processor; pictures are width x height pixels."""
+    """The options that set the number of vision tokens of one processor; pictures are width x height pixels."""
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         """Keyword arguments of the image processor's call for one picture."""
@@ -38,13 +38,14 @@ class VisionOptions(Protocol):
         ...
 
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """What the processor's rule calls for under those options."""
+        """The geometry that the processor's rule gives under those options."""
         ...
 
 
 @dataclass(frozen=True)
 class PixelBudget:
-    """Qwen2-VL, its successors and GLM-4V: the picture keeps its shape, its pixels are kept between two bounds.
+    """The rule of Qwen2-VL, its successors and GLM-4V: the picture keeps its shape, its pixels are kept between two
+    bounds.
 
     Attributes:
         patch: side of a patch in pixels.
@@ -80,7 +81,9 @@ class PixelBudget:
         return self.patch * self.merge
 
     def _bounds(self, crops: CropRange, width: int, height: int) -> tuple[int, int]:
-        """Tokens; the lower one is let down as far as it must for what is scaled up to stay within the upper one."""
+        """The bounds in tokens; the lower one is reduced as far as needed for scaled-up pictures to stay within the
+        upper one.
+        """
         most = (crops.max_crops + 1) * FEATURES_PER_CROP
         wished = (crops.min_crops + 1) * FEATURES_PER_CROP
         return next(
@@ -176,7 +179,7 @@ def vision_options_of(processor: Any, config: Any) -> VisionOptions | None:
 
 @contextmanager
 def fields_in_force(owner: Any, fields: Mapping[str, Any]) -> Iterator[None]:
-    """`owner`, a config or an image processor, with these fields; what it had is put back."""
+    """A context in which `owner`, a config or an image processor, has these fields; restored afterwards."""
     before = {name: getattr(owner, name) for name in fields}
     try:
         for name, value in fields.items():

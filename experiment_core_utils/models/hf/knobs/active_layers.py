@@ -57,7 +57,7 @@ _BUILD_ERRORS = (*_PROPERTY_ERRORS, ImportError, NotImplementedError, RuntimeErr
 
 
 class ActiveBlocks:
-    """The blocks of a model's decoder.
+    """The blocks of a model's decoder, and which of them may be active.
 
     Attributes:
         every: the blocks of the full model, in order.
@@ -79,7 +79,7 @@ class ActiveBlocks:
         self.unsupported_reason = self._refuse(model)
 
     def validate(self, active_blocks: Sequence[int]) -> None:
-        """Raises ConfigurationError where these cannot be the blocks that run."""
+        """Raises ConfigurationError where these cannot be the active blocks."""
         total = len(self.every)
         ascending = all(earlier < later for earlier, later in itertools.pairwise(active_blocks))
         if not active_blocks or not ascending or active_blocks[0] < 0 or active_blocks[-1] >= total:
@@ -99,14 +99,14 @@ class ActiveBlocks:
             )
 
     def has_attention(self, active_blocks: Sequence[int]) -> bool:
-        """Whether a block with attention stays, or the model has none."""
+        """Whether an active block has attention, or the model has none."""
         return any(map(self._attends, active_blocks)) or not any(map(self._attends, range(len(self.every))))
 
     def _attends(self, index: int) -> bool:
         return self._kinds is None or self._kinds[index] not in _NOT_ATTENTION
 
     def changes(self, active_blocks: Sequence[int]) -> list[AttributeChange]:
-        """What makes the full model the one with these blocks; nothing where all of them stay."""
+        """The changes that make the full model the one with these blocks; nothing where all of them are active."""
         if len(active_blocks) == len(self.every):
             return []
         changes = [
@@ -152,7 +152,8 @@ class ActiveBlocks:
         return f"the numbers in blocks {misnumbered} are not their places" if misnumbered else None
 
     def _refuse_constants(self) -> str | None:
-        """Build the decoder without block 0 anew, without storage: its blocks must hold what the kept ones hold.
+        """Build the decoder without block 0 anew, without storage: its blocks must have the constants of the active
+        ones.
 
         Not told is what a decoder is made of that its config alone does not build.
         """
@@ -179,7 +180,7 @@ class ActiveBlocks:
 
 
 def _other_constant(block: nn.Module, new: nn.Module) -> str | None:
-    """The first number, switch or word that two blocks of the same make do not share."""
+    """The first number, switch or word that differs between two blocks of the same class."""
     modules = dict(block.named_modules())
     for name, module in new.named_modules():
         mine = modules.get(name)
@@ -198,7 +199,7 @@ def _makes(module: nn.Module) -> list[type]:
 
 
 def _stack_of(model: PreTrainedModel) -> Any:
-    """The module that holds the blocks as `layers`."""
+    """The module that contains the blocks as `layers`."""
     stack = block_stack(model)
     if stack is not None:
         return stack
@@ -213,7 +214,7 @@ def _number(module: nn.Module) -> int | None:
 
 
 def _text_configs(model: PreTrainedModel, stack: nn.Module, total: int) -> list[Any]:
-    """Every config object that masks, caches and blocks read; a model may hold copies of one."""
+    """Every config object that masks, caches and blocks read; a model may contain copies of one."""
     held = [model.config.get_text_config(decoder=True), *(vars(module).get("config") for module in stack.modules())]
     configs = {id(config): config for config in held if getattr(config, "num_hidden_layers", None) == total}
     return list(configs.values())
@@ -250,7 +251,9 @@ def _is_per_block(name: str, value: Sequence[Any], total: int) -> bool:
 
 
 def _refuse_config(config: Any, total: int) -> str | None:
-    """Whether these fields exist depends on the family."""
+    """The reason why a config does not allow layer skipping, None where it does; which fields exist depends on the
+    family.
+    """
     if getattr(config, "num_kv_shared_layers", 0):
         return f"its last {config.num_kv_shared_layers} blocks use the keys and values of other blocks"
     if any(mode is not None for mode in getattr(config, "kv_sharing_modes", None) or ()):

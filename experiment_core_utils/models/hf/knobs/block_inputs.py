@@ -23,7 +23,7 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """What one block was given, over all its runs.
+    """The inputs of one block, over all its runs.
 
     Attributes:
         runs: for each run the tensors by name; `None` stands for a mask that is not needed.
@@ -36,7 +36,7 @@ class BlockInputs:
 
 @contextmanager
 def inputs_seen(blocks: Sequence[nn.Module]) -> Iterator[dict[int, list[dict[str, torch.Tensor | None]]]]:
-    """Note, by index, what each block that runs is given; never while timing."""
+    """A context that notes, by index, the inputs of each block that runs; never while timing."""
     seen: dict[int, list[dict[str, torch.Tensor | None]]] = {}
 
     def noting(index: int) -> Any:

@@ -25,7 +25,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, first_li
 
 @dataclass(frozen=True)
 class FlopsDelta:
-    """Operations of the same run, one multiply-add as 2, with the knob as it was and turned."""
+    """The FLOPs of the same run before and after a knob is set, one multiply-add as 2."""
 
     before: int
     applied: int
@@ -37,7 +37,7 @@ class FlopsDelta:
 
 
 def flops_delta(run: Callable[[], object], turned: AbstractContextManager[object]) -> FlopsDelta:
-    """Count the operations of `run`, then again inside `turned`. Never while timing.
+    """Count the FLOPs of `run`, then again inside `turned`. Never while timing.
 
     Packed weights have no formula: their products count as nothing, so that nothing moves with them.
     """
@@ -67,7 +67,7 @@ Setting = tuple[int | None, tuple[int, ...]]
 
 
 class DecoderKnobs:
-    """Top-k and block count of any transformers model's decoder.
+    """The knobs of any transformers model's decoder: top-k and active blocks.
 
     Attributes:
         num_total_blocks: blocks of the full model.
@@ -99,12 +99,12 @@ class DecoderKnobs:
 
     @property
     def blocks_unsupported_reason(self) -> str | None:
-        """Why blocks cannot be skipped; None if they can."""
+        """The reason why blocks cannot be skipped; None if they can."""
         return self._blocks.unsupported_reason
 
     @property
     def in_force(self) -> Setting:
-        """Top-k (None for the model's own) and the blocks that run."""
+        """The setting in force: top-k (None for the model's own) and the active blocks."""
         return (None, self._all_blocks) if self._in_force is None else self._in_force
 
     @property
@@ -113,7 +113,7 @@ class DecoderKnobs:
         return tuple(self._blocks.every)
 
     def validate(self, top_k: int | None, active_blocks: Sequence[int]) -> None:
-        """Raises ConfigurationError, with the reason, for a setting that the model cannot be put in.
+        """Raises ConfigurationError, with the reason, for a setting that the model cannot run at.
 
         Args:
             top_k: experts per token in the blocks with experts after the first such block of the full model, which
@@ -137,7 +137,7 @@ class DecoderKnobs:
             )
 
     def expected_experts(self, top_k: int | None, active_blocks: Sequence[int]) -> tuple[int | None, ...]:
-        """Experts for a token of each kept block, as `counted` sees them at the setting.
+        """Experts for a token of each active block, as `counted` sees them at the setting.
 
         None for a dense block, and for one that does not show what it chooses. The first block with experts of the full
         model keeps its own number; where it is skipped, no other does.
@@ -154,7 +154,7 @@ class DecoderKnobs:
         return top_k if turns else own
 
     def apply(self, top_k: int | None, active_blocks: Sequence[int]) -> None:
-        """Put a setting in force, from the full model, until the next `apply` or `restore`; see `validate`.
+        """Put a setting in force, starting from the full model, until the next `apply` or `restore`; see `validate`.
 
         Raises:
             ConfigurationError: the setting is not possible; what was in force stays so.
@@ -172,13 +172,13 @@ class DecoderKnobs:
         return [*routers, *self._blocks.changes(active_blocks)]
 
     def restore(self) -> None:
-        """The full model as it was, the very same lists and modules."""
+        """Restore the full model, with the very same lists and modules."""
         self._changes.put_back()
         self._in_force = None
 
     @contextmanager
     def applied(self, top_k: int | None, active_blocks: Sequence[int]) -> Iterator[None]:
-        """`apply`, and afterwards, also after an error, what was in force before."""
+        """A context with `apply`, after which the setting before is in force again, also after an error."""
         before = self._in_force
         self.apply(top_k, active_blocks)
         try:
@@ -189,7 +189,8 @@ class DecoderKnobs:
                 self.apply(*before)
 
     def counted(self) -> AbstractContextManager[Counted]:
-        """Count the blocks that run and the experts that their routers choose, to prove a setting; never while timing.
+        """A context that counts active blocks and the experts that their routers choose, to prove a setting; never
+        while timing.
 
         Indices are those of the full model, whatever is in force.
         """
@@ -227,7 +228,7 @@ class DecoderKnobs:
         return self._refuse_trial(1 if self.default_top_k != 1 else 2)
 
     def _refuse_trial(self, top_k: int) -> str | None:
-        """Turn the routers to another number; their choices and the operations must follow."""
+        """Set the routers to another number of experts; their choices and the FLOPs must follow."""
         trial = AttributeChanges()
 
         @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class AttributeChange:
-    """One attribute of one object, and the value that it gets."""
+    """One attribute of one object, and its new value."""
 
     owner: Any
     name: str
@@ -30,7 +30,7 @@ class AttributeChanges:
         return [AttributeChange(each.owner, each.name, getattr(each.owner, each.name)) for each in places.values()]
 
     def put(self, changes: Sequence[AttributeChange]) -> None:
-        """Make the changes on top of what is there; where one fails, everything is put back and the error goes on."""
+        """Make the changes on top of those in force; where one fails, all are undone and the error is raised again."""
         try:
             for change in changes:
                 old = getattr(change.owner, change.name)
@@ -41,7 +41,7 @@ class AttributeChanges:
             raise
 
     def put_back(self) -> None:
-        """Every attribute as it was before the first change: the very same objects."""
+        """Restore every attribute to its value before the first change: the very same objects."""
         while self._before:
             change = self._before.pop()
             setattr(change.owner, change.name, change.value)

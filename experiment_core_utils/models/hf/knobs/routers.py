@@ -23,7 +23,7 @@ _TOP_K = ("num_experts_per_tok", "moe_topk", "top_k_experts", "num_experts_per_t
 
 @dataclass
 class Counted:
-    """What ran since the last `clear`.
+    """The blocks and experts that ran since the last `clear`.
 
     Attributes:
         blocks: indices of the full model's blocks, in the order in which they ran, once for every run.
@@ -35,14 +35,14 @@ class Counted:
     experts: dict[int, int] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget what ran."""
+        """Forget the counts."""
         self.blocks.clear()
         self.experts.clear()
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """Where a block shows its choice: an integer tensor [tokens, k] among a module's inputs or outputs."""
+    """The place where a block shows its choice: an integer tensor [tokens, k] among a module's inputs or outputs."""
 
     module: nn.Module
     is_output: bool
@@ -73,12 +73,12 @@ class Routers:
 
     @property
     def blocks_without_top_k(self) -> tuple[int, ...]:
-        """The blocks with experts in which no module has a `top_k` of its own."""
+        """The blocks with experts in which no module has its own `top_k`."""
         return tuple(index for index in self.routed_blocks if not self._holders[index])
 
     @property
     def default_top_k(self) -> int | None:
-        """Experts that the first block with experts chooses for a token: seen, or by its attribute, or by the config.
+        """Experts for a token of the first block with experts: seen, or by its attribute, or by the config.
 
         None in a dense model, and where none of these says.
         """
@@ -91,11 +91,11 @@ class Routers:
         return int(vars(holders[0])["top_k"]) if holders else self._config_top_k
 
     def own_top_k(self, block: int) -> int | None:
-        """Experts that the block was seen to choose by itself; None for a dense one, and where it does not show."""
+        """Experts that the block was seen to choose by itself; None for a dense one, and where it was not seen."""
         return self._own.get(block)
 
     def changes(self, top_k: int) -> list[AttributeChange]:
-        """What gives every block with experts after the first `top_k` of them for a token."""
+        """The changes that give every block with experts after the first `top_k` of them for a token."""
         return [
             AttributeChange(holder, "top_k", top_k)
             for index in self.adjustable_blocks
@@ -103,7 +103,7 @@ class Routers:
         ]
 
     def learn(self, run: Callable[[], object], tokens: int) -> None:
-        """Find by one `run` over so many tokens, at the model's own setting, where and what each block chooses."""
+        """Find where and what each block chooses, by one `run` over so many tokens at the model's own setting."""
         handles = [
             module.register_forward_hook(self._learning_hook(index, tokens), with_kwargs=True)
             for index in self.routed_blocks
@@ -130,7 +130,9 @@ class Routers:
 
     @contextmanager
     def counted(self) -> Iterator[Counted]:
-        """Count what runs, by hooks on every block and router of the full model; never while timing."""
+        """A context that counts blocks and experts by hooks on every block and router of the full model; never while
+        timing.
+        """
         counted = Counted()
         handles = [block.register_forward_hook(_block_hook(counted, index)) for index, block in enumerate(self._blocks)]
         for index, choice in self._choices.items():
@@ -180,7 +182,7 @@ def _holders(block: nn.Module) -> list[nn.Module]:
 
 
 def _outside_attention(block: nn.Module) -> list[nn.Module]:
-    """Modules that may show a choice; the block itself and attention are given positions, which are integers too."""
+    """Modules that may show a choice; the block itself and attention get positions, which are integers too."""
     return [module for name, module in block.named_modules() if name and "attn" not in name and "attention" not in name]
 
 
