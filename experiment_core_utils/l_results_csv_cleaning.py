@@ -89,14 +89,24 @@ _IN_NO_CSV = re.compile("[\0\ud800-\udfff]")
 
 def sample_rows(result: SettingResult, setting_key: str) -> Iterator[dict[str, Cell]]:
     """The rows of one setting's result, by column; absent is None."""
-    of_setting = {
-        "task": result.provenance.task.name,
-        "setting": setting_key,
-        "tier": result.tier,
-        "vision_tokens_target": result.vision_tokens_target,
+    columns = sample_columns([(result, setting_key)])
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, list[Cell]]:
+    """The columns of results with their setting's keys, a cell for each sample; absent is None."""
+    samples: list[SampleResult] = []
+    of_setting: dict[str, list[Cell]] = {"task": [], "setting": [], "tier": [], "vision_tokens_target": []}
+    for result, key in results:
+        own = result.per_sample_results
+        samples += own
+        shared = result.provenance.task.name, key, result.tier, result.vision_tokens_target
+        for column, cell in zip(of_setting.values(), shared, strict=True):
+            column += [cell] * len(own)
+    return of_setting | {
+        each.name: _values(samples, each.source) for each in SAMPLE_COLUMNS if each.name not in of_setting
     }
-    for sample in result.per_sample_results:
-        yield of_setting | {each.name: _value(sample, each) for each in SAMPLE_COLUMNS if each.name not in of_setting}
 
 
 def samples_csv_text(rows: Iterable[Mapping[str, Cell]]) -> str:
@@ -109,9 +119,9 @@ def samples_csv_text(rows: Iterable[Mapping[str, Cell]]) -> str:
     return csv_of_rows(({name: _writable(row[name]) for name in names} for row in rows), names)
 
 
-def _value(sample: SampleResult, column: SampleColumn) -> Cell:
-    value: Any = attrgetter(column.source)(sample)
-    return len(value) if isinstance(value, list) else value
+def _values(samples: Sequence[SampleResult], source: str) -> list[Cell]:
+    values: list[Any] = list(map(attrgetter(source), samples))
+    return [len(value) if isinstance(value, list) else value for value in values]
 
 
 def _writable(cell: Cell) -> Cell:

@@ -1,5 +1,6 @@
 """The files of an analysis: its contents, tables and figures, written into one folder."""
 
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiment_core_utils.primitives.csv_tables import csv_of_rows
-from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.files import write_text_atomically
 from experiments.analyses.charts.style import save_figure
 
 
@@ -37,7 +38,7 @@ class AnalysisFiles:
         written = []
         for name, content in self.contents.items():
             written.append(folder / f"{name}.json")
-            write_json_atomically(content, written[-1])
+            write_text_atomically(json_text(content), written[-1])
         for name, rows in self.tables.items():
             if rows:
                 written.append(folder / f"{name}.csv")
@@ -45,6 +46,17 @@ class AnalysisFiles:
         for name, figure in self.figures.items():
             written += save_figure(figure, folder, name)
         return written
+
+
+def json_text(content: Mapping[str, Any]) -> str:
+    """JSON with a line for each key, and for each item of a list: an indent would be written by slow Python."""
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in content.items()) + "\n}\n"
+
+
+def _lines(value: Any) -> str:
+    if not isinstance(value, list | tuple) or not value:
+        return json.dumps(value, allow_nan=False)
+    return "[\n  " + ",\n  ".join(json.dumps(each, allow_nan=False) for each in value) + "\n ]"
 
 
 # Above, fewer draws are made, the spread is not split into effects, and the estimator is fitted to some of them.

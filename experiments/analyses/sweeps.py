@@ -1,6 +1,8 @@
 """The results of a run's folder: settings and samples, checked to belong together, and tidy frames of both."""
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +14,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
     RESULT_FILES,
     SAMPLE_COLUMNS,
     read_results,
+    sample_columns,
     sample_rows,
     setting_key,
 )
@@ -140,11 +143,25 @@ def load_sweep(*results_dirs: Path) -> Sweep:
             to one sweep: another model, device or version, or one task measured in two ways.
     """
     folders = {folder.resolve(): folder for folder in results_dirs}.values()
-    settings = sorted((each for folder in folders for each in _stored(folder)), key=_order)
+    with _kept_for_good():
+        settings = sorted((each for folder in folders for each in _stored(folder)), key=_order)
     _check_no_twins(settings)
     _check_common(settings)
     _check_fingerprints(settings)
     return Sweep(_provenance(settings), tuple(settings))
+
+
+@contextmanager
+def _kept_for_good() -> Iterator[None]:
+    """What is made inside is not searched for cycles, then or later: that would take longer than reading it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def settings_frame(sweep: Sweep) -> pd.DataFrame:
@@ -163,7 +180,7 @@ def settings_frame(sweep: Sweep) -> pd.DataFrame:
 
 def samples_frame(sweep: Sweep) -> pd.DataFrame:
     """One row a sample that ran, by the columns of the CSV of samples; numbers are floats, NaN where absent."""
-    frame = pd.DataFrame(list(sweep.samples), columns=[column.name for column in SAMPLE_COLUMNS])
+    frame = pd.DataFrame(sample_columns((each.result, each.key) for each in sweep.settings))
     text = [column.name for column in SAMPLE_COLUMNS if column.kind is str]
     flags = [column.name for column in SAMPLE_COLUMNS if column.kind is bool]
     whole = ("top_k", "num_active_blocks", "sample_id", "prompt_tokens", "output_tokens", "actual_vision_tokens")
