@@ -224,7 +224,7 @@ def _loss(whole: Areas, part: Areas, lasting: np.ndarray) -> Loss:
     )
 
 
-def _coupling(found: Objectives, knob: str, given: str, cells: Mapping[tuple[Value, ...], Areas]) -> list[Coupling]:
+def _coupling(found: Objectives, knob: str, given: str, cells: Mapping[tuple[Value, Value], Areas]) -> list[Coupling]:
     """The coupling, from the areas of the settings at each pair of values, that of `given` first."""
     values = levels_of(found.points, knob)
     # Values of `given` at which every value of `knob` was measured.

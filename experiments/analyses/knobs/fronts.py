@@ -150,8 +150,11 @@ def areas(found: Objectives, members: np.ndarray) -> tuple[float, np.ndarray, np
     limit = reference_cost_of(found)
     value = float(area(found.cost[members], found.accuracy[members], limit))
     order = cheapest_first(found, members)
-    draws = (found.cost_draws, found.accuracy_draws, found.unseen_accuracy)
-    return value, *scored_area(*(np.take_along_axis(each, order, axis=1) for each in draws), limit)
+    cost, accuracy, unseen = (
+        np.take_along_axis(each, order, axis=1)
+        for each in (found.cost_draws, found.accuracy_draws, found.unseen_accuracy)
+    )
+    return value, *scored_area(cost, accuracy, unseen, limit)
 
 
 def areas_beside_slower(found: Objectives, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -172,8 +175,8 @@ def areas_beside_slower(found: Objectives, parts: Sequence[np.ndarray]) -> list[
     for part in range(len(parts)):
         slower = costs * np.where(owners == part, 1, 1 + found.drift_allowance)
         order = np.argsort(slower, axis=1, kind="stable")
-        columns = [np.take_along_axis(each, order, axis=1) for each in (slower, gains, unseen)]
-        areas.append(scored_area(*columns, reference_cost_of(found))[1])
+        cost, accuracy, scores = (np.take_along_axis(each, order, axis=1) for each in (slower, gains, unseen))
+        areas.append(scored_area(cost, accuracy, scores, reference_cost_of(found))[1])
     return areas
 
 
