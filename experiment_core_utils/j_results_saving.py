@@ -303,6 +303,11 @@ def setting_result(
     )
 
 
+def save_setting_result(result: SettingResult, path: Path) -> None:
+    """Write the JSON of a setting, whole or not at all; raises OutputRefused or ResultsNotSaved."""
+    write_json_atomically(result.content(), path)
+
+
 def counts_part(merged: MeasuredSetting, summary: SettingSummary) -> CountsPart:
     """How many samples a setting ran, and which shares of them fell short."""
     return CountsPart.model_construct(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from experiment_core_utils.g_metrics_inference import summarise_accuracy
 from experiment_core_utils.i_metrics_energy import with_correct_answers
-from experiment_core_utils.j_results_saving import accuracy_part, score_fields
+from experiment_core_utils.j_results_saving import accuracy_part, save_setting_result, score_fields
 from experiment_core_utils.l_results_csv_cleaning import (
     read_results,
     samples_csv_beside,
@@ -22,7 +22,6 @@ from experiment_core_utils.l_results_csv_cleaning import (
     write_settings_csv,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
-from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SampleResult, SettingResult
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
@@ -86,7 +85,7 @@ def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:
     _check_holds_nothing_measured(target, before)
     after = {name: rescored_result(result, name, metric) for name, result in before.items()}
     for name, result in after.items():
-        write_json_atomically(result.content(), target / name)
+        save_setting_result(result, target / name)
     csv_paths = []
     for task, results in by_task(after.values()).items():
         csv_paths.append(target / f"{task.replace('_', '-')}_settings.csv")

@@ -17,6 +17,7 @@ from pydantic_core import to_json
 
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ResultsRefused, SampleError, SettingError
 from experiment_core_utils.primitives.files import write_json_atomically
@@ -215,7 +216,7 @@ def fill_in_drift(folder: Path, ledger: Ledger, keys: Iterable[str]) -> None:
         found = drift_caveat(drift)
         if found is not None:
             provenance = provenance.with_caveats([found])
-        write_json_atomically(result.with_keys(drift=drift, provenance=provenance).content(), path)
+        save_setting_result(result.with_keys(drift=drift, provenance=provenance), path)
 
 
 def _readings_of_run(folder: Path, rank: int | None, experiment_id: str | None) -> list[DriftReading]:

@@ -12,7 +12,7 @@ from experiment_core_utils.f_experiment_info import caveats_of, gather_provenanc
 from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of
-from experiment_core_utils.j_results_saving import setting_file_name, setting_result
+from experiment_core_utils.j_results_saving import save_setting_result, setting_file_name, setting_result
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory, set_cpu_threads
@@ -211,7 +211,7 @@ class ProfilingRun:
         """Write the file of a setting and remember it; returns its name."""
         result = self._result(setting, merged)
         name = setting_file_name(self.asked.task.name, setting, merged.samples)
-        write_json_atomically(result.content(), self.config.machine.output_dir / name)
+        save_setting_result(result, self.config.machine.output_dir / name)
         self.ledger.mark_done(setting.key, name)
         return name
 
