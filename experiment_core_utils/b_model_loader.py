@@ -318,7 +318,7 @@ def check_loadable(configs: Any) -> None:
         configs: in any form that `config.text.validated` takes.
 
     Raises:
-        ConfigurationError: see `causal_lm.validate_loadable`.
+        ConfigurationError: see `text_model.validate_loadable`.
     """
     validate_loadable(validated(configs))
 

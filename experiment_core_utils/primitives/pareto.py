@@ -9,6 +9,8 @@ def on_front(cost: np.ndarray, accuracy: np.ndarray, allowance: float = 0.0) -> 
     Args:
         allowance: share by which every other setting's cost is taken as higher.
     """
+    if not cost.size:
+        return np.zeros(cost.shape, dtype=bool)
     size = cost.shape[-1]
     costs, accuracies = cost.reshape(-1, size), accuracy.reshape(-1, size)
     rows = [_on_front_of_one(*row, allowance) for row in zip(costs, accuracies, strict=True)]
@@ -17,8 +19,6 @@ def on_front(cost: np.ndarray, accuracy: np.ndarray, allowance: float = 0.0) -> 
 
 def _on_front_of_one(cost: np.ndarray, accuracy: np.ndarray, allowance: float) -> np.ndarray:
     """[S]; by the highest accuracy up to each cost, so that the time grows with S log S."""
-    if not len(cost):
-        return np.zeros(0, dtype=bool)
     order = np.argsort(cost, kind="stable")
     others = cost[order] * (1 + allowance)
     # What costs less, and what costs no more; the highest accuracy of none is below all.

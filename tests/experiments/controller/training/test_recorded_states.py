@@ -84,7 +84,7 @@ def test_states_are_those_of_each_sample_alone_in_the_order_asked(
     assert set(states.failed) == {"first 2", "second 2"} and states.failed["first 2"] == "gone"
     assert states.failed["second 2"].startswith("sample 2: its prompt of")
     first, *_, last = output.getvalue().splitlines()
-    assert first == "recording states: 0/6 samples; 00:00 gone, ? left"
+    assert first == "recording states: 0/6 samples; 00:00 elapsed, ? left"
     assert last.startswith("recording states: 6/6 samples; ") and last.endswith(", 00:00 left")
     by_name, eager = {task.name: task for task in tasks()}, models["eager"]
     with torch.no_grad(), eager.restored_afterwards():
