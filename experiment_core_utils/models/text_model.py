@@ -82,22 +82,23 @@ class LanguageModelSource:
 
     @property
     def model_type(self) -> str:
-        """As in its config, such as "llama"."""
+        """The model type in its config, such as "llama"."""
         return str(self.config.model_type)
 
     @property
     def stamp(self) -> tuple[object, ...]:
-        """What tells these weights from others: the commit on the hub, else the files of the folder."""
+        """The identity of these weights: the commit on the hub, else the files of the folder."""
         return (self.name, self.revision) if self.revision else (str(self.folder.resolve()), weights_stamp(self.folder))
 
 
 def device_of(config: TextConfig) -> torch.device:
-    """This process's device; raises ConfigurationError for a GPU that is not there."""
+    """The device of this process; raises ConfigurationError for a GPU that does not exist."""
     return choose_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def validate_loadable(config: TextConfig) -> LanguageModelSource:
-    """Everything about the model that this machine cannot do, before any weight is read or fetched.
+    """The checkpoint, once everything that this machine might not be able to do with it is checked, before any weight
+    is read.
 
     Raises:
         ConfigurationError: no such folder or hub id, no causal language model or tokenizer in it, no weights in a
@@ -178,7 +179,7 @@ def _validate_weight_files(config: TextConfig, source: LanguageModelSource) -> N
 
 
 def _validate_architecture(config: TextConfig, source: LanguageModelSource, device: torch.device) -> None:
-    """Build the model without storage: what its code refuses, it refuses here."""
+    """Build the model without storage; raises ConfigurationError for what its code refuses."""
     if "/" in (config.attn_implementation or "") and not config.trust_remote_code:
         raise ConfigurationError(
             f"attn_implementation {config.attn_implementation} is code from the hub; it runs with "
@@ -234,7 +235,7 @@ def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
 
 
 def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreTrainedModel:
-    """The model in evaluation mode, in the precision asked for, on this process's device or sharded over the GPUs.
+    """The model in evaluation mode, in the requested precision, on this process's device or sharded over the GPUs.
 
     Raises:
         ConfigurationError: weights cannot be read, or do not fit the config one to one.
@@ -288,7 +289,7 @@ def _with_weights(config: TextConfig, source: LanguageModelSource) -> Path:
 
 
 def _refuse_offload(model: PreTrainedModel) -> None:
-    """accelerate puts on the host or the disk what the GPUs do not hold; those times would be the host's."""
+    """Raises OutOfMemory where accelerate put parts on the host or the disk, whose times would not be the GPUs'."""
     off = [name for name, place in vars(model).get("hf_device_map", {}).items() if place in ("cpu", "disk")]
     if off:
         raise OutOfMemory(

@@ -74,7 +74,7 @@ class MolmoeConfig(PreTrainedConfig):
         )
 
     def _check(self, bos_token_id: int) -> None:
-        """Raises ValueError for what a model would fail at later, or take for something else."""
+        """Raises ValueError for values that a model would fail at later or misread."""
         ids = {
             "bos_token_id": bos_token_id,
             "image_start_token_id": self.image_start_token_id,

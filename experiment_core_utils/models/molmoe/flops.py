@@ -8,7 +8,7 @@ from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfi
 
 
 def vision_flops(config: MolmoeConfig, crops: int) -> int:
-    """Vision tower and connector for `crops` crops, the one of the whole picture counted."""
+    """FLOPs of vision tower and connector for `crops` crops, the one of the whole picture counted."""
     vision = config.vision_config
     width, patches = vision.hidden_size, config.patches_per_side**2
     tokens = patches + 1

@@ -25,7 +25,7 @@ Tiling = tuple[int, int]
 
 @dataclass(frozen=True)
 class ProcessedImage:
-    """One picture ready for the vision tower; R = rows, C = columns of tiles, K = R * C + 1 crops.
+    """A picture ready for the vision tower; R = rows, C = columns of tiles, K = R * C + 1 crops.
 
     Attributes:
         pixel_values: [K, 3, S, S] float32, normalised; crop 0 is the whole picture.
@@ -53,7 +53,7 @@ def tilings_within(crops: CropRange) -> list[Tiling]:
 
 
 def select_tiling(height: int, width: int, window: int, max_crops: int) -> Tiling:
-    """Official rule: the tiling that needs the least upscaling, or the least downscaling where all shrink.
+    """The tiling by the official rule: the least upscaling, or the least downscaling where all shrink.
 
     `height` and `width` are the picture's sides less the canvas margin, and may be negative for tiny pictures: the
     rule is applied to the numbers as they are. Ratios are float32, as in the official code.
@@ -118,12 +118,12 @@ class MolmoeImageProcessor(ImageProcessingMixin):
 
     @property
     def window_size(self) -> int:
-        """Pixels by which neighbouring tiles are apart (224)."""
+        """Pixels between the starts of neighbouring tiles (224)."""
         return self.crop_size - self.margin_size
 
     @property
     def margin_size(self) -> int:
-        """Pixels that the canvas has beyond its windows (112)."""
+        """Pixels of the canvas outside its windows (112)."""
         return sum(self.overlap_margins) * self.patch_size
 
     @property
@@ -132,7 +132,7 @@ class MolmoeImageProcessor(ImageProcessingMixin):
         return self.crop_size // self.patch_size // self.pooling_size
 
     def canvas_size(self, tiling: Tiling) -> tuple[int, int]:
-        """(height, width) in pixels of the canvas for (rows, columns) of tiles."""
+        """The canvas' (height, width) in pixels for (rows, columns) of tiles."""
         return tiling[0] * self.window_size + self.margin_size, tiling[1] * self.window_size + self.margin_size
 
     def stitched_features(self, tiling: Tiling) -> tuple[int, int]:
@@ -165,7 +165,9 @@ class MolmoeImageProcessor(ImageProcessingMixin):
         )
 
     def cut_crops(self, pixels: torch.Tensor, tiling: Tiling) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, 3, H, W] in [0, 1], on any device -> normalised crops [B, K, 3, S, S] and their shared masks [K, P]."""
+        """Normalised crops [B, K, 3, S, S] and their common masks [K, P], of pixels [B, 3, H, W] in [0, 1] on any
+        device.
+        """
         canvas, mask = self._resize_and_pad(pixels, self.canvas_size(tiling))
         whole, _ = self._resize_and_pad(pixels, (self.crop_size, self.crop_size))
         tiles = self._windows(canvas)
@@ -174,8 +176,9 @@ class MolmoeImageProcessor(ImageProcessingMixin):
         return torch.cat([whole[:, None], tiles], dim=1), masks
 
     def feature_rows(self, tiling: Tiling) -> torch.Tensor:
-        """[K, F] place of each pooled feature among the image's patch tokens: the whole picture first, then the
-        stitched grid row by row; -100 where a tile's margin is dropped because its neighbour covers it."""
+        """The place [K, F] of each pooled feature among the image's patch tokens: the whole picture first, then the
+        stitched grid row by row; -100 where a tile's margin is dropped because its neighbour covers it.
+        """
         side = self.features_per_side
         rows, cols = tiling
         grid_rows, grid_cols = self.stitched_features(tiling)
@@ -193,7 +196,9 @@ class MolmoeImageProcessor(ImageProcessingMixin):
         return places.view(rows * cols + 1, side * side)
 
     def _resize_and_pad(self, pixels: torch.Tensor, size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B, 3, H, W] in [0, 1] -> normalised [B, 3, h, w], centred on a canvas padded with 0, and its mask [h, w]."""
+        """Normalised pixels [B, 3, h, w], centred on a canvas padded with 0, and its mask [h, w], of pixels [B, 3, H,
+        W] in [0, 1].
+        """
         height, width = pixels.shape[2:]
         scale = min(np.float32(size[0]) / np.float32(height), np.float32(size[1]) / np.float32(width))
         new_height, new_width = int(np.float32(height) * scale), int(np.float32(width) * scale)
@@ -210,13 +215,13 @@ class MolmoeImageProcessor(ImageProcessingMixin):
         return (canvas - mean) / std, mask
 
     def _windows(self, canvas: torch.Tensor) -> torch.Tensor:
-        """[B, ch, h, w] -> [B, R * C, ch, S, S] windows at the canvas stride, row by row."""
+        """Windows [B, R * C, ch, S, S] of a canvas [B, ch, h, w] at the canvas stride, row by row."""
         windows = canvas.unfold(2, self.crop_size, self.window_size).unfold(3, self.crop_size, self.window_size)
         return windows.permute(0, 2, 3, 1, 4, 5).flatten(1, 2)
 
 
 def _as_float_tensor(image: Image.Image | np.ndarray) -> torch.Tensor:
-    """[3, H, W] float32 in [0, 1]."""
+    """The picture's pixels [3, H, W] as float32 in [0, 1]."""
     if isinstance(image, Image.Image):
         image = np.array(ImageOps.exif_transpose(image).convert("RGB"))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:

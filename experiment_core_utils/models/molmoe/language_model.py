@@ -38,7 +38,7 @@ class MolmoeTextModel(MolmoePreTrainedModel):
         return self.language_model
 
     def forward(self, input_ids: torch.Tensor | None = None, **kwargs: Any) -> BaseModelOutputWithPast:
-        """As `OlmoeModel`: last hidden states [B, T, H] and the cache."""
+        """The last hidden states [B, T, H] and the cache, as from `OlmoeModel`."""
         return self.language_model(input_ids=input_ids, **kwargs)
 
 

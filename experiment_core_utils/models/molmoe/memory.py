@@ -21,14 +21,14 @@ def parameter_count(config: MolmoeConfig) -> int:
 
 
 def cache_elements(config: MolmoeConfig, tokens: int, blocks: int) -> int:
-    """Keys and values of `tokens` positions in `blocks` blocks."""
+    """Elements of keys and values of `tokens` positions in `blocks` blocks."""
     text = config.text_config
     width = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
     return 2 * tokens * blocks * int(width)
 
 
 def activation_elements(config: MolmoeConfig, crops: int, prompt_tokens: int, top_k: int) -> int:
-    """The most that one stage holds at a time beside weights and cache; stages run one after the other.
+    """The most elements that one stage has at a time beside weights and cache; stages run one after the other.
 
     Args:
         crops: crops of the picture, the one of the whole picture counted; 0 without a picture.
@@ -39,8 +39,9 @@ def activation_elements(config: MolmoeConfig, crops: int, prompt_tokens: int, to
 
 
 def _vision_elements(config: MolmoeConfig, crops: int) -> int:
-    """Pixels, the kept states, and the wider of a block's MLP (input, hidden twice, output) or the connector's pooling
-    (features, their windows, keys and values)."""
+    """Elements of pixels, the kept states, and the wider of a block's MLP (input, hidden twice, output) or the
+    connector's pooling (features, their windows, keys and values).
+    """
     vision = config.vision_config
     width, patches = vision.hidden_size, config.patches_per_side**2
     pixels = 3 * vision.image_size**2
@@ -51,8 +52,9 @@ def _vision_elements(config: MolmoeConfig, crops: int) -> int:
 
 
 def _prefill_elements(config: MolmoeConfig, crops: int, tokens: int, top_k: int) -> int:
-    """The picture's features; for each token residual, normed input and output, and the wider of attention (queries,
-    keys, values, result) or the experts' rows (input, gate and up, their product, output), one row an expert."""
+    """Elements of the picture's features; for each token residual, normed input and output, and the wider of attention
+    (queries, keys, values, result) or the experts' rows (input, gate and up, their product, output), one row an expert.
+    """
     text = config.text_config
     width = text.hidden_size
     experts = top_k * (2 * width + 3 * text.intermediate_size)

@@ -36,7 +36,7 @@ class MolmoeImageFeatures(ModelOutput):
 
 @dataclass
 class MolmoeOutput(ModelOutput):
-    """`last_hidden_state` [B, T, H] and the cache."""
+    """The output of `MolmoeModel`: `last_hidden_state` [B, T, H] and the cache."""
 
     last_hidden_state: torch.Tensor | None = None
     past_key_values: Cache | None = None
@@ -44,7 +44,9 @@ class MolmoeOutput(ModelOutput):
 
 @dataclass
 class MolmoeCausalLMOutput(ModelOutput):
-    """`logits` [B, T', V] (T' positions kept), the cache, and the loss where labels were given."""
+    """The output with the head: `logits` [B, T', V] (T' positions kept), the cache, and the loss where labels were
+    given.
+    """
 
     loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
@@ -53,7 +55,7 @@ class MolmoeCausalLMOutput(ModelOutput):
 
 @dataclass
 class DecodeState:
-    """What `decode_step` needs between tokens: the cache, and the setting that the prefill was made with."""
+    """The state that `decode_step` needs between tokens: the cache, and the setting of the prefill."""
 
     past_key_values: Cache
     top_k: int
@@ -74,7 +76,7 @@ class MolmoeVisionTower(nn.Module):
         self.blocks_to_run = depth if config.keep_unused_vision_blocks else max(self.feature_blocks) + 1
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """[N, 3, S, S] -> [N, P, D * L]: patch states of the L feature blocks side by side, class token dropped.
+        """Patch states [N, P, D * L] of crops [N, 3, S, S]: L feature blocks side by side, class token dropped.
 
         A crop whose values are all -1 is padding; its features are zero.
         """
@@ -109,32 +111,32 @@ class MolmoeConnector(nn.Module):
         self.down_proj = nn.Linear(config.projector_hidden_size, config.text_config.hidden_size, bias=False)
 
     def forward(self, features: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
-        """[N, P, D * L] and masks [N, P] -> [N, F, H]."""
+        """Features [N, F, H] of patch states [N, P, D * L] and masks [N, P]."""
         masks = image_masks.to(features.dtype)
         all_padding = (masks == 0).to(features.dtype)[..., None]
         partly_padding = ((masks < 1) & (masks != 0)).to(features.dtype)[..., None]
         return self.project(features + self.pad_embed[0] * all_padding + self.pad_embed[1] * partly_padding)
 
     def project(self, features: torch.Tensor) -> torch.Tensor:
-        """[N, P, D * L], padding dealt with -> [N, F, H]."""
+        """Features [N, F, H] of patch states [N, P, D * L] whose padding was handled."""
         windows = self._windows(features)
         attended = self._attend(windows.mean(dim=-2, keepdim=True), windows)
         return self.project_attended(attended.view(features.shape[0], -1, attended.shape[-1]))
 
     def project_attended(self, attended: torch.Tensor) -> torch.Tensor:
-        """[N, F, D] behind the attention of each window -> [N, F, H]."""
+        """Features [N, F, H] of [N, F, D] after the attention of each window."""
         pooled = self.out_proj(attended)
         return self.down_proj(nn.functional.silu(self.gate_proj(pooled)) * self.up_proj(pooled))
 
     def _windows(self, features: torch.Tensor) -> torch.Tensor:
-        """[N, P, C] -> [N * F, W * W, C], windows row by row."""
+        """Windows [N * F, W * W, C] of [N, P, C], row by row."""
         n, _, channels = features.shape
         cells = self.grid_side // self.window
         grid = features.view(n, cells, self.window, cells, self.window, channels)
         return grid.permute(0, 1, 3, 2, 4, 5).reshape(n * cells * cells, self.window * self.window, channels)
 
     def _attend(self, query: torch.Tensor, windows: torch.Tensor) -> torch.Tensor:
-        """[M, 1, C] over [M, W * W, C] -> [M, 1, D]."""
+        """Attention of queries [M, 1, C] over windows [M, W * W, C] -> [M, 1, D]."""
 
         def heads(states: torch.Tensor) -> torch.Tensor:
             return states.view(*states.shape[:2], self.num_heads, -1).transpose(1, 2)
@@ -146,7 +148,7 @@ class MolmoeConnector(nn.Module):
 
 
 class MolmoePreTrainedModel(PreTrainedModel):
-    """Weights, dtype and attention handling shared by the MolmoE classes."""
+    """Weights, dtype and attention handling that all MolmoE classes have in common."""
 
     config_class = MolmoeConfig
     config: MolmoeConfig
@@ -163,7 +165,9 @@ class MolmoePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Normal weights of `initializer_range`, zero biases, unit norms; CLIP's bare parameters and position ids."""
+        """Set normal weights of `initializer_range`, zero biases, unit norms; CLIP's bare parameters and position
+        ids.
+        """
         super()._init_weights(module)
         std = self.config.text_config.initializer_range
         if isinstance(module, CLIPVisionEmbeddings):
@@ -202,7 +206,7 @@ class MolmoeModel(MolmoePreTrainedModel):
         image_input_idx: torch.Tensor,
         **kwargs: Any,
     ) -> MolmoeImageFeatures:
-        """[B, K, 3, S, S], [B, K, P], [B, K, F] -> features and their places, flattened over crops."""
+        """Features and their places, flattened over crops, of [B, K, 3, S, S], [B, K, P] and [B, K, F]."""
         batch, crops = pixel_values.shape[:2]
         features = self.vision_tower(pixel_values.flatten(0, 1).to(self.dtype))
         features = self.connector(features, image_masks.flatten(0, 1))
@@ -212,7 +216,7 @@ class MolmoeModel(MolmoePreTrainedModel):
         )
 
     def embed(self, input_ids: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
-        """[B, T] -> [B, T, H]: token embeddings with the image features *added* at their places."""
+        """Token embeddings [B, T, H] of ids [B, T], with the image features *added* at their places."""
         embeddings = self.language_model.embed_tokens(input_ids)
         if features is None:
             return embeddings
@@ -311,7 +315,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
 
     @property
     def active_setting(self) -> tuple[int, tuple[int, ...]]:
-        """(top_k, active blocks) in force."""
+        """The setting in force: (top_k, active blocks)."""
         return self._setting
 
     def set_knobs(self, top_k: int | None = None, active_blocks: Sequence[int] | None = None) -> None:
@@ -333,12 +337,14 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         self._setting = wanted
 
     def reset_knobs(self) -> None:
-        """Back to all blocks and the model's own number of experts."""
+        """Restore all blocks and the model's own number of experts."""
         self.set_knobs()
 
     @contextmanager
     def knobs(self, top_k: int | None = None, active_blocks: Sequence[int] | None = None) -> Iterator[None]:
-        """`with model.knobs(top_k=4): model.generate(...)`; what was in force before comes back afterwards."""
+        """A context with a setting in force: `with model.knobs(top_k=4): model.generate(...)`; what was in force before
+        is restored afterwards.
+        """
         before = self._setting
         self.set_knobs(top_k, active_blocks)
         try:
@@ -347,19 +353,19 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
             self.set_knobs(*before)
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
-        """As in transformers; every block is saved, whatever is active."""
+        """Save as in transformers; every block is saved, whatever is active."""
         with self.knobs():
             super().save_pretrained(*args, **kwargs)
 
     def _apply(self, *args: Any, **kwargs: Any) -> "MolmoeForConditionalGeneration":
-        """As in torch (`to`, `half`, `cuda`, ...); every block is moved, whatever is active."""
+        """Convert as in torch (`to`, `half`, `cuda`, ...); every block is converted, whatever is active."""
         with self.knobs():
             return super()._apply(*args, **kwargs)
 
     def encode_image(
         self, pixel_values: torch.Tensor, image_masks: torch.Tensor, image_input_idx: torch.Tensor
     ) -> MolmoeImageFeatures:
-        """Vision stage: crops on the device -> projected features. The knob is the number of crops K.
+        """The vision stage: crops on the device -> projected features. The knob is the number of crops K.
 
         Args:
             pixel_values: [B, K, 3, S, S] normalised crops; a padding crop is all -1.
@@ -378,7 +384,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         active_blocks: Sequence[int] | None = None,
         past_key_values: Cache | None = None,
     ) -> tuple[torch.Tensor, DecodeState]:
-        """Prefill stage: prompt and features -> (logits [B, V] of the last position, state for `decode_step`).
+        """The prefill stage: prompt and features -> (logits [B, V] of the last position, state for `decode_step`).
 
         Args:
             input_ids: [B, T], left-padded where lengths differ (then with `attention_mask` [B, T]).
@@ -399,7 +405,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
     def decode_step(
         self, token_ids: torch.Tensor, state: DecodeState, attention_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Decode stage: the last tokens [B, 1] -> logits [B, V] of the next; the cache in `state` grows by one.
+        """The decode stage: the last tokens [B, 1] -> logits [B, V] of the next; the cache in `state` grows by one.
 
         `attention_mask` [B, T so far + 1] is needed for padded batches only.
         """
@@ -460,7 +466,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         return inputs
 
     def checked_setting(self, top_k: int | None, active_blocks: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
-        """What `set_knobs` would put in force, and what it raises."""
+        """The setting that `set_knobs` would put in force; raises the errors that it raises."""
         top_k = self.default_top_k if top_k is None else top_k
         blocks = tuple(range(self.num_total_blocks)) if active_blocks is None else tuple(active_blocks)
         if not 1 <= top_k <= self.num_experts:
@@ -485,7 +491,7 @@ def logits_and_loss(
 
 
 def _positions(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """[B, T] mask -> [B, T] positions that count real tokens only; None stands for no padding."""
+    """Positions [B, T] that count real tokens only, from a mask [B, T]; None means no padding."""
     if attention_mask is None:
         return None
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)

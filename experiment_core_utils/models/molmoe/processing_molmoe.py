@@ -39,7 +39,9 @@ class ImageTokens:
         )
 
     def layout(self, whole_side: int, stitched: tuple[int, int]) -> list[int]:
-        """Start, `whole_side` rows of patches each closed by a column mark, end; the same for the stitched tiles."""
+        """The ids of an image part: start, `whole_side` rows of patches each closed by a column mark, end; the same for
+        the stitched tiles.
+        """
 
         def grid(rows: int, cols: int) -> list[int]:
             return [self.start, *([self.patch] * cols + [self.column]) * rows, self.end]
@@ -68,7 +70,7 @@ class MolmoeProcessor:
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **kwargs: Any) -> "MolmoeProcessor":
-        """Tokenizer, image processor and ids from one folder or hub id; no code that lies there is run."""
+        """Loads tokenizer, image processor and ids from one folder or hub id; no code from there is run."""
         tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", trust_remote_code=False, **kwargs)
         image_processor = MolmoeImageProcessor.from_pretrained(path, **kwargs)
         return cls(image_processor, tokenizer, ImageTokens.from_config(MolmoeConfig.from_pretrained(path, **kwargs)))
@@ -95,7 +97,9 @@ class MolmoeProcessor:
         return self.assemble(prompt_ids, processed)
 
     def assemble(self, prompt_ids: list[int], image: ProcessedImage | None) -> BatchFeature:
-        """Bos, the image part, the prompt; and where each pooled feature goes (see `__call__` for the shapes)."""
+        """The ids of bos, image part and prompt, and the place of each pooled feature (see `__call__` for the
+        shapes).
+        """
         if image is None:
             return BatchFeature({"input_ids": torch.tensor([[self.image_tokens.bos, *prompt_ids]])})
         layout = self.image_tokens.layout(

@@ -58,7 +58,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class MolmoeStagedModel:
-    """MolmoE behind the staged interface; one request at a time.
+    """The staged interface of MolmoE; one request at a time.
 
     Args:
         name: path or hub id that the model came from.
@@ -152,7 +152,9 @@ class MolmoeStagedModel:
         return VisionGeometry(crops, tiling, self.processor.image_processor.canvas_size(tiling), features)
 
     def _counted_geometry(self, inputs: Mapping[str, Any]) -> VisionGeometry:
-        """Geometry read off the tensors: crops from the pixels, tiling from the columns of the second image part."""
+        """Geometry counted from the tensors: crops from the pixels, tiling from the columns of the second image
+        part.
+        """
         ids = inputs["input_ids"][0]
         tokens = self.processor.image_tokens
         second_start = int((ids == tokens.start).nonzero()[1])
@@ -210,7 +212,7 @@ class MolmoeStagedModel:
 
     @property
     def _stages(self) -> EagerStages | EngineStages:
-        """Stages of the setting in force."""
+        """The stages of the setting in force."""
         return self._eager if self._engine_stages is None or self._knobs in self._refused else self._engine_stages
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
@@ -233,7 +235,7 @@ class MolmoeStagedModel:
 
     @property
     def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
-        """See `StagedModel.refused_settings`; of a setting whose answers in batches alone run eagerly, that reason.
+        """See `StagedModel.refused_settings`; for a setting of which only batches run eagerly, the reason of those.
 
         `split` has a reason of its own.
         """
@@ -242,17 +244,17 @@ class MolmoeStagedModel:
 
     @cached_property
     def host_embeddings(self) -> np.ndarray:
-        """Token embeddings [V, H] as float32 on the host; a copy of them where the model is not there in float32."""
+        """Token embeddings [V, H] as float32 on the host; a copy where the model is not there in float32."""
         weight = self.model.get_input_embeddings().weight.detach()
         return weight.to("cpu").float().numpy()
 
     @property
     def split(self) -> EagerPausedPrefill | EnginePausedPrefill:
-        """The stages with a pause inside the prefill, by what runs the whole ones."""
+        """The stages with a paused prefill, run by the same modules or engines as the whole stages."""
         return self._split
 
     def warm_up_paused_prefill(self, shapes: Sequence[PausedPrefillShape]) -> None:
-        """Everything that such requests need; where that cannot be warmed up, all run eagerly from then on."""
+        """Prepare everything that such requests need; where that fails, all run eagerly from then on."""
         stages, unsupported_reason = self._engine_stages, None
         if stages is None:
             return
@@ -269,7 +271,7 @@ class MolmoeStagedModel:
 
     @cached_property
     def prompt_traces(self) -> PromptTraces:
-        """Traces of the first blocks, by what runs the whole requests."""
+        """Traces of the first blocks, by the same modules or engines as the whole requests."""
         return PromptTraces(self.model, self._engine_stages)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
@@ -329,7 +331,7 @@ class MolmoeStagedModel:
         return self.processor.decode(list(token_ids)).strip()
 
     def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
-        """See `StagedModel.expected_experts`: block 0 keeps the model's own number."""
+        """See `StagedModel.expected_experts`; block 0 keeps the model's own number."""
         return tuple(self.default_top_k if block == 0 else setting.experts for block in setting.active_blocks)
 
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:

@@ -59,7 +59,7 @@ _RENAMED = (
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a published tensor comes from: rows of an original one, or all of them (None), transposed or not."""
+    """The original tensor of a published one: rows of it, or all of them (None), transposed or not."""
 
     name: str
     rows: tuple[int, int] | None = None
@@ -68,7 +68,9 @@ class Origin:
 
 @dataclass(frozen=True)
 class ConvertedCheckpoint:
-    """What was written: number of tensors of the published layout, of files of weights, and bytes of weights."""
+    """The result of a conversion: number of tensors of the published layout, of files of weights, and bytes of
+    weights.
+    """
 
     folder: Path
     num_tensors: int
@@ -88,7 +90,7 @@ def convert_original_checkpoint(
     tokenizer: Path | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> ConvertedCheckpoint:
-    """Write `output`, whole or not at all, in the published layout.
+    """Write the published layout to `output`, whole or not at all.
 
     Beside the shard that is being written nothing of the weights is copied; pages of `model.pt` that were read for it
     are let go with it.
@@ -135,7 +137,7 @@ def convert_original_checkpoint(
 
 
 def read_original_config(folder: Path) -> dict[str, Any]:
-    """The published `config.json` of an original `config.yaml`, which holds the model's keys under `model`."""
+    """The published `config.json` of an original `config.yaml`, which contains the model's keys under `model`."""
     file = folder / CONFIG_FILE
     if not file.is_file():
         raise ConfigurationError(
@@ -181,7 +183,7 @@ def open_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raises ConfigurationError where there is none, or where it is not MolmoE's."""
+    """Raises ConfigurationError where there is no tokenizer, or where it is not MolmoE's."""
     if not (folder / "tokenizer.json").is_file():
         raise ConfigurationError(
             f"there is no tokenizer.json in {folder}; name the folder of a published MolmoE's with --tokenizer"
@@ -226,7 +228,7 @@ def bytes_of(shape: Shape, dtype: torch.dtype) -> int:
 def split_into_shards(
     shapes: Mapping[str, Shape], dtypes: Mapping[str, torch.dtype], shard_bytes: int
 ) -> dict[str, list[str]]:
-    """File names and the tensors in each, in order; a tensor that is larger than a shard has one of its own."""
+    """File names and the tensors in each, in order; a tensor that is larger than a shard has its own file."""
     groups: list[list[str]] = [[]]
     size = 0
     for name, shape in shapes.items():
@@ -249,7 +251,7 @@ def index_of(
 
 
 def write_shard(folder: Path, file: Path, origins: Mapping[str, Origin], dtypes: Mapping[str, torch.dtype]) -> None:
-    """One file of weights. The original is mapped anew, so that its pages do not add up over the shards."""
+    """Write one file of weights; the original is mapped anew, so that its pages do not add up over the shards."""
     weights = open_weights(folder)
     tensors = {}
     for name, origin in origins.items():
@@ -267,12 +269,12 @@ def write_shard(folder: Path, file: Path, origins: Mapping[str, Origin], dtypes:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """As other programs write these files."""
+    """Write a JSON file in the form that other programs write."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def verify(folder: Path, shapes: Mapping[str, Shape]) -> None:
-    """The headers of the files as they lie on the disk against what was to be written."""
+    """Compare the headers of the files on the disk with what was to be written."""
     found = {name: stored.shape for name, stored in find_tensors(folder).items()}
     try:
         refuse_misfit_tensors(found, shapes, str(folder))
@@ -282,7 +284,7 @@ def verify(folder: Path, shapes: Mapping[str, Shape]) -> None:
 
 @contextmanager
 def whole_or_not_at_all(output: Path) -> Iterator[Path]:
-    """A folder beside `output` to write into; it gets that name at the end, and is gone where an error comes up."""
+    """A context with a folder beside `output` to write into; it is renamed at the end, and removed after an error."""
     with failed_writes_named(output.parent):
         output.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))

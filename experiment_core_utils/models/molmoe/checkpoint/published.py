@@ -39,7 +39,7 @@ _BACKBONE = "model.vision_backbone."
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Rows of a published tensor and where they go in a native one.
+    """Rows of a published tensor, and their place in a native one.
 
     Attributes:
         target: the native tensor.
@@ -118,7 +118,7 @@ def _patches(config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
 
 
 def _renamed(config: MolmoeConfig) -> Iterator[tuple[str, str]]:
-    """Tensors that differ in the name alone."""
+    """Tensors that differ in name only."""
     yield "model.transformer.ln_f.weight", LANGUAGE_MODEL + "norm.weight"
     yield HEAD + "weight", HEAD + "weight"
     names = {
@@ -170,7 +170,7 @@ def assemble(
     device: torch.device,
     wanted: Iterable[str],
 ) -> dict[str, torch.Tensor]:
-    """The native tensors in `wanted`, in `dtype` on `device`; each published tensor is read once and let go.
+    """The native tensors in `wanted`, in `dtype` on `device`; each published tensor is read once and released.
 
     Beside what is returned there is one published tensor in memory at a time, in the precision that it is stored in.
     """
@@ -335,7 +335,7 @@ def published_language_tensors(folder: Path, dtype: torch.dtype) -> dict[str, to
 
 
 def native_shapes(config: MolmoeConfig) -> dict[str, Shape]:
-    """The native model's tensors of a config."""
+    """Shapes of the native model's tensors for a config."""
     with torch.device("meta"):
         model = MolmoeForConditionalGeneration(config)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

@@ -41,7 +41,7 @@ class PausedPrefill:
 
 
 def check_pause(blocks_run: int, num_total_blocks: int) -> None:
-    """Raises ConfigurationError for a pause that is not behind 1 to all of the blocks."""
+    """Raises ConfigurationError for a pause that is not after 1 to all of the blocks."""
     if not 1 <= blocks_run <= num_total_blocks:
         raise ConfigurationError(
             f"a pause after {blocks_run} blocks is not possible; give 1 to {num_total_blocks} blocks"
@@ -49,7 +49,7 @@ def check_pause(blocks_run: int, num_total_blocks: int) -> None:
 
 
 def check_rest(blocks: tuple[int, ...], ran: int) -> None:
-    """Raises ConfigurationError for blocks that leave out one of the first, which have run."""
+    """Raises ConfigurationError for active blocks without one of the first blocks, which have run."""
     if blocks[:ran] != tuple(range(ran)):
         raise ConfigurationError(
             f"blocks {list(blocks)} leave out one of the first {ran}, which have run; choose more blocks, or pause "
@@ -93,7 +93,7 @@ def begin_prefill(
 def finish_prefill(
     model: MolmoeForConditionalGeneration, paused: PausedPrefill, top_k: int, active_blocks: Sequence[int]
 ) -> tuple[torch.Tensor, DecodeState]:
-    """Run the blocks of the setting that have not run yet; logits [B, V] of the last position, and the decode's state.
+    """Run the active blocks that have not run yet; logits [B, V] of the last position, and the decode's state.
 
     Decode steps run every block of the setting with `top_k`, also those that the prefill ran before the pause; block 0
     keeps the model's own number in both.
@@ -113,7 +113,7 @@ def finish_prefill(
 
 @dataclass(frozen=True)
 class TracedPrefill:
-    """What is behind each of the first P blocks, not normalised.
+    """The states after each of the first P blocks, not normalised.
 
     Attributes:
         last: [P, H] of the prompt's last token.
@@ -131,7 +131,7 @@ def trace_prefill(
     blocks: int,
     rows: torch.Tensor,
 ) -> TracedPrefill:
-    """What `begin_prefill` would give behind 1, 2, … `blocks` blocks with each of the rows, in one pass.
+    """The states that `begin_prefill` would give after 1, 2, … `blocks` blocks with each of the rows, in one pass.
 
     Args:
         input_ids: [1, T].
@@ -151,7 +151,7 @@ def trace_prefill(
 
 
 class SuffixedPrompt:
-    """A cache for what is behind a prompt and is not kept.
+    """A cache for a suffix of a prompt; the suffix is not kept.
 
     Args:
         rows: so many stand there, each alone; they are a batch.
@@ -164,7 +164,7 @@ class SuffixedPrompt:
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As of a cache of transformers."""
+        """Add keys and values for one call, in the interface of transformers' caches."""
         stored = self._prompt.layers[layer]
         assert stored.keys is not None and stored.values is not None
         return (
@@ -180,7 +180,7 @@ def run_blocks(
     cache: Cache | SuffixedPrompt,
     start: int = 0,
 ) -> torch.Tensor:
-    """[B, T, H] through these blocks as one prompt from position `start`; of T = 1 all of the cache is seen."""
+    """States [B, T, H] after these blocks, as one prompt from position `start`; for T = 1 all of the cache is seen."""
     positions = torch.arange(start, start + states.shape[1], device=states.device)[None]
     config = model.model.language_model.config
     # Without the cache and positions: it is as long as the prompt already, and positions are searched for packed ones.
@@ -198,7 +198,7 @@ def run_placed(
     positions: torch.Tensor,
     mask: Any,
 ) -> torch.Tensor:
-    """[B, T, H] at positions [1, T] through these blocks, with whatever mask the attention takes."""
+    """States at positions [1, T] after these blocks: [B, T, H], with whatever mask the attention takes."""
     rotations = model.model.language_model.rotary_emb(states, positions)
     for block in blocks:
         states = model.all_blocks[block](
@@ -224,7 +224,8 @@ def trace_prompts(
     blocks: int,
     rows: torch.Tensor,
 ) -> list[TracedPrefill]:
-    """What `trace_prefill` gives for each of the prompts; where the attention takes no mask of ours, by that itself.
+    """The result of `trace_prefill` for each prompt; where the attention takes no mask of ours, by `trace_prefill`
+    itself.
 
     Args:
         shared: [1, T], their first tokens, at least one; the features' places are among them.
@@ -251,7 +252,7 @@ def trace_prompts(
 def _suffix_states(
     model: MolmoeForConditionalGeneration, cache: DynamicCache, text: torch.Tensor, blocks: int, rows: torch.Tensor
 ) -> TracedPrefill:
-    """Embeddings [1, S, H] of a text and its rows, behind what the cache holds and goes on holding."""
+    """Embeddings [1, S, H] of a text and its rows, as a suffix of what the cache contains and keeps."""
     shared, length = cache.get_seq_length(), text.shape[1]
     states = torch.cat([text, rows.to(text.dtype)[None]], dim=1)
     hidden = ~suffix_mask(shared, length, len(rows)).to(text.device)

@@ -72,7 +72,9 @@ def _left_padded(requests: Sequence[Mapping[str, Any]], pad_token: int) -> tuple
 def _placed_features(
     model: MolmoeForConditionalGeneration, requests: Sequence[Mapping[str, Any]], length: int
 ) -> MolmoeImageFeatures | None:
-    """Each picture's features, encoded alone as the stages do it, at places moved by the padding; None without any."""
+    """Each picture's features, encoded alone as the stages do it, at places shifted by the padding; None without
+    any.
+    """
     encoded = {
         row: (
             model.encode_image(request["pixel_values"], request["image_masks"], request["image_input_idx"]),
@@ -96,7 +98,7 @@ def _placed_features(
 
 
 class EagerStages:
-    """The stages as transformers runs them; nothing has to be warmed up."""
+    """The stages as transformers runs them; they need no warm-up."""
 
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
         self._model = model
@@ -126,7 +128,7 @@ class EagerStages:
         return self._model.decode_step(token, state)
 
     def rewind(self, state: DecodeState, steps: int) -> None:
-        """See `StagedModel.rewind`; to `crop`, a negative number means that in every version of transformers."""
+        """See `StagedModel.rewind`; a negative argument of `crop` means this in every version of transformers."""
         state.past_key_values.crop(-steps)
 
     def answer_batch(
@@ -141,7 +143,7 @@ class EagerStages:
 
     @torch.inference_mode()
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`: hooks on every router and block of the *full* model count what really runs."""
+        """See `StagedModel.prove`; hooks on every router and block of the *full* model count what really runs."""
         features = self.encode_image(inputs)
         ran, ran_decode = RanExperts(self._model), RanExperts(self._model)
         with self._counted() as counted:

@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class EngineKnobs:
-    """The decoder's part of a setting: experts per token of every block but block 0, and the blocks that run."""
+    """The decoder's part of a setting: experts per token of every block but block 0, and the active blocks."""
 
     top_k: int
     blocks: tuple[int, ...]
@@ -33,15 +33,15 @@ class VisionEngine(Protocol):
         ...
 
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
-        """[K, 3, S, S] and [K, P] -> features [K * F, H], which the next call may overwrite."""
+        """Features [K * F, H] of crops [K, 3, S, S] and masks [K, P]; the next call may overwrite them."""
         ...
 
 
 class ExpertTrace(Protocol):
-    """What an engine says of the experts that it used, so that a knob that does not act is seen."""
+    """An engine's report of the experts that it used, which shows a knob that does not act."""
 
     def forget_experts(self) -> None:
-        """Comes before the one call whose experts are wanted. Calls that nobody asks about need not pay for it."""
+        """Call this before the one call whose experts are needed; other calls need not pay for a record."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class PrefillEngine(ExpertTrace, Protocol):
     def prefill(
         self, embeddings: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
-        """[T, H] -> logits [1, V] of the last position, which the next call may overwrite.
+        """Logits [1, V] of the last position of embeddings [T, H]; the next call may overwrite them.
 
         Fills the request's slots 0 to T - 1; its length is set by the caller, afterwards.
         """
@@ -72,7 +72,7 @@ class PrefillEngine(ExpertTrace, Protocol):
 
 
 class DecodeEngine(ExpertTrace, Protocol):
-    """Runs one step of all B requests of a store."""
+    """Runs one step of all B requests of a KV cache."""
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache) -> None:
         """Warm up for steps of this KV cache at these knobs. Leaves the cache's lengths and next tokens as they
@@ -81,7 +81,7 @@ class DecodeEngine(ExpertTrace, Protocol):
         ...
 
     def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
-        """`kv_cache.next_tokens` [B] -> logits [B, V] of the tokens after them, which the next call may overwrite.
+        """Logits [B, V] after the tokens `kv_cache.next_tokens` [B]; the next call may overwrite them.
 
         Puts the likeliest of those into `kv_cache.next_tokens` and advances `kv_cache.device_lengths` by one, all in
         the order of the current stream and without waiting for it. The caller notes the step on the host
@@ -91,23 +91,23 @@ class DecodeEngine(ExpertTrace, Protocol):
 
 
 class PausedPrefillEngine(Protocol):
-    """Runs the prompt of request 0, one after the other; made and warmed up as every engine is."""
+    """Runs the prompt of request 0 in two parts, one request at a time; made and warmed up as every engine is."""
 
     def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """Warm up for prompts of so many tokens that pause there and go on with these knobs."""
+        """Warm up for prompts of so many tokens that pause there and resume with these knobs."""
         ...
 
     def begin(
         self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, kv_cache: KVCache
     ) -> torch.Tensor:
-        """[T, H] and the row [H] -> states behind the pause, of the prompt's last token and of the row.
+        """States at the pause of the prompt's last token and of the row [H], from embeddings [T, H].
 
         [2, H], not normalised; without a row [1, H]. The next call may overwrite them.
         """
         ...
 
     def finish(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
-        """Go on with the prompt that began last -> logits [1, V], which the next call may overwrite.
+        """Resume the last paused prompt: logits [1, V], which the next call may overwrite.
 
         The first blocks of the setting are those that have run. The request's length is set by the caller, afterwards.
         """
@@ -115,7 +115,9 @@ class PausedPrefillEngine(Protocol):
 
 
 def refuse_without_free_rows(tokens: int, kv_cache: KVCache) -> None:
-    """Raises ConfigurationError where a prompt of so many tokens leaves no slot for the row behind it."""
+    """Raises ConfigurationError where a prompt of so many tokens leaves no room in the KV cache for the row after
+    it.
+    """
     if tokens >= kv_cache.max_seq_len:
         raise ConfigurationError(
             f"a prompt of {tokens} tokens and one row do not fit into a KV cache of {kv_cache.max_seq_len} tokens"

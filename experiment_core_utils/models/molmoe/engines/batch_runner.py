@@ -15,7 +15,7 @@ from experiment_core_utils.models.molmoe.engines.select import decode_engine
 
 
 class BatchedExecution:
-    """Answers batches; one store of several requests is kept, with the engine that has captured it."""
+    """Answers batches; one KV cache of several requests is kept, with the engine whose CUDA graphs use it."""
 
     def __init__(self, stages: EngineStages) -> None:
         self._stages = stages
@@ -53,11 +53,13 @@ class BatchedExecution:
         return [tuple(answer) for answer in answers]
 
     def release(self) -> None:
-        """The store goes, and what was captured with it."""
+        """Release the KV cache and the CUDA graphs that use it."""
         self._made = None
 
     def _kv_cache_for(self, batch: int, max_seq_len: int) -> tuple[KVCache, DecodeEngine]:
-        """The one there is where it fits; else the old one goes first, as it is large, and its captures with it."""
+        """The KV cache of before where it fits; else that one is released first, as it is large, with its CUDA
+        graphs.
+        """
         if self._made is None or self._made[0].batch != batch or self._made[0].max_seq_len < max_seq_len:
             self._made = None
             decoder = self._stages.decoder

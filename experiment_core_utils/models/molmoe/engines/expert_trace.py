@@ -43,7 +43,8 @@ class ExpertRecord:
         self.ids.fill_(NOT_WRITTEN)
 
     def of_tokens(self, tokens: int, alone: int | None = None) -> dict[int, torch.Tensor]:
-        """What a run of T tokens wrote since `forget`: ids [T, k] int64 on the host, of each block that wrote any.
+        """The expert ids that a run of T tokens wrote since `forget`: [T, k] int64 on the host, of each block that
+        wrote any.
 
         T is 1 in the block `alone`, where there is such a one. k is as small as holds the last id that was written;
         NOT_WRITTEN stands where one before it was left out.
@@ -61,7 +62,7 @@ class ExpertRecord:
 def count_experts(
     stage: StageName, used: Mapping[int, torch.Tensor], decoder: DecoderWeights, knobs: EngineKnobs
 ) -> tuple[int, ...]:
-    """Experts per token of each block in `used`, counted from ids [T, k]: those that exist, each once.
+    """Experts per token of each block in `used`, counted from ids [T, k]; only experts that exist count, each once.
 
     Raises:
         KnobDidNotAct: a token had more or fewer than the setting asks for.
@@ -83,8 +84,8 @@ def count_experts(
 def refuse_other_experts(
     engine: str, used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor], decoder: DecoderWeights
 ) -> None:
-    """Check of expert ids in float32, where rounding seldom decides; of the last tokens, as many as `expected` has of
-    a block.
+    """Raises KnobDidNotAct for other expert ids in float32, where rounding seldom decides; compares the last tokens, as
+    many as `expected` has of a block.
 
     Args:
         engine: what used them, for the message.
@@ -108,7 +109,7 @@ def refuse_other_experts(
 
 
 def _used_mask(ids: torch.Tensor, experts: int) -> torch.Tensor:
-    """Ids [T, k] -> [T, E] bool on the host; ids that are no expert's count nowhere."""
+    """A mask [T, E] (bool, on the host) of ids [T, k]; ids that are no expert's are ignored."""
     ids = ids.cpu().long()
     # One column more, for what is not an expert.
     mask = torch.zeros(len(ids), experts + 1, dtype=torch.bool)

@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 @dataclass
 class KVCache:
-    """Keys and values of L blocks, B requests, KV heads of width D and T slots each; slot t holds position t.
+    """Keys and values of L blocks, B requests, KV heads of width D and T positions each.
 
     Row i of L belongs to the i-th block that runs, whatever its index in the whole decoder. A request's slots from its
     length on are never read, whatever stands there, so nothing is ever cleared.
@@ -28,7 +28,7 @@ class KVCache:
     def allocate(
         cls, decoder: DecoderWeights, max_seq_len: int, batch: int = 1, blocks: int | None = None
     ) -> "KVCache":
-        """An empty store beside the decoder's weights, in their dtype, for `blocks` rows (None: one a block)."""
+        """An empty KV cache beside the decoder's weights, in their dtype, for `blocks` rows (None: one a block)."""
         rows = len(decoder.blocks) if blocks is None else blocks
         shape = (rows, batch, decoder.num_kv_heads, max_seq_len, decoder.head_width)
         keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
@@ -37,16 +37,16 @@ class KVCache:
 
     @property
     def max_seq_len(self) -> int:
-        """T."""
+        """The number of positions T."""
         return int(self.keys.shape[3])
 
     @property
     def batch(self) -> int:
-        """B."""
+        """The number of requests B."""
         return int(self.keys.shape[1])
 
     def refuse_overflow(self, tokens: int) -> None:
-        """Raises ConfigurationError where so many more tokens of the longest request have no slots."""
+        """Raises ConfigurationError where so many more tokens of the longest request do not fit."""
         if max(self.lengths) + tokens > self.max_seq_len:
             raise ConfigurationError(
                 f"the KV cache is for {self.max_seq_len} tokens, {max(self.lengths)} are in use, and {tokens} more "
@@ -54,7 +54,7 @@ class KVCache:
             )
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
-        """Put [B] lengths in force, on the host and beside the keys."""
+        """Set the lengths [B], on the host and beside the keys."""
         self.lengths = list(lengths)
         if self.batch == 1:
             self.device_lengths.fill_(self.lengths[0])
@@ -62,7 +62,7 @@ class KVCache:
             self.device_lengths.copy_(torch.tensor(self.lengths))
 
     def note_step(self) -> None:
-        """One token more for every request on the host; the step itself has advanced `device_lengths`."""
+        """Add one token to every request's length on the host; the step itself has advanced `device_lengths`."""
         self.lengths = [length + 1 for length in self.lengths]
 
     def rewind(self, steps: int) -> None:
@@ -71,7 +71,9 @@ class KVCache:
 
 
 def suffix_mask(shared: int, tokens: int, rows: int) -> torch.Tensor:
-    """[S + R, shared + S + R] on the host: what each of S tokens and R rows behind `shared` tokens sees."""
+    """The mask of S tokens and R rows after `shared` tokens: [S + R, shared + S + R] on the host, what each of them
+    sees.
+    """
     seen = torch.ones(tokens + rows, shared + tokens + rows, dtype=torch.bool)
     seen[:, shared:].tril_()
     seen[tokens:, shared + tokens :] = torch.eye(rows, dtype=torch.bool)
@@ -79,5 +81,5 @@ def suffix_mask(shared: int, tokens: int, rows: int) -> torch.Tensor:
 
 
 def suffix_positions(shared: int, tokens: int, rows: int) -> torch.Tensor:
-    """[S + R] on the host."""
+    """Positions [S + R] of S tokens and R rows after `shared` tokens, on the host."""
     return torch.arange(shared, shared + tokens + rows).clamp_(max=shared + tokens)

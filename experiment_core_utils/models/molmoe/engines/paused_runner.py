@@ -31,7 +31,7 @@ from experiment_core_utils.primitives.errors import SettingError
 
 @dataclass(frozen=True)
 class PausedPrefillShape:
-    """What a request needs room and captures for.
+    """The sizes and choices of a request that memory and CUDA graphs must be prepared for.
 
     Attributes:
         tokens: of its prompt.
@@ -46,15 +46,15 @@ class PausedPrefillShape:
 
 
 class PausedPrefillStages(Protocol):
-    """The stages of one request at a time; `finish` goes on with the prompt that began last."""
+    """The stages of one request at a time; `finish` resumes the last paused prompt."""
 
     @property
     def is_graphed(self) -> bool:
-        """Whether steps are replayed on a GPU, so that the host need not wait for each."""
+        """Whether steps are graphed, so that the host need not wait for each."""
         ...
 
     def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
-        """All that requests of these shapes, one at least, need; a state from before is no longer valid.
+        """Prepare all that requests of these shapes need (at least one shape); earlier states become invalid.
 
         Raises:
             ConfigurationError: they cannot be run so.
@@ -62,7 +62,7 @@ class PausedPrefillStages(Protocol):
         ...
 
     def reset(self) -> None:
-        """Whatever a new request needs in force."""
+        """Put in force what a new request needs."""
         ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
@@ -77,7 +77,7 @@ class PausedPrefillStages(Protocol):
         appended: torch.Tensor | None,
         max_new_tokens: int,
     ) -> torch.Tensor:
-        """The first `pause` blocks over the prompt and a row [1, 1, H] behind it, each with the model's own experts.
+        """Run the first `pause` blocks over the prompt and a row [1, 1, H] after it, each with the model's own experts.
 
         Returns:
             states there of the prompt's last token and of the row: [2, H], not normalised; without a row [1, H].
@@ -88,7 +88,8 @@ class PausedPrefillStages(Protocol):
         ...
 
     def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, Any]:
-        """The blocks that have not run: logits [1, V] and the decode's state; see `paused_prefill.finish_prefill`.
+        """Run the active blocks that have not run: logits [1, V] and the decode's state; see
+        `paused_prefill.finish_prefill`.
 
         Raises:
             ConfigurationError: a setting that is not possible, or that leaves out a block that has run.
@@ -127,7 +128,7 @@ class EagerPausedPrefill:
         """See `PausedPrefillStages.warm_up`."""
 
     def reset(self) -> None:
-        """See `PausedPrefillStages.reset`: the first blocks run with the model's own knobs."""
+        """See `PausedPrefillStages.reset`; the first blocks run with the model's own knobs."""
         self._model.reset_knobs()
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
@@ -164,7 +165,7 @@ class EagerPausedPrefill:
 
 
 class EnginePausedPrefill:
-    """`PausedPrefillStages` by the engines, on the store of the whole requests.
+    """`PausedPrefillStages` by the engines, on the KV cache of whole requests.
 
     Attributes:
         reason: always None.
@@ -183,11 +184,13 @@ class EnginePausedPrefill:
 
     @property
     def last_token(self) -> torch.Tensor:
-        """[1] id that the last step chose; the next step overwrites it."""
+        """The id [1] that the last step chose; the next step overwrites it."""
         return self._stages.kv_cache.next_tokens
 
     def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
-        """See `PausedPrefillStages.warm_up`. The longest comes first: a store that grows loses what was captured."""
+        """See `PausedPrefillStages.warm_up`. The longest shape comes first: a KV cache that grows loses its CUDA
+        graphs.
+        """
         self._stages.reserve(max(shape.tokens + shape.max_new_tokens for shape in shapes))
         engines, kv_cache = self._stages.engines, self._stages.kv_cache
         for shape in shapes:
@@ -199,7 +202,7 @@ class EnginePausedPrefill:
             engines.decode.warm_up(knobs, kv_cache)
 
     def reset(self) -> None:
-        """See `PausedPrefillStages.reset`: engines are told their knobs at each call."""
+        """See `PausedPrefillStages.reset`; engines get their knobs at each call."""
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `PausedPrefillStages.encode_image`."""
@@ -232,7 +235,7 @@ class EnginePausedPrefill:
         return logits, self._stages.hold(knobs, paused_request.prompt, paused_request.pause)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `PausedPrefillStages.decoding`: engines switch nothing."""
+        """See `PausedPrefillStages.decoding`; engines switch nothing."""
         return nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: PrefilledRequest[EngineKnobs]) -> torch.Tensor:

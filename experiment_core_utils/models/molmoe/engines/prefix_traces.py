@@ -21,7 +21,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 class ReferenceSuffix:
-    """What goes on where a prefill has filled the first slots of request 0.
+    """Runs suffixes of a prompt whose prefill has filled the first positions of request 0.
 
     Args:
         blocks: that run it; what they note of experts is of the last call.
@@ -36,7 +36,7 @@ class ReferenceSuffix:
     def states_of_each(
         self, text: torch.Tensor, rows: torch.Tensor, shared: int, blocks: int, kv_cache: KVCache
     ) -> torch.Tensor:
-        """Embeddings [S, H] and [R, H] -> states [P, S + R, H] behind blocks 0 to P - 1, not normalised.
+        """States [P, S + R, H] after blocks 0 to P - 1, not normalised, of embeddings [S, H] and [R, H].
 
         Every block uses the model's own number of experts. Slots from `shared` on are overwritten.
 
@@ -67,7 +67,7 @@ class ReferenceSuffix:
 
 
 class PromptTraces:
-    """Traces by what runs whole requests, one at a time: engines use the store of those.
+    """Traces by the same stages as whole requests, one at a time: engines use the KV cache of those.
 
     Args:
         stages: None where the modules run.
@@ -90,7 +90,7 @@ class PromptTraces:
         blocks: int,
         rows: torch.Tensor,
     ) -> list[TracedPrefill]:
-        """What `trace_prefill` gives for each of the prompts; a state from before can no longer be decoded from.
+        """The result of `trace_prefill` for each of the prompts; earlier states can no longer be decoded from.
 
         Where engines cannot be warmed up, modules run from then on.
 
@@ -112,7 +112,7 @@ class PromptTraces:
 
 
 def _suffix_of(stages: EngineStages) -> ReferenceSuffix:
-    """The suffix engine: the blocks of whole prefills, if those are plain torch."""
+    """The suffix engine: the blocks of whole prefills, if those are the reference."""
     prefill, decoder = stages.engines.prefill, stages.decoder
     return ReferenceSuffix(decoder, prefill if isinstance(prefill, ReferencePrefill) else ReferencePrefill(decoder))
 
@@ -121,7 +121,7 @@ def _suffix_of(stages: EngineStages) -> ReferenceSuffix:
 def _begun(
     stages: EngineStages, shared: torch.Tensor, features: MolmoeImageFeatures | None, blocks: int, max_seq_len: int
 ) -> torch.Tensor:
-    """All of the shared tokens but the last in the first slots; returns their embeddings [T, H].
+    """Embeddings [T, H] of all shared tokens but the last, which are now in the first positions of the KV cache.
 
     The last one goes with each text, which may be empty. Of the last block a prefill computes one position beside the
     keys and values.

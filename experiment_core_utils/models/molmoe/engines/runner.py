@@ -62,7 +62,7 @@ STAGES: tuple[StageName, ...] = ("vision", "prefill", "decode")
 def engine_stages(
     model: MolmoeForConditionalGeneration, asked: ExecutionMode, eager_reason: str | None = None
 ) -> tuple["EngineStages | None", Executed]:
-    """The stages by engines, and what is recorded of it; None where the modules run.
+    """The stages by engines, and how they run, for the record; None where the modules run.
 
     `auto` takes engines where every stage has one that is more than plain torch, or weights so large that plain torch
     is as fast.
@@ -103,28 +103,26 @@ class EngineStages:
 
     @property
     def decoder(self) -> DecoderWeights:
-        """The weights."""
+        """The decoder's weights."""
         return self._decoder
 
     @property
     def engines(self) -> Engines:
-        """What runs each stage."""
+        """The engine of each stage."""
         return self._engines
 
     @property
     def kv_cache(self) -> KVCache:
-        """What the next call works on; a longer request makes another one."""
+        """The KV cache that the next call uses; a longer request makes another one."""
         return self._kv_cache
 
     @property
     def is_graphed(self) -> bool:
-        """Whether steps are replayed on a GPU, so that the host need not wait for each."""
+        """Whether decode steps are graphed, so that the host need not wait for each."""
         return self._engines.ways["decode"] == CUDA_GRAPH
 
     def warm_up(self, knobs: EngineKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """Prepare everything that a request of this shape needs at these knobs; a state from before is no longer
-        valid.
-        """
+        """Prepare everything that a request of this shape needs at these knobs; earlier states become invalid."""
         tokens = inputs["input_ids"].shape[1]
         self._free_memory(tokens + max_new_tokens)
         if "pixel_values" in inputs and self._engines.vision is not None:
@@ -135,23 +133,23 @@ class EngineStages:
         self._ready.add(knobs)
 
     def give_up(self, knobs: EngineKnobs) -> None:
-        """The knobs will not run here: the store goes, with its captures, where no others were warmed up."""
+        """Note that the knobs cannot run here; release the KV cache with its graphs where no others were warmed up."""
         self._ready.discard(knobs)
         self.drop_unready()
 
     def drop_unready(self) -> None:
-        """No state is held any more; the store goes, with all captures, where no knobs were warmed up."""
+        """Invalidate all states; release the KV cache with all graphs where no knobs were warmed up."""
         self._slot.release()
         if not self._ready:
             self._replace_kv_cache(KVCache.allocate(self._decoder, max_seq_len=0))
 
     def reserve(self, max_seq_len: int) -> None:
-        """Room for a request of so many; a state from before is no longer valid."""
+        """Make room for a request of `max_seq_len` tokens; earlier states become invalid."""
         self._free_memory(max_seq_len)
         self._slot.release()
 
     def _free_memory(self, max_seq_len: int) -> None:
-        """What the state that is held has in its slots goes along."""
+        """Make room in the KV cache; keys and values of the current state are copied."""
         if max_seq_len <= self._kv_cache.max_seq_len:
             return
         old, wanted = self._kv_cache, -(-max_seq_len // SLOT_STEP) * SLOT_STEP
@@ -195,18 +193,18 @@ class EngineStages:
         return logits, self.hold(knobs, prompt)
 
     def hold(self, knobs: EngineKnobs, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[EngineKnobs]:
-        """The state of a prompt [1, T] that fills the first slots of the store, having run with such a pause."""
+        """The state of a prompt [1, T] that fills the first positions of the KV cache, and ran with such a pause."""
         tokens = prompt.shape[1]
         self._kv_cache.set_lengths([tokens])
         return self._slot.hold(knobs, prompt, pause)
 
     def begin(self, prompt: torch.Tensor, pause: int) -> None:
-        """The first `pause` blocks have filled their slots with a prompt [1, T]; see `paused_request`."""
+        """Note that the first `pause` blocks have filled the KV cache with a prompt [1, T]; see `paused_request`."""
         self._slot.begin(prompt, pause)
 
     @property
     def paused_request(self) -> PausedRequest:
-        """The prefill that may be finished, in whatever engine it was begun.
+        """The prefill that may be finished, whichever engine began it.
 
         Raises:
             SettingError: it was finished, or the store was used for something else since.
@@ -214,7 +212,7 @@ class EngineStages:
         return self._slot.paused_request
 
     def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
-        """[1, T] -> [T, H]: token embeddings with the image features added at their places."""
+        """Token embeddings [T, H] of a prompt [1, T], with the image features added at their places."""
         tokens = prompt.shape[1]
         embeddings = F.embedding(prompt[0], self._decoder.embedding)
         if features is None:
@@ -244,7 +242,7 @@ class EngineStages:
             self._kv_cache.set_lengths([state.length])
 
     def step(self, state: PrefilledRequest[EngineKnobs]) -> torch.Tensor:
-        """A decode step of the request that is held, from the token that the last step chose."""
+        """Logits of a decode step of the current request, from the token that the last step chose."""
         logits = self._engines.decode.step(state.setting, self._kv_cache)
         self._kv_cache.note_step()
         state.length += 1
@@ -261,14 +259,14 @@ class EngineStages:
         return AsyncRequest(self, self._kv_cache, knobs)
 
     def place_in(self, kv_cache: KVCache, row: int, state: PrefilledRequest[EngineKnobs]) -> None:
-        """Copy the slots of the request that is held into a row of a store of several."""
+        """Copy the keys and values of the current request into a row of a KV cache of several requests."""
         self._resume(state)
         kv_cache.keys[:, row, :, : state.length] = self._kv_cache.keys[:, 0, :, : state.length]
         kv_cache.values[:, row, :, : state.length] = self._kv_cache.values[:, 0, :, : state.length]
 
     @torch.inference_mode()
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`: blocks and experts as the engines note them, and slots that were filled.
+        """See `StagedModel.prove`; blocks and experts as the engines record them, and the positions that were filled.
 
         Every engine that is more than plain torch is held against it as well: the tower's features against those of
         the modules, the decoder's logits and, in float32, its experts against the reference.
@@ -313,7 +311,7 @@ class EngineStages:
         found: Sequence[torch.Tensor],
         used: Sequence[Mapping[int, torch.Tensor]],
     ) -> tuple[ReferencePrefill, ReferenceDecode]:
-        """The reference on a store of its own, once its logits are found to be those that were found."""
+        """The reference's results on its own KV cache, once its logits are found to agree with `found`."""
         prefill, decode = ReferencePrefill(self._decoder), ReferenceDecode(self._decoder)
         tokens = inputs["input_ids"].shape[1]
         kv_cache = KVCache.allocate(self._decoder, tokens + 1)
@@ -331,7 +329,7 @@ class EngineStages:
         return prefill, decode
 
     def _refuse_other_features(self, inputs: Mapping[str, Any], features: MolmoeImageFeatures) -> None:
-        """Against the modules' own; features that no place takes do not count."""
+        """Raises KnobDidNotAct for features that differ from the modules' own; features without a place are ignored."""
         modules = self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
         taken = features.image_input_idx >= 0
         found, expected = features.pooler_output[taken], modules.pooler_output[taken]
@@ -340,12 +338,12 @@ class EngineStages:
         refuse_other_logits({self._named("vision"): found}, [expected], "the modules", dtype)
 
     def _named(self, stage: StageName) -> str:
-        """A stage's engine, for a message."""
+        """The name of a stage's engine, for a message."""
         return f"{self._engines.ways[stage]} engine of the {stage}"
 
 
 class AsyncRequest:
-    """`AsyncStages` of a request whose shape was warmed up; for one request after the other."""
+    """The `AsyncStages` of requests whose shape was warmed up, one request after the other."""
 
     def __init__(self, stages: EngineStages, kv_cache: KVCache, knobs: EngineKnobs) -> None:
         self._stages = stages

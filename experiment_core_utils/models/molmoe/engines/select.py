@@ -50,7 +50,7 @@ OWN_KERNELS = NO_GRAPHS + ", and kernels are torch's own: {}"
 
 @dataclass(frozen=True)
 class Engines:
-    """What runs each stage.
+    """The engine of each stage.
 
     Attributes:
         split: the prefill with a pause; runs as the whole one does.
@@ -73,7 +73,7 @@ class Engines:
 def choose_engines(
     model: MolmoeForConditionalGeneration, decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES
 ) -> Engines:
-    """The fastest engine of each stage that takes this model where it is.
+    """The fastest engine of each stage that takes this model on its device.
 
     Args:
         most_copied_bytes: of a tower's or a decoder's weights that a CPU's kernels may hold a second time.
@@ -110,7 +110,7 @@ def decoder_engines(decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES
 
 
 def decode_engine(decoder: DecoderWeights) -> DecodeEngine:
-    """The decode step alone, with graphs of its own; what the whole choice makes beside it is large on the CPU."""
+    """The decode engine alone, with its own graphs; the other engines would take much memory on the CPU."""
     return GraphedDecode(decoder) if decoder.device.type == "cuda" else _cpu_decode(decoder)[0]
 
 

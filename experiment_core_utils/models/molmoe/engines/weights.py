@@ -18,7 +18,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 def fusing_unsupported_reason(layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> str | None:
-    """Why weights cannot be packed, to follow on "cannot be packed: "; None where they can.
+    """The reason why weights cannot be fused, to follow on "cannot be packed: "; None where they can.
 
     Args:
         layers: what has to be a plain `nn.Linear`.
@@ -76,7 +76,7 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """Every block of the whole decoder, whatever is active, and what stands around them."""
+    """Every block of the whole decoder, whatever is active, with embedding, final norm and head."""
 
     blocks: tuple[BlockWeights, ...]
     embedding: torch.Tensor  # [V_in, H]
@@ -92,7 +92,7 @@ class DecoderWeights:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.head.device
 
     @property
@@ -102,22 +102,22 @@ class DecoderWeights:
 
     @property
     def width(self) -> int:
-        """H."""
+        """The hidden width H."""
         return int(self.head.shape[1])
 
     @property
     def num_experts(self) -> int:
-        """E."""
+        """The number of experts E."""
         return int(self.blocks[0].router.shape[0])
 
     @property
     def expert_width(self) -> int:
-        """I."""
+        """The width of an expert I."""
         return int(self.blocks[0].down.shape[2])
 
 
 def fuse_decoder_weights(model: MolmoeForConditionalGeneration) -> DecoderWeights:
-    """The decoder's weights; those of queries, keys and values in the modules become views of the packed tensor.
+    """The decoder's weights; those of queries, keys and values in the modules become views of the fused tensor.
 
     Raises:
         ConfigurationError: what the blocks compute is not what the packed path does (quantised weights, clipped or
@@ -209,7 +209,7 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Weights [D] of a layer norm."""
+    """The weights [D] of a layer norm."""
 
     weight: torch.Tensor
     bias: torch.Tensor
@@ -268,7 +268,7 @@ class ConnectorWeights:
 
 @dataclass(frozen=True)
 class VisionWeights:
-    """The blocks that run, in order, and what stands around them."""
+    """The tower's blocks that run, in order, with embeddings, norms and connector."""
 
     patch_weight: torch.Tensor  # [D, 3 * S * S padded with zero columns], S the side of a patch
     class_embedding: torch.Tensor  # [D]
@@ -282,7 +282,7 @@ class VisionWeights:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.patch_weight.device
 
     @property
@@ -292,7 +292,7 @@ class VisionWeights:
 
 
 def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
-    """The weights of the vision tower and the connector; joined ones become views in the modules.
+    """The weights of the vision tower and the connector; fused ones become views in the modules.
 
     Raises:
         ConfigurationError: the tower computes something else than the packed path does (another activation), or its

@@ -39,7 +39,7 @@ WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def kept_file(command: Sequence[str], sources: Iterable[Path]) -> Path:
-    """Where the library is kept that this command makes of these sources on a processor like this one.
+    """The file of the library that this command makes of these sources on a processor like this one.
 
     A file in the user's cache folder (`$XDG_CACHE_HOME`, else `~/.cache`). Its name is a digest of the command's words,
     of the programs among them as they are installed, of the sources' text and of the processor.
@@ -53,7 +53,7 @@ def kept_file(command: Sequence[str], sources: Iterable[Path]) -> Path:
 
 
 def keep(library: Path, kept: Path) -> None:
-    """Put the library there whole, whoever else does the same at that time; see `verified_content`.
+    """Put the library there whole, whichever other process does the same at that time; see `verified_content`.
 
     Raises:
         ConfigurationError: the folder cannot be written to, or is not this user's alone.
@@ -76,7 +76,7 @@ def keep(library: Path, kept: Path) -> None:
 
 
 def verified_content(kept: Path) -> bytes | None:
-    """The library as `keep` left it; None where there is none, or one that was cut off, which would end the process.
+    """The library as `keep` left it; None where there is none, or a truncated one, which would end the process.
 
     The last bytes of the file are a digest of all before them. The digest proves that the file is whole, not who wrote
     it: a library runs as soon as it is loaded, so that the owner and the mode of the folder and of the file are read
@@ -142,7 +142,7 @@ def _cache_folder() -> Path:
 
 
 def _installed(word: str) -> str:
-    """Which file it runs, with its size and time; nothing for a word that is not a program."""
+    """The file that a word of a command runs, with its size and time; nothing for a word that is not a program."""
     found = shutil.which(word)
     if found is None:
         return ""
@@ -187,7 +187,7 @@ MOST_S = 60.0  # that a run of the compiler may take
 
 
 def built(source: str, **constants: int) -> ctypes.CDLL:
-    """The library of a source, its constants defined; as it was compiled before, where it was.
+    """The library of a source with its constants defined; compiled now unless it was compiled before.
 
     It has every function that the source exports. What was kept is loaded only where nobody but this user can have
     written it; else it is compiled in a private folder, and a warning gives the reason.
@@ -246,7 +246,7 @@ def _warn_once(reason: str) -> None:
 
 
 def _compile_library(compiler: Sequence[str], options: Sequence[str], source: str, kept: Path | None) -> ctypes.CDLL:
-    """A new library, and a copy of it at `kept` where that can be."""
+    """A newly compiled library, and a copy of it at `kept` where that is possible."""
     refuse_other_openmp(compiler)
     with _private_folder(source) as folder:
         code, library = folder / "code.o", folder / "library.so"
@@ -271,7 +271,7 @@ def _private_folder(source: str) -> Iterator[Path]:
 
 
 def found_compiler() -> list[str]:
-    """The words that run it: those of CXX, which may name a launcher and flags, or the first compiler that is here.
+    """The words that run the compiler: those of CXX, which may name a launcher and flags, or the first compiler found.
 
     Raises:
         ConfigurationError: CXX cannot be read, or there is no such program.
@@ -314,7 +314,7 @@ def _loaded(library: Path, source: str) -> ctypes.CDLL:
 
 
 def _run(command: list[str], source: str) -> str:
-    """What the compiler printed; raises ConfigurationError with its first error."""
+    """The output of the compiler; raises ConfigurationError with its first error."""
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=MOST_S).stdout
     except OSError as error:

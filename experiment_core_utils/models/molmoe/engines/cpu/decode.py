@@ -47,7 +47,7 @@ def _decode() -> Any:
 
 
 class DecodeStepKernel:
-    """A whole step of one request.
+    """A compiled decode step of one request.
 
     Raises:
         ConfigurationError: it cannot be compiled here.
@@ -66,7 +66,8 @@ class DecodeStepKernel:
         blocks: Sequence[int],
         experts: Sequence[int],
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """State [1, H], overwritten -> logits [1, V], and the experts [1, k] of each block; the next slot is filled.
+        """Logits [1, V] from a state [1, H], which is overwritten, and the experts [1, k] of each block; the next
+        position is filled.
 
         Args:
             cos_sin: cosines and signed sines [1, 1, D] of the token's position.
@@ -119,7 +120,7 @@ class DecodeStepKernel:
 
 
 class CpuDecode(ReferenceDecode):
-    """A `DecodeEngine`; stores of several requests go the way of `ReferenceDecode`.
+    """A `DecodeEngine` by one compiled call; KV caches of several requests use `ReferenceDecode`.
 
     Raises:
         ConfigurationError: the decoder is not in float32 on the CPU, or the kernel cannot be compiled here.

@@ -49,7 +49,7 @@ def _library() -> Any:
 
 @dataclass(frozen=True)
 class DecoderBlockKernel:
-    """A block without its attention: H wide, E experts of width I. See `BlockWeights`.
+    """A fused block without its attention: H wide, E experts of width I. See `BlockWeights`.
 
     Attributes:
         block: norms, and the sizes.
@@ -72,12 +72,12 @@ class DecoderBlockKernel:
     memory: Workspace
 
     def reserve(self, tokens: int, top_k: int, heads: int, head_width: int) -> None:
-        """Take the memory that calls for so many tokens work in."""
+        """Allocate the workspace of calls for so many tokens."""
         self._workspace(tokens, top_k)
         self.memory.buffer("queries", heads, tokens, head_width)
 
     def _workspace(self, tokens: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Buffers for normed states, weights of experts and what the experts make."""
+        """Buffers for normed states, weights of experts and the experts' products."""
         buffer, width = self.memory.buffer, self.output.columns
         return buffer("normed", tokens, width), buffer("weights", tokens, top_k), buffer("mixed", tokens * top_k, width)
 
@@ -88,7 +88,7 @@ class DecoderBlockKernel:
         kept: tuple[torch.Tensor, torch.Tensor],
         heads: int,
     ) -> torch.Tensor:
-        """States [T, H] -> queries [Q, T, D], valid until the next call; keys and values into `kept`.
+        """Queries [Q, T, D] of states [T, H], valid until the next call; keys and values go into `kept`.
 
         Queries and keys are normed and turned.
 
@@ -121,7 +121,9 @@ class DecoderBlockKernel:
         return queries
 
     def finish(self, states: torch.Tensor, attended: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """States [T, H] and attended [T, Q * D] -> states behind the block, and experts [T, k] from the heaviest on."""
+        """States after the block, from states [T, H] and attended [T, Q * D], and experts [T, k] from the
+        heaviest on.
+        """
         tokens, width = states.shape
         refuse_others("states", states, tokens, self.output.columns)
         refuse_others("attended rows", attended, tokens, self.output.weights.shape[1])

@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 30
 
 
 class ProductPlace(ctypes.Structure):
-    """`Product` of products.h."""
+    """The struct `Product` of products.h."""
 
     _fields_ = (*fields(POINTER, "weights", "bias"), *fields(INT64, "inner", "columns"))
 
@@ -52,7 +52,9 @@ def panels_of(weight: torch.Tensor, bias: torch.Tensor | None, tile: int) -> Pan
 
 
 def paired_panels(gate_up: torch.Tensor, tile: int) -> torch.Tensor:
-    """[E, 2 * I, K], gates and ups -> [E, I / lanes rounded up, K, tile]: half of a panel gates, half their ups."""
+    """Panels [E, I / lanes rounded up, K, tile] of gates and ups [E, 2 * I, K]: half of a panel gates, half their
+    ups.
+    """
     lanes = tile // 2
     experts, rows, inner = gate_up.shape
     halves = F.pad(gate_up.view(experts, 2, rows // 2, inner), (0, 0, 0, -(rows // 2) % lanes))
@@ -82,14 +84,14 @@ def refuse_large(weights: Iterable[torch.Tensor], most_bytes: int = MOST_BYTES) 
 
 
 class Workspace:
-    """Float32 on the CPU, by name; what stands in a room is lost when another size is requested under its name."""
+    """Float32 buffers on the CPU by name; a buffer's content is lost when another size is requested under its name."""
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
 
     @torch.inference_mode(False)
     def buffer(self, name: str, *size: int) -> torch.Tensor:
-        """Contiguous, of this size, in memory that grows with the largest."""
+        """A contiguous buffer of this size, in memory that grows with the largest one."""
         elements = torch.Size(size).numel()
         if name not in self._held or self._held[name].numel() < elements:
             self._held[name] = torch.empty(elements)

@@ -21,7 +21,7 @@ from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 
 
 class CpuPrefill(ReferencePrefill):
-    """A `PrefillEngine`; `warm_up` takes the memory that prompts of that length work in.
+    """A `PrefillEngine` with compiled row operations; `warm_up` allocates the workspace for prompts of that length.
 
     Raises:
         ConfigurationError: the decoder is not in float32 on the CPU, or the kernels cannot be compiled for it here.

@@ -23,7 +23,7 @@ from experiment_core_utils.models.molmoe.engines.weights import LayerNorm, Visio
 
 
 class NormPlace(ctypes.Structure):
-    """`Norm` of vision_rows.h."""
+    """The struct `Norm` of vision_rows.h."""
 
     _fields_ = (*fields(POINTER, "weights", "bias"), *fields(FLOAT, "eps"))
 
@@ -43,7 +43,7 @@ def _library() -> Any:
 
 
 def tile_width() -> int:
-    """Columns of a panel.
+    """The number of columns of a panel.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled here.
@@ -53,7 +53,7 @@ def tile_width() -> int:
 
 @dataclass(frozen=True)
 class VisionBlockKernel:
-    """A block without its attention; C wide, its inner width I.
+    """A fused block without its attention; C wide, its inner width I.
 
     Attributes:
         first_norm: before queries, keys and values.
@@ -126,7 +126,7 @@ def _ends_library() -> Any:
 
 @dataclass(frozen=True)
 class EmbeddingKernel:
-    """Patches to states, W wide.
+    """A kernel from patches to states, W wide.
 
     Attributes:
         patches: the product [W, channels * S * S], S the side of a patch.
@@ -143,7 +143,7 @@ class EmbeddingKernel:
     norm: LayerNorm
 
     def states(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Crops [K, channels, side, side] -> [K, P + 1, W].
+        """States [K, P + 1, W] of crops [K, channels, side, side].
 
         Raises:
             ValueError: the crops have another shape, dtype or layout.
@@ -179,7 +179,8 @@ def embedding_kernel(embeddings: Any, norm: LayerNorm) -> EmbeddingKernel:
 
 @dataclass(frozen=True)
 class PoolingKernel:
-    """Windows of patches to one row each, by attention of `heads` heads; the query is of their mean.
+    """A kernel that pools windows of patches to one row each, by attention of `heads` heads; the query is of their
+    mean.
 
     Attributes:
         pads: [2, C], added to patches that are padding: all, partly.
@@ -197,7 +198,8 @@ class PoolingKernel:
     side: int
 
     def pooled(self, features: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-        """[K, P, C] and masks [K, P], 0 where a patch is all padding, below 1 where partly -> [K, cells * cells, W].
+        """Pooled rows [K, cells * cells, W] of [K, P, C] and masks [K, P], 0 where a patch is all padding, below 1
+        where partly.
 
         Raises:
             ValueError: features or masks have another shape, dtype or layout.

@@ -41,14 +41,14 @@ FIRST_OVERLAPPING = 9
 
 
 def graphed_decode_unsupported_reason(decoder: DecoderWeights) -> str | None:
-    """None where a decode step of this decoder can be captured; else the reason."""
+    """The reason why a decode step of this decoder cannot be captured; None where it can."""
     if decoder.device.type != "cuda":
         return f"CUDA graphs need a GPU, and the model is on {decoder.device}"
     return vendor_unsupported_reason() or shape_unsupported_reason(decoder)
 
 
 def shape_unsupported_reason(decoder: DecoderWeights) -> str | None:
-    """None where the kernels cover the decoder's dtype and widths; else the reason."""
+    """The reason why the kernels do not cover the decoder's dtype and widths; None where they do."""
     if decoder.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"the kernels take bfloat16, float16 and float32, not {str(decoder.dtype).removeprefix('torch.')}"
     width = decoder.head_width
@@ -63,12 +63,12 @@ def shape_unsupported_reason(decoder: DecoderWeights) -> str | None:
 
 
 def can_share_weights(decoder: DecoderWeights) -> bool:
-    """Whether the widths allow a step that reads weights once for all requests, not once for each."""
+    """Whether the widths allow a step that reads weights once for all requests, and not once for each."""
     return decoder.width % COLUMNS_AT_ONCE == 0 and decoder.expert_width % COLUMNS_AT_ONCE == 0
 
 
 class GraphedDecode:
-    """A `DecodeEngine` whose steps are replays; a store keeps its graphs' addresses as long as the engine lives.
+    """A `DecodeEngine` whose steps are CUDA graphs; the graphs' addresses stay valid as long as the engine exists.
 
     Args:
         graphs: shared with the other stages' engines; None makes its own.
@@ -95,7 +95,7 @@ class GraphedDecode:
         self._use_pdl = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache) -> None:
-        """As `DecodeEngine.warm_up`.
+        """See `DecodeEngine.warm_up`.
 
         Raises:
             ConfigurationError: Triton cannot build the kernels here, or the store is too small to try them.
@@ -104,7 +104,7 @@ class GraphedDecode:
 
     @torch.inference_mode()
     def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
-        """As `DecodeEngine.step`; captures first what `warm_up` was not asked for."""
+        """See `DecodeEngine.step`; captures first where `warm_up` did not."""
         name = self._capture_graphs(knobs, kv_cache)
         self._stepped = kv_cache.batch, kv_cache.max_seq_len
         return self._graphs.replay(name)
@@ -153,7 +153,7 @@ class GraphedDecode:
 
 
 def _decode_step_modules() -> tuple[Any, Any]:
-    """Modules of a step that serves each request for itself, and of one that reads weights once for all."""
+    """The modules of a step that serves each request separately, and of one that reads weights once for all."""
     try:
         from experiment_core_utils.models.molmoe.engines.gpu.triton import batched_decode_forward as batched_step
         from experiment_core_utils.models.molmoe.engines.gpu.triton import decode_forward as decode_step
@@ -164,7 +164,9 @@ def _decode_step_modules() -> tuple[Any, Any]:
 
 @contextmanager
 def _kept(kv_cache: KVCache) -> Iterator[None]:
-    """The last slots are free to write to; afterwards they, the lengths and the tokens are as before."""
+    """A context in which the last positions may be written to; they, the lengths and the tokens are restored
+    afterwards.
+    """
     first = kv_cache.max_seq_len - WARM_UPS
     changed = (
         kv_cache.device_lengths,

@@ -58,7 +58,7 @@ class _PaddedPrompt:
 
 @dataclass(frozen=True)
 class _Noted:
-    """A call, and where its experts stand."""
+    """A call, and the place of its experts' ids."""
 
     record: ExpertRecord
     padded: int
@@ -67,7 +67,7 @@ class _Noted:
 
 
 def graphed_prefill_unsupported_reason(decoder: DecoderWeights) -> str | None:
-    """Why this decoder's prefill cannot be captured; None where it can."""
+    """The reason why this decoder's prefill cannot be captured; None where it can."""
     half = decoder.head_width // 2
     if decoder.device.type != "cuda":
         return f"its weights are on {decoder.device.type}, not on a CUDA device"
@@ -159,7 +159,7 @@ class GraphedPrefill(_PaddedPrefill):
         self._noted: _Noted | None = None
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """See `PrefillEngine.warm_up`; for request 0."""
+        """See `PrefillEngine.warm_up`; captures for request 0."""
         self._capture_graphs(knobs, kv_cache, tokens, 0)
 
     @torch.inference_mode()

@@ -20,14 +20,14 @@ MOST_GRAPHS = 64
 
 @dataclass(frozen=True)
 class _Crops:
-    """What the graph of one number of crops reads."""
+    """The inputs of the graph of one number of crops."""
 
     patches: torch.Tensor  # [N * P, C]; columns past the pixels are zero
     masks: torch.Tensor  # [N, P]
 
 
 def graphed_vision_unsupported_reason(vision: VisionWeights) -> str | None:
-    """Why this tower cannot be captured; None where it can."""
+    """The reason why this tower cannot be captured; None where it can."""
     if vision.device.type != "cuda":
         return f"its weights are on {vision.device.type}, not on a CUDA device"
     if (reason := vendor_unsupported_reason()) is not None:
@@ -40,19 +40,23 @@ def graphed_vision_unsupported_reason(vision: VisionWeights) -> str | None:
 
 
 def cut_patches(pixel_values: torch.Tensor, side: int) -> torch.Tensor:
-    """A view: [N, 3, S, S] -> [N, S / side, S / side, 3, side, side], pixels of a patch as a convolution reads them."""
+    """A view of crops as patches: [N, 3, S, S] -> [N, S / side, S / side, 3, side, side], pixels of a patch as a
+    convolution reads them.
+    """
     crops, colours, height, width = pixel_values.shape
     cut = pixel_values.view(crops, colours, height // side, side, width // side, side)
     return cut.permute(0, 2, 4, 1, 3, 5)
 
 
 def real_crops(patches: torch.Tensor, crops: int, pixels: int) -> torch.Tensor:
-    """[N * P, C], of which the first `pixels` columns are a patch's -> [N] bool, False where a crop is padding."""
+    """Whether each crop is real or padding: [N * P, C], of which the first `pixels` columns are a patch's -> [N]
+    bool.
+    """
     return (patches.view(crops, -1, patches.shape[1])[:, :, :pixels] != PAD_VALUE).any(dim=2).any(dim=1)
 
 
 class GraphedVision:
-    """A `VisionEngine`.
+    """A `VisionEngine` by CUDA graphs.
 
     Raises:
         ConfigurationError: the reason, where the tower cannot be captured.
@@ -89,7 +93,7 @@ class GraphedVision:
 
     @torch.inference_mode()
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
-        """See `VisionEngine.encode`; requests of several pictures may be laid one after the other."""
+        """See `VisionEngine.encode`; requests of several pictures may be placed one after the other."""
         crops = pixel_values.shape[0]
         self.warm_up(crops)
         held = self._crops[crops]
@@ -100,7 +104,7 @@ class GraphedVision:
         return self._graphs.replay(("vision", crops))
 
     def _new_crops(self, crops: int) -> _Crops:
-        """Crops of zeros; kept from the first request of this size on."""
+        """Crops of zeros, kept from the first request of this size on."""
         vision = self._vision
         patches = vision.positions.shape[0] - 1
         pixels = torch.zeros(crops * patches, vision.patch_weight.shape[1], dtype=vision.dtype, device=vision.device)
@@ -108,7 +112,7 @@ class GraphedVision:
 
 
 def _kernels() -> Any:
-    """Triton may be missing; then ImportError."""
+    """The kernels of the vision stage; raises ImportError where Triton is missing."""
     from experiment_core_utils.models.molmoe.engines.gpu.triton import vision_forward as vision
 
     return vision

@@ -35,7 +35,7 @@ class RotaryTable:
     @classmethod
     @torch.inference_mode(False)
     def of(cls, decoder: DecoderWeights, positions: int) -> "RotaryTable":
-        """Angles in float32, as transformers takes them."""
+        """The table of so many positions, with angles in float32, as transformers computes them."""
         steps = torch.arange(positions, dtype=torch.float32, device=decoder.device)
         angles = torch.outer(steps, decoder.inverse_frequencies)
         cosine, sine = angles.cos(), angles.sin()
@@ -47,13 +47,13 @@ class RotaryTable:
         return RotaryTable(self.cosine[which], self.sine[which])
 
     def applied(self, heads: torch.Tensor) -> torch.Tensor:
-        """[T, N, D] -> [T, N, D], row t by position t."""
+        """Heads [T, N, D] with rotary positions, row t by position t."""
         halves = heads.unflatten(2, (2, heads.shape[2] // 2)).flip(2).flatten(2)
         return torch.addcmul(heads * self.cosine, halves, self.sine)
 
 
 class _Reference:
-    """What prefill and decode have in common."""
+    """The arithmetic that prefill and decode have in common."""
 
     def __init__(self, decoder: DecoderWeights) -> None:
         self._decoder = decoder
@@ -63,7 +63,7 @@ class _Reference:
 
     @property
     def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
-        """See `ExpertTrace.topk_expert_ids`; of the last call, in the order in which the blocks ran.
+        """See `ExpertTrace.topk_expert_ids`; those of the last call, in the order in which the blocks ran.
 
         T is 1 in the last block of a prefill.
         """
@@ -79,7 +79,7 @@ class _Reference:
         return self._rotary
 
     def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """[T, W] -> [T, W]."""
+        """RMS norm of states [T, W]."""
         if len(states) > FEW_ROWS or states.dtype != torch.float32:
             return F.rms_norm(states, weight.shape, weight, self._decoder.norm_eps)
         # One operation for the mean square, where `rms_norm` on the CPU makes eight in all.
@@ -89,7 +89,9 @@ class _Reference:
     def _projected(
         self, block: BlockWeights, states: torch.Tensor, rotary: RotaryTable, asking: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[T, H] -> queries [A, Q, D] of the last A rows, keys and values [T, KV, D], normed and turned."""
+        """Queries [A, Q, D] of the last A rows of [T, H], keys and values [KV, T, D], normed and with rotary
+        positions.
+        """
         width, kv_width = len(block.query_norm), len(block.key_norm)
         normed, asked = self._normed(states, block.input_norm), rotary
         if asking == len(states):
@@ -108,7 +110,7 @@ class _Reference:
     def _attended(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, causal: bool
     ) -> torch.Tensor:
-        """[B, Q, T', D] over [B, KV, T, D] -> [B * T', Q * D]."""
+        """Attention of [B, Q, T', D] over [B, KV, T, D] -> [B * T', Q * D]."""
         shares_heads = self._decoder.num_heads != self._decoder.num_kv_heads
         attended = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=shares_heads
@@ -116,7 +118,7 @@ class _Reference:
         return attended.transpose(1, 2).flatten(2).flatten(0, 1)
 
     def _finished(self, index: int, states: torch.Tensor, attended: torch.Tensor, top_k: int) -> torch.Tensor:
-        """The block behind its attention: both residual sums and the mixture of experts."""
+        """States after the block, from those after its attention: both residual sums and the mixture of experts."""
         block = self._decoder.blocks[index]
         states = torch.addmm(states, attended, block.output.t())
         normed = self._normed(states, block.ffn_norm)
@@ -126,7 +128,7 @@ class _Reference:
         return states + mixture(block, normed, weights, topk_ids)
 
     def _routed(self, block: BlockWeights, normed: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Weights [T, k] and experts [T, k]."""
+        """Weights [T, k] and experts [T, k] of normed states."""
         topk_weights = torch.softmax(F.linear(normed, block.router), dim=-1, dtype=torch.float32)
         weights, topk_ids = topk_weights.topk(top_k, dim=-1)
         if self._decoder.normalise_top_k:
@@ -154,7 +156,7 @@ class ReferencePrefill(_Reference):
     def suffix_logits(
         self, states: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0, ran: int = 0
     ) -> torch.Tensor:
-        """States [T, H] in front of the blocks of the setting but the first `ran` -> logits [1, V] of the last one.
+        """Logits [1, V] of the last position, from states [T, H] before the active blocks without the first `ran`.
 
         Fills the request's slots 0 to T - 1 of those blocks.
         """
@@ -169,7 +171,7 @@ class ReferencePrefill(_Reference):
         ran: int = 0,
         last_alone: bool = False,
     ) -> torch.Tensor:
-        """As `suffix_logits`, [T, H] -> [T, H]; with `last_alone` [1, H] of the last position."""
+        """States [T, H] after the blocks of `suffix_logits`; with `last_alone` [1, H] of the last position."""
         tokens = len(states)
         rotary = self._rotary_for(kv_cache.max_seq_len).rows(slice(tokens))
         if not ran:
@@ -184,13 +186,13 @@ class ReferencePrefill(_Reference):
     def _block(
         self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
     ) -> torch.Tensor:
-        """[T, H] -> [T, H]; the block's keys and values go into `kept`, both [KV, T, D]."""
+        """States [T, H] after a block; the block's keys and values go into `kept`, both [KV, T, D]."""
         return self._passed(index, states, kept, rotary, top_k, len(states))
 
     def suffix_block(
         self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
     ) -> torch.Tensor:
-        """[T, H] -> [T, H] behind a block with the model's own experts; keys and values go into the last T slots.
+        """States [T, H] after a block with the model's own experts; keys and values go into the last T positions.
 
         Args:
             kept: both [KV, E, D], filled before those.
@@ -203,13 +205,13 @@ class ReferencePrefill(_Reference):
         return self._finished(index, states, self._attend(queries.transpose(0, 1), kept, seen), top_k)
 
     def _attend(self, queries: torch.Tensor, kept: KeysAndValues, seen: torch.Tensor) -> torch.Tensor:
-        """[Q, T, D] -> [T, Q * D]."""
+        """Attention of queries [Q, T, D] over the kept keys and values -> [T, Q * D]."""
         return self._attended(queries[None], kept[0][None], kept[1][None], seen, causal=False)
 
     def _last_block(
         self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
     ) -> torch.Tensor:
-        """[T, H] -> [1, H] of the last position; otherwise as `_block`."""
+        """The last position's state [1, H] after the last block, from [T, H]; otherwise as `_block`."""
         return self._passed(index, states, kept, rotary, top_k, 1)
 
     def _passed(
@@ -258,7 +260,7 @@ def _written(max_seq_len: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
 
 
 class _Places:
-    """Where the next token of each request goes in a store, and which slots it sees."""
+    """The place of each request's next token in a KV cache, and the positions that it sees."""
 
     def __init__(self, kv_cache: KVCache) -> None:
         lengths = kv_cache.lengths
@@ -275,7 +277,7 @@ class _Places:
             self.mask = (torch.arange(self._end, device=device) <= self.positions[:, None])[:, None, None]
 
     def written(self, max_seq_len: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """`new` [B, KV, D] into [B, KV, T, D] -> the slots in use, the new one among them."""
+        """Write `new` [B, KV, D] into [B, KV, T, D]; returns the positions in use, the new one among them."""
         if self._is_alone:
             max_seq_len[:, :, self._end - 1] = new
         else:
@@ -286,7 +288,7 @@ class _Places:
 def _of_one_row(
     block: BlockWeights, normed: torch.Tensor, weights: torch.Tensor, topk_ids: torch.Tensor
 ) -> torch.Tensor:
-    """One row's experts [1, H] -> [1, H]: each weight is read where it lies, once."""
+    """Output [1, H] of one row's experts [1, H]: each weight is read once, in place."""
     experts = topk_ids[0].tolist()
     row = normed[0]
     hidden = torch.stack([torch.mv(block.gate_up[expert], row) for expert in experts])
@@ -328,7 +330,7 @@ def _products_by_expert(given: torch.Tensor, factors: torch.Tensor, counts: list
 
 
 class ReferencePausedPrefill:
-    """A `PausedPrefillEngine` where whole prefills are straight.
+    """A `PausedPrefillEngine` for decoders whose whole prefills are the reference.
 
     Args:
         blocks: that run the whole ones; what they note of experts is of the last call.

@@ -56,7 +56,7 @@ class ReferenceVision:
         return features.flatten(0, 1)
 
     def _patch_states(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        """[K, 3, S, S] -> [K, P, C * L]."""
+        """Patch states [K, P, C * L] of crops [K, 3, S, S]."""
         tower = self._tower
         states = tower.pre_layernorm(tower.embeddings(pixel_values))
         kept = {}
@@ -80,7 +80,7 @@ class ReferenceVision:
         return rows.view_as(states).add_(states)
 
     def _connected(self, features: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
-        """[K, P, C * L] -> [K, F, H]; the learnt padding is added where there is some."""
+        """Features [K, F, H] of patch states [K, P, C * L]; the learnt padding is added where there is some."""
         connector = self._connector
         if bool((image_masks < 1).any()):
             return connector(features, image_masks)
@@ -93,6 +93,6 @@ def _products(block: Any) -> tuple[nn.Module, ...]:
 
 
 def padding_crops(pixel_values: torch.Tensor) -> list[int]:
-    """Indices of the crops whose values are all -1; the first row of each tells most of them apart."""
+    """Indices of the crops whose values are all -1; the first row of each rules out most others."""
     doubtful = (pixel_values[:, 0, 0] == PAD_VALUE).all(dim=1).nonzero().flatten().tolist()
     return [crop for crop in doubtful if bool((pixel_values[crop] == PAD_VALUE).all())]

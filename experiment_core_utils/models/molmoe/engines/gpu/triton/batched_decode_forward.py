@@ -26,7 +26,7 @@ __all__ = ["BatchBuffers", "BatchedStep", "batch_tiles_for"]
 
 @dataclass(frozen=True)
 class BatchBuffers:
-    """What one kernel leaves for the next, of B requests; float32 unless said."""
+    """Buffers between the kernels of a step of B requests; float32 unless noted."""
 
     stream: torch.Tensor  # [B, H] the residual stream
     unit: torch.Tensor  # [B, H] its norm, in the weights' dtype
@@ -40,7 +40,7 @@ class BatchBuffers:
     @classmethod
     @torch.inference_mode(False)
     def allocate(cls, decoder: DecoderWeights, batch: int, max_seq_len: int, tiles: BatchTiles) -> "BatchBuffers":
-        """Beside the decoder's weights, for every setting of a store of this size."""
+        """The buffers, beside the decoder's weights, for every setting of a KV cache of this size."""
         rows, width = decoder.head.shape
         blocks = triton.cdiv(rows, tiles.head.rows)
 
@@ -60,7 +60,7 @@ class BatchBuffers:
 
 
 class BatchedStep:
-    """One step of a store's requests together.
+    """One decode step of all requests of a KV cache together.
 
     Args:
         buffers: for this store's batch and slots, made with these tiles.
@@ -77,7 +77,7 @@ class BatchedStep:
         self._use_pdl = use_pdl
 
     def launch(self, knobs: EngineKnobs) -> torch.Tensor:
-        """As `DecodeEngine.step`."""
+        """See `DecodeEngine.step`."""
         decoder, buffers = self._decoder, self._buffers
         norms = [decoder.blocks[index].input_norm for index in knobs.blocks] + [decoder.final_norm]
         summed_norm(decoder.embedding, self._kv_cache.next_tokens, None, norms[0], *self._normed)
@@ -97,7 +97,7 @@ class BatchedStep:
         return self._buffers.stream, self._buffers.unit, self._decoder.norm_eps, self._use_pdl
 
     def _attend(self, block: BlockWeights, row: int) -> None:
-        """`unit` -> `stream` behind the output product."""
+        """Attention and output projection of a block: `unit` -> `stream`."""
         buffers, tiles, use_pdl = self._buffers, self._tiles, self._use_pdl
         attention = buffers.attention
         small_batch_gemm(buffers.unit, block.qkv, attention.qkv, tiles.qkv, use_pdl)
@@ -105,7 +105,7 @@ class BatchedStep:
         small_batch_gemm(attention.attended, block.output, buffers.stream, tiles.output, use_pdl, added=True)
 
     def _experts(self, block: BlockWeights, used: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each request's experts' rows [B * k, H] and their shares [B, k]."""
+        """Rows [B * k, H] of each request's experts, and their weights [B, k]."""
         buffers, decoder, use_pdl = self._buffers, self._decoder, self._use_pdl
         # What the experts' products read is the record itself.
         topk_ids = used[: self._kv_cache.batch * top_k].view(-1, top_k)

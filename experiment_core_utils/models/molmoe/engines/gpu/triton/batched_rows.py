@@ -76,7 +76,7 @@ def routed_norm_kernel(  # type: ignore[no-untyped-def]
     NORMALISE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """unit = the norm of `stream`; chosen [B, TOP_K], the experts with the largest logits, and their shares.
+    """unit = the norm of `stream`; topk_ids [B, TOP_K], the experts with the largest logits, and their weights.
 
     Programs: (request, block of columns). Each gives its columns' `parts` [B, blocks, E] of the logits, and the last of
     a request to finish ranks its experts.
@@ -113,7 +113,7 @@ def _rank(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     NORMALISE: tl.constexpr,
 ):
-    """One request's experts by their logit, the lower index first among equal ones, and their shares."""
+    """One request's experts by their logit, the lower index first among equal ones, and their weights."""
     expert = tl.arange(0, PADDED_E)
     block = tl.arange(0, BLOCKS)
     # Other programs wrote these: past the first-level cache.
@@ -136,7 +136,7 @@ def summed_norm(
     eps: float,
     use_pdl: bool,
 ) -> None:
-    """Each request's row of `source`, and its experts' rows added, -> `stream` [B, H] float32 and its RMS norm `unit`.
+    """Add each request's experts' rows to its row of `source` -> `stream` [B, H] float32 and its RMS norm `unit`.
 
     Args:
         source: [B, H], or with `tokens` [B] the embeddings [V, H] of those.
@@ -169,7 +169,8 @@ def routed_norm(
     normalise: bool,
     use_pdl: bool,
 ) -> torch.Tensor:
-    """The RMS norm of `stream` [B, H] -> `unit`, the best k experts -> `topk_ids` [B, k] int32; their shares [B, k].
+    """The RMS norm of `stream` [B, H] -> `unit`, the best k experts -> `topk_ids` [B, k] int32, and their weights [B,
+    k].
 
     The shares are those of a softmax in float32 over all experts, summing to 1 only where `normalise` says so.
 

@@ -27,7 +27,7 @@ PARTS_AT_ONCE = 16384
 
 @dataclass(frozen=True)
 class StepBuffers:
-    """What one kernel leaves for the next: B requests, S splits, T slots; float32 unless said."""
+    """Buffers between the kernels of a step: B requests, S splits, T positions; float32 unless noted."""
 
     stream: torch.Tensor  # [B, H] the residual stream
     attention: AttentionBuffers  # with float32 for what the heads attended to
@@ -46,7 +46,7 @@ class StepBuffers:
     @classmethod
     @torch.inference_mode(False)
     def allocate(cls, decoder: DecoderWeights, batch: int, max_seq_len: int, tiles: StepTiles) -> "StepBuffers":
-        """Beside the decoder's weights, for every setting of a store of this size."""
+        """The buffers, beside the decoder's weights, for every setting of a KV cache of this size."""
 
         def floats(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.float32, device=decoder.device)
@@ -73,7 +73,7 @@ class StepBuffers:
 
 
 class DecodeStep:
-    """One step of a store's requests.
+    """One decode step of all requests of a KV cache, each served separately.
 
     Args:
         buffers: for this store's batch and slots, made with `tiles` of the same splits and head.
@@ -90,7 +90,7 @@ class DecodeStep:
         self._use_pdl = use_pdl
 
     def launch(self, knobs: EngineKnobs) -> torch.Tensor:
-        """As `DecodeEngine.step`."""
+        """See `DecodeEngine.step`."""
         decoder, buffers = self._decoder, self._buffers
         for row, index in enumerate(knobs.blocks):
             block = decoder.blocks[index]

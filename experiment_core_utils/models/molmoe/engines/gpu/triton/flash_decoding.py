@@ -28,13 +28,13 @@ def _spread(values, WIDTH: tl.constexpr, eps):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _rotated(own, other, cosine, sine, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """D values of one head turned to their position; `other` are the values half a head away."""
+    """D values of one head with rotary positions applied; `other` are the values half a head away."""
     return own * cosine + tl.where(tl.arange(0, D) < D // 2, -other, other) * sine
 
 
 @triton.jit
 def _with_positions(query, key, value, inside, peak, total, mixed):  # type: ignore[no-untyped-def]
-    """The running softmax with [BLOCK, D] more keys and values."""
+    """The running softmax after [BLOCK, D] more keys and values."""
     score = tl.sum(key.to(tl.float32) * query[None, :], axis=1)
     score = tl.where(inside, score, LOWEST)
     higher = tl.maximum(peak, tl.max(score, axis=0))
@@ -48,7 +48,7 @@ def _with_positions(query, key, value, inside, peak, total, mixed):  # type: ign
 def _together(  # type: ignore[no-untyped-def]
     partial, peaks, totals, D: tl.constexpr, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr
 ):
-    """D values of one head from its parts, which other programs wrote: past the first-level cache."""
+    """D values of one head combined from its parts, which other programs wrote: read past the first-level cache."""
     part = tl.arange(0, PADDED_SPLITS)
     there = part < SPLITS
     peak = tl.load(peaks + part, mask=there, other=LOWEST, cache_modifier=".cg")
@@ -87,7 +87,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     PADDED_SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """attended [B, Q, D]; programs: (head, split, request).
+    """attended [B, Q, D] of one token over the KV cache; programs: (head, split, request).
 
     The first split also takes the new token, and stores its key and value.
     """
@@ -154,7 +154,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class AttentionBuffers:
-    """What the kernels around attention leave for each other: B requests, S splits, T slots; float32 unless said."""
+    """Buffers between the kernels around attention: B requests, S splits, T positions; float32 unless noted."""
 
     qkv: torch.Tensor  # [B, (Q + 2 * KV) * D]
     partial: torch.Tensor  # [B, Q, S, D]
@@ -170,7 +170,7 @@ class AttentionBuffers:
     def allocate(
         cls, decoder: DecoderWeights, batch: int, max_seq_len: int, splits: int, attended: torch.dtype
     ) -> "AttentionBuffers":
-        """Beside the decoder's weights, for every block."""
+        """The buffers, beside the decoder's weights, for every block."""
         heads, width = decoder.num_heads, decoder.head_width
 
         def floats(*shape: int) -> torch.Tensor:
@@ -200,7 +200,7 @@ def launch_attention(
     splits: int,
     use_pdl: bool,
 ) -> None:
-    """`buffers.qkv` -> `buffers.attended`; the token's keys and values go into the store's row of the block."""
+    """`buffers.qkv` -> `buffers.attended`; the token's keys and values go into the block's row of the KV cache."""
     width = decoder.head_width
     launch(
         attention_kernel,

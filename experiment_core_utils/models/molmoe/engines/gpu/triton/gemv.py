@@ -14,7 +14,7 @@ from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 
 @triton.jit
 def weight_rows(weight, row, column, rows, WIDTH: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[BLOCK, PADDED] of a weight [rows, WIDTH], zero outside; EXACT where nothing is outside."""
+    """Rows [BLOCK, PADDED] of a weight [rows, WIDTH], zero outside; EXACT where nothing is outside."""
     place = weight + row[:, None].to(tl.int64) * WIDTH + column[None, :]
     if EXACT:
         tile = tl.load(place, eviction_policy="evict_first")
@@ -26,7 +26,7 @@ def weight_rows(weight, row, column, rows, WIDTH: tl.constexpr, EXACT: tl.conste
 
 @triton.jit
 def stream_row(stream, tokens, request, WIDTH: tl.constexpr, EMBED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the request's residual stream begins: its own row, or at the start of a step its token's embedding."""
+    """The start of the request's residual stream: its own row, or at the start of a step its token's embedding."""
     row = request
     if EMBED:
         row = tl.load(tokens + request)
@@ -48,7 +48,7 @@ def wait_for_previous(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def is_last(counter, programs):  # type: ignore[no-untyped-def]
-    """Whether the others of so many programs have finished what they stored; the last sets the counter back to 0."""
+    """Whether all others of so many programs have finished their stores; the last one resets the counter to 0."""
     tl.debug_barrier()
     last = tl.atomic_add(counter, 1, sem="acq_rel") == programs - 1
     tl.store(counter, 0, mask=last)
@@ -108,7 +108,9 @@ def head_kernel(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """As above into logits [B, rows], with each block's largest and its row, the first of equal ones."""
+    """logits [B, rows] = weight [rows, WIDTH] times the norm of the stream, with each block's largest and its row, the
+    first of equal ones.
+    """
     request = tl.program_id(0)
     block = tl.program_id(1)
     row = block * BLOCK + tl.arange(0, BLOCK)
@@ -158,7 +160,8 @@ def launch(
     stages: int | None = None,
     **sizes: Any,
 ) -> None:
-    """With `use_pdl` the kernel may start, and read its weights, while the one before it ends; Hopper or newer.
+    """Launch a kernel; with `use_pdl` it may start, and read its weights, while the one before it ends (Hopper or
+    newer).
 
     Args:
         stages: loads in flight; None is Triton's own number.
@@ -173,7 +176,8 @@ def launch(
 def launch_next_token(
     kv_cache: KVCache, best_logits: torch.Tensor, best_rows: torch.Tensor, rows: int, use_pdl: bool
 ) -> None:
-    """The end of a step: of each request's best rows of the head's `rows`, both [B, blocks], the likeliest.
+    """Choose each request's token, the end of a step: the likeliest of the best rows of the head's `rows`, both [B,
+    blocks].
 
     It becomes the request's token, and the lengths beside the keys grow by one.
     """

@@ -21,7 +21,7 @@ FIRST_WITH_TF32 = 8
 
 @dataclass(frozen=True)
 class ProductTile:
-    """Sizes of one program: weight rows, factor step, rows of the two parts of a chunk, warps and loads in flight.
+    """Sizes of one program: weight rows, factor step, rows of the two parts of a row block, warps and loads in flight.
 
     Without a second part (`tail` 0) every chunk is computed as a whole one, which takes less shared memory.
     `bulk`: the weights come by the bulk copy engine, which GPUs have from Hopper on.
@@ -37,7 +37,7 @@ class ProductTile:
 
     @property
     def chunk(self) -> int:
-        """Rows of one expert that a program takes at once."""
+        """The number of rows of one expert that a program takes at once."""
         return self.head + self.tail
 
 
@@ -62,7 +62,7 @@ def _products(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     BULK: tl.constexpr,
 ):
-    """`count` rows from `first` on, at most HEAD + TAIL; TAIL 0 is a chunk without a second part."""
+    """Multiply `count` rows from `first` on, at most HEAD + TAIL; with TAIL 0 there is no second part."""
     strip = strip_index * STRIP + tl.arange(0, STRIP)
     inner = tl.arange(0, STEP)
     first_row = expert * (OUTER * (1 + GATED)) + strip_index * STRIP
@@ -132,7 +132,9 @@ def grouped_gemm_kernel(  # type: ignore[no-untyped-def]
     BULK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """`row_blocks` [1 + 3 * C]: how many there are, then expert, first row and row count of each."""
+    """Multiply the row blocks of `row_blocks` [1 + 3 * C]: how many there are, then expert, first row and row count of
+    each.
+    """
     strips: tl.constexpr = OUTER // STRIP
     row_block = tl.program_id(0) // strips
     strip = tl.program_id(0) % strips
@@ -205,7 +207,8 @@ def grouped_gemm(
 
 
 def dot_precision(like: torch.Tensor) -> str:
-    """How Triton multiplies numbers like these, for weights and rows in the dtype and on the device of `like`.
+    """Triton's precision of products of numbers like these, for weights and rows in the dtype and on the device of
+    `like`.
 
     float32 is multiplied as three products of its tf32 parts where tensor cores take tf32: on an H200 that is three
     times as fast as float32's own units, and at MolmoE-1B's widths nearer to float64 (4e-7; cuBLAS in float32 6e-7).
@@ -254,7 +257,9 @@ def tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[Produc
 
 
 def tiles_of_few_rows(width: int, expert_width: int, like: torch.Tensor, rows: int) -> tuple[ProductTile, ProductTile]:
-    """As `tiles_for`, where reading weights is what takes the time: chunks of `rows`, FEWEST_ROWS to MOST_ROWS."""
+    """The tiles of `tiles_for` where reading weights takes most time: row blocks of `rows`, FEWEST_ROWS to
+    MOST_ROWS.
+    """
     room, hopper = device_limits(like.device)
     wide = room >= MEMORY_OF_WIDE_TILES and like.dtype != torch.float32
     most, steps = (128, 128 if hopper else 64) if wide else (64, 32)
@@ -275,7 +280,8 @@ def expert_rows(
     tiles: tuple[ProductTile, ProductTile] | None = None,
     use_pdl: bool = False,
 ) -> torch.Tensor:
-    """[T, H] and choices [T, k] -> [T * k, H], slot by slot; slots without an expert hold anything.
+    """The experts' rows [T * k, H] of [T, H] and choices [T, k], one for each choice; rows without an expert are
+    undefined.
 
     Args:
         gate_up, down: a `BlockWeights`'s, [E, 2 * I, H] and [E, H, I].
@@ -300,7 +306,7 @@ def divisor(size: int, most: int) -> int:
 
 
 def device_limits(device: torch.device) -> tuple[int, bool]:
-    """Shared memory that a program may have, in bytes, and whether there is a bulk copy engine."""
+    """The shared memory of a program in bytes, and whether there is a bulk copy engine."""
     if device.type != "cuda":
         return 0, False
     properties = torch.cuda.get_device_properties(device)

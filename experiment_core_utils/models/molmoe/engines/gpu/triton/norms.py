@@ -23,7 +23,9 @@ def combine_norm_kernel(  # type: ignore[no-untyped-def]
     TOP_K: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """TOP_K 0: nothing is added. LAST: the last real row alone, to row 0 of `normed`."""
+    """Sum with expert rows and RMS norm. TOP_K 0: nothing is added. LAST: the last real row alone, to row 0 of
+    `normed`.
+    """
     real = tl.load(length)
     row = tl.program_id(0).to(tl.int64)
     out = row
@@ -69,8 +71,8 @@ def combine_norm(
     norm_weight: torch.Tensor,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add each token's expert rows [T * k, H], weighted by `topk_weights` [T, k], to `hidden` [T, H]: (sum, its RMS
-    norm).
+    """The sum of `hidden` [T, H] and each token's expert rows [T * k, H], weighted by `topk_weights` [T, k], and its
+    RMS norm.
 
     The sum over the k choices is in their order, so it does not change from run to run.
     """
@@ -124,7 +126,7 @@ def _apply_rope(  # type: ignore[no-untyped-def]
     PADDED: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """One row of heads: RMS norm over the whole row, then each head's halves turned against each other."""
+    """One row of heads: RMS norm over the whole row, then rotary positions on each head's halves."""
     head = tl.arange(0, PADDED)
     half = tl.arange(0, HALF)
     inside = (head < HEADS)[:, None] & (half < HALF)[None, :]
@@ -188,7 +190,8 @@ def apply_rope_and_store(
     heads: int,
     eps: float,
 ) -> torch.Tensor:
-    """Norm and turn the queries and keys of [T, (Q + 2 * KV) * D]; keys and values go to the store's first T slots.
+    """Apply norm and rotary positions to queries and keys of [T, (Q + 2 * KV) * D]; keys and values go to the first T
+    positions.
 
     Args:
         cosines, sines: [>= T, D / 2] float32, by position.

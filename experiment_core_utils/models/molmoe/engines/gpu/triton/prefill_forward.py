@@ -31,7 +31,7 @@ FIRST_WITH_FASTER_CUDNN = 9
 
 
 def attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:
-    """[B, Q, T, D] over [B, KV, T, D] -> [B, T, Q, D]; a key head serves Q / KV query heads."""
+    """Attention of [B, Q, T, D] over [B, KV, T, D] -> [B, T, Q, D]; a key head serves Q / KV query heads."""
     grouped = queries.shape[1] != keys.shape[1]
     if _cudnn_is_faster(queries, keys, values, causal, grouped):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
@@ -44,7 +44,7 @@ def attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, c
 def attention_of_last(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, length: torch.Tensor
 ) -> torch.Tensor:
-    """[1, Q, D], the queries of position `length` - 1 (one int64), over [KV, T, D] -> [1, Q, D]."""
+    """Attention [1, Q, D] of the queries [1, Q, D] of position `length` - 1 (one int64) over [KV, T, D]."""
     seen = torch.arange(keys.shape[1], device=keys.device) < length
     grouped = queries.shape[1] != keys.shape[0]
     attended = scaled_dot_product_attention(
@@ -79,7 +79,7 @@ def prefill(
     rotary: tuple[torch.Tensor, torch.Tensor],
     used: torch.Tensor,
 ) -> torch.Tensor:
-    """Run one request's prompt through the active blocks, without asking the host.
+    """Run one request's prompt through the active blocks, without waiting for the host.
 
     Args:
         hidden: embeddings [T, H] with finite rows after the prompt; attention looks back only, so those change
@@ -114,7 +114,7 @@ def through(
     used: torch.Tensor,
     after: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `prefill`, for the states [T, H] in front of any blocks, which may be none.
+    """States [T, H] after any blocks, which may be none, as `prefill` runs them.
 
     Args:
         after: the norm [H] of what follows.
@@ -146,7 +146,7 @@ def _last_logits(
     rotary: tuple[torch.Tensor, torch.Tensor],
     used: torch.Tensor,
 ) -> torch.Tensor:
-    """States [T, H] in front of the last block and their norm -> logits [1, V].
+    """Logits [1, V] from states [T, H] before the last block and their norm.
 
     Behind its keys and values nothing but row `length` - 1 is read, and so nothing else is computed.
     """
@@ -170,7 +170,7 @@ def _experts(
     used: torch.Tensor,
     tiles: tuple[ProductTile, ProductTile] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts' rows [T * k, H] of [T, H] and their shares [T, k], in `expert_rows`' tiles."""
+    """The experts' rows [T * k, H] of [T, H] and their weights [T, k], in `expert_rows`' tiles."""
     block = decoder.blocks[index]
     count = decoder.default_top_k if index == 0 else top_k
     # What the experts' products read is the record itself.
@@ -188,7 +188,7 @@ def _attend(
     values: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """[T, H] -> [T, Q * D], before the output product."""
+    """Attention of normed states [T, H] -> [T, Q * D], before the output product."""
     rows = normed.shape[0]
     queries = _queries(decoder, block, normed, keys, values, rotary)
     attended = attention(queries.transpose(0, 1)[None], keys[None, :, :rows], values[None, :, :rows], causal=True)
@@ -203,7 +203,7 @@ def _queries(
     values: torch.Tensor,
     rotary: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """[T, H] -> [T, Q, D]; keys and values go to the first T slots."""
+    """Queries [T, Q, D] of normed states [T, H]; keys and values go to the first T positions."""
     qkv_states = linear(normed, block.qkv)
     return apply_rope_and_store(
         qkv_states, block.query_norm, block.key_norm, *rotary, keys, values, decoder.num_heads, decoder.norm_eps
@@ -223,7 +223,7 @@ def begin(
     rotary: tuple[torch.Tensor, torch.Tensor],
     used: torch.Tensor,
 ) -> torch.Tensor:
-    """[T, H] -> [T, H] behind the first `pause` blocks, each with the model's own number of experts.
+    """States [T, H] after the first `pause` blocks, each with the model's own number of experts.
 
     Args:
         length: one int64, tokens of the prompt and the row behind it.
@@ -246,7 +246,7 @@ def finish(
     rotary: tuple[torch.Tensor, torch.Tensor],
     used: torch.Tensor,
 ) -> torch.Tensor:
-    """What `begin` left [T, H] through the blocks that have not run -> logits [1, V] of the prompt's last token.
+    """Logits [1, V] of the prompt's last token, from the states [T, H] of `begin` through the blocks that have not run.
 
     Args:
         length: one int64, tokens of the prompt alone: on the row behind it no expert is spent any more.

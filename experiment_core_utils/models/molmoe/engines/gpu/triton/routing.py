@@ -58,7 +58,7 @@ def route_kernel(  # type: ignore[no-untyped-def]
     STEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Rows past `length` choose the expert EXPERTS, which is none."""
+    """Route rows to experts; rows past `length` choose the expert EXPERTS, which does not exist."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inner = tl.arange(0, STEP)
     expert = tl.arange(0, BINS)
@@ -94,7 +94,7 @@ def route_kernel(  # type: ignore[no-untyped-def]
 def route(
     normed: torch.Tensor, router: torch.Tensor, length: torch.Tensor, topk_ids: torch.Tensor, normalise: bool
 ) -> torch.Tensor:
-    """Router of [T, H], softmax in float32 over all experts, and the best k of each token.
+    """Weights of each token's best k experts, by the router of [T, H] and a softmax in float32 over all experts.
 
     Args:
         topk_ids: [T, k] int32, is filled with the experts, in rows from `length` (one int64) on with E, which is none.
@@ -139,7 +139,9 @@ def align_blocks_kernel(  # type: ignore[no-untyped-def]
     STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program an expert; each counts all choices for itself, which costs less than a second launch."""
+    """Sort choices by expert, one program an expert; each counts all choices for itself, which costs less than a second
+    launch.
+    """
     wait_for_previous(PDL)
     expert = tl.program_id(0)
     offset = tl.arange(0, STEP)

@@ -18,7 +18,7 @@ FEWEST_REQUESTS, MOST_REQUESTS = 16, 64
 
 @dataclass(frozen=True)
 class SmallBatchTile:
-    """Rows of the weight and columns of one step that a program takes, its warps, and its loads in flight."""
+    """Sizes of one program: rows of the weight and columns of one step, warps, and loads in flight."""
 
     rows: int
     step: int
@@ -88,7 +88,7 @@ def small_batch_gemm(
     best: tuple[torch.Tensor, torch.Tensor] | None = None,
     added: bool = False,
 ) -> None:
-    """[B, W] times the weight [N, W] -> `output` [B, N] float32, W a multiple of the tile's step.
+    """Rows [B, W] times the weight [N, W] -> `output` [B, N] float32, W a multiple of the tile's step.
 
     Args:
         best: [B, N / tile.rows] float32 and int32 for the largest of each block of rows, and which row that is.

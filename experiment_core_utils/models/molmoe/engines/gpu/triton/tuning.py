@@ -22,7 +22,9 @@ SLOTS_AT_ONCE = 8
 
 
 def untuned_reason(card: str) -> str | None:
-    """What is to be said of own kernels on a card of that name; None on the one that they were tuned on."""
+    """The note that the project's kernels were not tuned on a card of that name; None on the one that they were tuned
+    on.
+    """
     return (
         None if TUNED_ON in card else f"own kernels run with sizes that were tuned on an {TUNED_ON}, not on an {card}"
     )
@@ -30,7 +32,7 @@ def untuned_reason(card: str) -> str | None:
 
 @dataclass(frozen=True)
 class Tile:
-    """What one program takes, by so many warps: in each of so many steps, so many rows of a weight.
+    """Sizes of one program: in each of so many steps, so many rows of a weight, by so many warps.
 
     In attention the rows are positions of the store, and the steps as many as there are.
     """
@@ -42,7 +44,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class StepTiles:
-    """The tiles of a whole step."""
+    """The tiles of all kernels of a decode step."""
 
     qkv: Tile
     attention: Tile
@@ -79,12 +81,12 @@ def tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int) -> StepTile
 
 
 def _rows(kibibytes: int, row_bytes: int) -> int:
-    """The power of two of rows that fill so much, at least 1."""
+    """The power of two of rows that fills so many kibibytes, at least 1."""
     return max(1, kibibytes * 1024 // _padded(row_bytes))
 
 
 def _padded(size: int) -> int:
-    """The power of two that covers it."""
+    """The smallest power of two that is not below a size."""
     return 1 << (size - 1).bit_length()
 
 
@@ -94,7 +96,7 @@ ATTENTION_PROGRAMS, FEWEST_BATCH_SPLITS, MOST_BATCH_SPLITS = 512, 2, 24
 
 @dataclass(frozen=True)
 class BatchTiles:
-    """The tiles of a whole step."""
+    """The tiles of all kernels of a step of several requests."""
 
     qkv: SmallBatchTile
     attention: tiles.Tile
@@ -124,6 +126,6 @@ def batch_tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int, batch
 
 
 def _rows_of_expert(decoder: DecoderWeights, top_k: int, batch: int) -> int:
-    """The power of two above twice what an expert gets where all are chosen as often."""
+    """The power of two above twice the rows that an expert gets where all are chosen equally often."""
     twice = 2 * batch * top_k // decoder.num_experts
     return min(max(1 << twice.bit_length(), FEWEST_ROWS), MOST_ROWS)

@@ -21,7 +21,7 @@ from experiment_core_utils.models.molmoe.engines.weights import ConnectorWeights
 def encode(
     vision: VisionWeights, patches: torch.Tensor, is_real: torch.Tensor, image_masks: torch.Tensor
 ) -> torch.Tensor:
-    """All crops of a request at once.
+    """Features of all crops of a request at once.
 
     Args:
         patches: [N * P, C], each patch's pixels in the order of `vision.patch_weight`'s columns.
@@ -55,7 +55,7 @@ def encode(
 
 
 def _attend(block: VisionBlockWeights, normed: torch.Tensor, crops: int, heads: int) -> torch.Tensor:
-    """[N * T, D] -> [N * T, D], behind the output product."""
+    """Attention of a block and its output product: [N * T, D] -> [N * T, D]."""
     rows, width = normed.shape
     qkv_states = linear(normed, block.qkv, block.qkv_bias).view(crops, rows // crops, 3, heads, width // heads)
     queries, keys, values = qkv_states.permute(2, 0, 3, 1, 4)

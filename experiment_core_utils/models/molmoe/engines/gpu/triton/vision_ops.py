@@ -62,7 +62,7 @@ def embed_norm(
     before: LayerNorm,
     first: LayerNorm,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Patch embeddings [N * P, D] -> states [N * (P + 1), D] behind the norm `before`, and their norm `first`."""
+    """States [N * (P + 1), D] after the norm `before`, and their norm `first`, of patch embeddings [N * P, D]."""
     tokens, width = positions.shape
     rows = patches.shape[0] // (tokens - 1) * tokens
     states = torch.empty((rows, width), dtype=patches.dtype, device=patches.device)
@@ -104,7 +104,7 @@ def add_norm_kernel(  # type: ignore[no-untyped-def]
 
 
 def add_norm(states: torch.Tensor, branch: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
-    """Add `branch` [M, D] to `states` in place; their norm [M, D]."""
+    """Add `branch` [M, D] to `states` in place, and return their norm [M, D]."""
     rows, width = states.shape
     normed = torch.empty_like(states)
     block = triton.next_power_of_2(width)
@@ -123,7 +123,7 @@ def quick_gelu_kernel(values, count, BLOCK: tl.constexpr):  # type: ignore[no-un
 
 
 def quick_gelu_in_place(values: torch.Tensor) -> None:
-    """x * sigmoid(1.702 * x), over a contiguous tensor."""
+    """The quick GELU x * sigmoid(1.702 * x), over a contiguous tensor."""
     count = values.numel()
     quick_gelu_kernel[(triton.cdiv(count, ELEMENTS),)](values, count, BLOCK=ELEMENTS, num_warps=8)
 
@@ -140,7 +140,7 @@ def gate_kernel(qkv_states, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  
 
 
 def gated(qkv_states: torch.Tensor) -> torch.Tensor:
-    """[M, 2 * I], gate beside up -> silu(gate) * up [M, I]."""
+    """Gated units: [M, 2 * I], gate beside up -> silu(gate) * up [M, I]."""
     rows, width = qkv_states.shape[0], qkv_states.shape[1] // 2
     output = torch.empty((rows, width), dtype=qkv_states.dtype, device=qkv_states.device)
     gate_kernel[(rows,)](qkv_states, output, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4)
@@ -162,7 +162,7 @@ def stack_kernel(  # type: ignore[no-untyped-def]
     SIDE: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """One program a window: its patches' states, padding filled in, and their mean."""
+    """One window a program: its patches' states, padding filled in, and their mean."""
     cells: tl.constexpr = SIDE // WINDOW
     window = tl.program_id(0).to(tl.int64)
     crop = window // (cells * cells)
@@ -238,7 +238,7 @@ def pool_kernel(  # type: ignore[no-untyped-def]
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a window: its query over its patches, head by head, with a running softmax."""
+    """One window a program: its query over its patches, head by head, with a running softmax."""
     window = tl.program_id(0).to(tl.int64)
     width: tl.constexpr = HEADS * CHANNELS
     head = tl.arange(0, PADDED)
