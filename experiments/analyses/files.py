@@ -17,7 +17,7 @@ from experiments.analyses.charts.style import save_figure
 
 @dataclass(frozen=True)
 class AnalysisFiles:
-    """What an analysis found, by the names of its files without their endings.
+    """The contents, tables and figures of an analysis, by the names of their files without endings.
 
     Attributes:
         contents: of JSON files.
@@ -30,7 +30,7 @@ class AnalysisFiles:
     figures: Mapping[str, Figure]
 
     def write(self, folder: Path) -> list[Path]:
-        """Write all of them, each whole or not at all; returns their paths.
+        """Write all of them, each whole or not at all, and return their paths.
 
         Raises:
             ResultsNotSaved: the disk does not take a file.
@@ -83,7 +83,9 @@ MOST_PANELS = 12
 
 
 def draws_for(num_settings: int, num_draws: int) -> int:
-    """Paired draws for so many settings: those asked for up to MOST_SETTINGS, so many fewer as there are more."""
+    """The number of paired draws for so many settings: the requested one up to MOST_SETTINGS, then fewer in
+    proportion.
+    """
     if num_settings <= MOST_SETTINGS:
         return num_draws
     return min(num_draws, max(FEWEST_DRAWS, num_draws * MOST_SETTINGS // num_settings))
@@ -96,6 +98,6 @@ class Steps:
         self._begun = time.monotonic()
 
     def say(self, num_settings: int, step: str) -> None:
-        """The next step begins."""
+        """Report that the next step begins."""
         if num_settings > MOST_SETTINGS:
             print(f"{time.monotonic() - self._begun:.0f} s: {step}", file=sys.stderr, flush=True)

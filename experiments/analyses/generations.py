@@ -9,7 +9,7 @@ NO_PICTURE = "no picture"
 
 
 def generations_of(sweep: Sweep) -> list[Generation]:
-    """The published run of every sample that was measured; those answered in batches have no times and are left out.
+    """The published run of every sample that was measured; samples answered in batches have no times and are left out.
 
     Raises:
         ResultsRefused: a file without the runs of its samples; it is named.

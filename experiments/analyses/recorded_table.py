@@ -14,7 +14,7 @@ from experiment_core_utils.primitives.files import read_regular_file
 
 @dataclass(frozen=True)
 class RecordedTable:
-    """A full run.
+    """The scores and times of a full run.
 
     Attributes:
         pictures: of each sample.
@@ -35,7 +35,7 @@ class RecordedTable:
 
 
 def read_table(path: Path) -> RecordedTable:
-    """What `write_table` wrote; raises ResultsError for a file that it did not write."""
+    """The table that `write_table` wrote; raises ResultsError for any other file."""
     try:
         content = json.loads(read_regular_file(path))
         rows = content["settings"]

@@ -67,7 +67,7 @@ _TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "ener
 
 @dataclass(frozen=True)
 class SweepProvenance:
-    """What all settings of a sweep share.
+    """The fields that all settings of a sweep have in common.
 
     Attributes:
         device: name of the GPU, or of the processor where there is none.
@@ -106,7 +106,7 @@ class SweepProvenance:
 
 @dataclass(frozen=True)
 class StoredSetting:
-    """One setting of one task: `result` is the content of `path`."""
+    """A setting of one task: `result` is the content of `path`."""
 
     task: str
     key: str
@@ -116,24 +116,26 @@ class StoredSetting:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Settings in order of task, vision knob (fewest features first), top-k and blocks."""
+    """The settings in order of task, vision knob (fewest features first), top-k and blocks."""
 
     provenance: SweepProvenance
     settings: tuple[StoredSetting, ...]
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Cell], ...]:
-        """One flat row for each sample that ran, in the order of the settings, by the columns of the CSV of samples."""
+        """The rows of the samples that ran, flat, in the order of the settings, by the columns of the CSV of
+        samples.
+        """
         return tuple(row for each in self.settings for row in sample_rows(each.result, each.key))
 
     @property
     def num_samples(self) -> int:
-        """Samples that ran, over all settings."""
+        """The number of samples that ran, over all settings."""
         return sum(len(each.result.per_sample_results) for each in self.settings)
 
 
 def load_sweep(*results_dirs: Path) -> Sweep:
-    """All settings in a folder and in its direct sub-folders (one for each dataset, as the multi-dataset run makes).
+    """The settings in a folder and in its direct sub-folders (one for each dataset, as the multi-dataset run makes).
 
     Sub-folders of rescored results are left out; give such a folder itself to read it. Several folders are read as one
     sweep, each once.
@@ -165,7 +167,8 @@ def _kept_for_good() -> Iterator[None]:
 
 
 def settings_frame(sweep: Sweep) -> pd.DataFrame:
-    """One row a setting: task and key, the columns of the CSV of settings, and a few more; numbers are floats or NaN.
+    """The frame of settings, one row each: task and key, the columns of the CSV of settings, and a few more; numbers
+    are floats or NaN.
 
     Knobs and counts are whole numbers; `top_k` is NaN in a dense model, which has no experts. Times in ms and energy in
     J, which their names say.
@@ -248,7 +251,7 @@ def _check_fingerprints(settings: Sequence[StoredSetting]) -> None:
 
 
 def _at(setting: StoredSetting, *place: str) -> Any:
-    """The value at this place of the provenance, which results of a sweep must have.
+    """The value at this place of the provenance, which every result of a sweep must have.
 
     Raises:
         ResultsRefused: there is none.
@@ -300,6 +303,8 @@ def _further(name: str, result: SettingResult) -> float | None:
 
 
 def vision_label(result: SettingResult) -> str:
-    """A setting's tier, its target such as `1008 tokens`, or `own` where the number of vision tokens cannot be set."""
+    """The label of a setting's vision knob: its tier, its target such as `1008 tokens`, or `own` where the number
+    cannot be set.
+    """
     tokens = result.vision_tokens_target
     return str(result.tier or (own_target().label if tokens is None else f"{tokens} tokens"))

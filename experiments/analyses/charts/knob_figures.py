@@ -39,13 +39,13 @@ MOST_NAMES, MOST_VALUE_NAMES = 30, 12
 
 
 def short_name(point: KnobPoint) -> str:
-    """Such as `high k8 b16`."""
+    """A setting's name in pictures, such as `high k8 b16`."""
     experts = "" if point.top_k is None else f" k{point.top_k}"
     return f"{point.vision}{experts} b{point.num_active_blocks}"
 
 
 def _scale(found: Objectives) -> tuple[float, str]:
-    """What costs are divided by in pictures, and the axis that says so."""
+    """The divisor of costs in pictures, and the axis title with the resulting unit."""
     if found.of.unit == "FLOPs":
         large = float(found.cost.max()) >= 1e12
         return (1e12, f"{found.of.label} (TFLOP)") if large else (1e9, f"{found.of.label} (GFLOP)")
@@ -53,7 +53,7 @@ def _scale(found: Objectives) -> tuple[float, str]:
 
 
 def draw_fronts(panels: Sequence[FrontAnalysis], caption: str) -> Figure:
-    """A panel for each task: the front's steps, its settings by name, what is sure and what is noise."""
+    """A figure with a panel for each task: the front's steps, its settings by name, what is sure and what is noise."""
     columns = min(len(panels), 2)
     rows = ceil(len(panels) / columns)
     with styled():
@@ -116,7 +116,7 @@ def _front_panel(axes: Axes, each: FrontAnalysis) -> None:
 
 
 def _steps(axes: Axes, found: Objectives, members: np.ndarray, scale: float, **style: object) -> tuple[float, float]:
-    """The front of some settings from its cheapest one to the panel's right end; returns its first corner."""
+    """Draw the front of some settings from its cheapest one to the panel's right end; returns its first corner."""
     cost, accuracy = found.cost[members], found.accuracy[members]
     own = np.flatnonzero(on_front(cost, accuracy))
     own = own[np.argsort(cost[own], kind="stable")]
@@ -127,7 +127,7 @@ def _steps(axes: Axes, found: Objectives, members: np.ndarray, scale: float, **s
 
 
 def _name_front(axes: Axes, each: FrontAnalysis) -> None:
-    """Names up and left of their points, where no setting can be; moved up where they would touch."""
+    """Write names to the upper left of their points, where no setting can be; moved up where they would touch."""
     scale, _ = _scale(each.found)
     names = {point.key: short_name(point) for point in each.found.points}
     places: dict[tuple[float, float], list[FrontPoint]] = {}
@@ -212,7 +212,9 @@ def _losses(axes: Axes, rows: Sequence[FixedValue]) -> None:
 
 
 def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
-    """A row for accuracy and one for each cost: shares of the spread by term, and the figure at each knob's values."""
+    """A figure with a row for accuracy and one for each cost: fractions of the spread by term, and the figure at each
+    knob's values.
+    """
     scales = {"accuracy": (100.0, "Accuracy", "points") if analysis.grid.best == 1 else (1.0, "Score", "score")}
     for each in analysis.fronts:
         # Of the two latencies the first one is enough in a picture.

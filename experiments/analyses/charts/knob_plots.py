@@ -43,7 +43,9 @@ TERM_COLOURS = (SKY, YELLOW, PURPLE, VERMILION)
 
 
 def knob_section(found: KnobAnalysis, random_weights: bool) -> Section:
-    """Fronts, couplings and effects of each task; without accuracy only what the knobs do to costs."""
+    """The section about knobs: fronts, couplings and effects of each task; without accuracy only what the knobs do to
+    costs.
+    """
     plots, reasons = [], []
     if random_weights:
         reasons.append(
@@ -86,12 +88,12 @@ def _established(differences: Sequence[TaskDifference]) -> list[TaskDifference]:
 
 
 def scale_of(of: Cost) -> tuple[float, str]:
-    """What costs are divided by, and their unit then."""
+    """The divisor of costs, and their unit then."""
     return (1e9, "GFLOP") if of.unit == "FLOPs" else (1.0, of.unit)
 
 
 def front_plot(each: FrontAnalysis) -> Plot:
-    """All settings of a task against one cost, by how sure their place is, and the front's steps."""
+    """A plot of all settings of a task against one cost, by how sure their place is, and the front's steps."""
     found, front = each.found, each.front
     scale, unit = scale_of(found.of)
     names = {point.key: short_name(point) for point in found.points}
@@ -128,7 +130,7 @@ def front_plot(each: FrontAnalysis) -> Plot:
 
 
 def _accuracy_range(points: Sequence[FrontPoint], best: float) -> list[float]:
-    """All points with the intervals of the front's, and room for names."""
+    """The range of accuracy that contains all points, with the intervals of the front's, and room for names."""
     low = min(point.accuracy_ci95[0] if point.on_front else point.accuracy for point in points)
     high = max(point.accuracy_ci95[1] if point.on_front else point.accuracy for point in points)
     room = max(0.12 * (high - low), 0.05 * best)
@@ -136,7 +138,7 @@ def _accuracy_range(points: Sequence[FrontPoint], best: float) -> list[float]:
 
 
 def _label_sides(x: Sequence[float], end: float) -> list[str]:
-    """Left of a mark, where no better setting is, but right of one that stands at the edge."""
+    """The side of each label: left of a mark, where no better setting is, but right of one at the edge."""
     return ["top right" if each < 0.18 * end else "top left" for each in x]
 
 
@@ -155,7 +157,7 @@ def _point_text(point: FrontPoint, scale: float, unit: str) -> str:
 
 
 def coupling_plots(analysis: TaskAnalysis) -> list[Plot]:
-    """What is lost of the first cost's front with a knob held at a value; none where no knob moves."""
+    """Plots of the loss of the first cost's front with a knob held at a value; none where no knob varies."""
     rows = [row for each in present(analysis)[:1] for row in each.fixed if row.loss.share is not None]
     if not rows:
         return []
@@ -208,7 +210,7 @@ def _loss_text(row: FixedValue, name: str) -> str:
 
 
 def effect_plots(analysis: TaskAnalysis, with_accuracy: bool) -> list[Plot]:
-    """Which knobs explain the spread of each figure, and for each figure what a knob's values change."""
+    """Plots of which knobs explain the spread of each figure, and of what a knob's values change in each figure."""
     labels = {each.found.of.name: each.found.of for each in present(analysis)}
     names = [name for name in ("accuracy", *labels) if name in analysis.effects and (with_accuracy or name in labels)]
     shown = {name: analysis.effects[name] for name in names if analysis.effects[name].terms}

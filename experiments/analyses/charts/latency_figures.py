@@ -54,7 +54,9 @@ def save_figures(
     drift: float | None,
     folder: Path,
 ) -> None:
-    """e3_errors, e3_predicted_vs_measured, e3_guardrail, and e3_recalibration_<kind> for each study with errors."""
+    """Save e3_errors, e3_predicted_vs_measured, e3_guardrail, and e3_recalibration_<kind> for each study with
+    errors.
+    """
     with styled():
         figures = {
             "e3_errors": errors_figure(validation, device, drift),
@@ -67,7 +69,7 @@ def save_figures(
 
 
 def errors_figure(validation: Validation, device: str, drift: float | None) -> Figure:
-    """Bars of the error by stage, estimator beside linear model, with the noise of measuring again as a mark.
+    """A figure of the error by stage, estimator beside linear model, with the noise of measuring again as a mark.
 
     Args:
         drift: mean deviation of the control setting over the run, a share; None where it was not measured.
@@ -108,7 +110,7 @@ def errors_figure(validation: Validation, device: str, drift: float | None) -> F
 
 
 def predicted_figure(samples: TimedSamples, validation: Validation, device: str) -> Figure:
-    """Predicted against measured, a dot a sample, a ring for the medians of a setting."""
+    """A figure of predicted against measured times, a dot a sample, a ring for the medians of a setting."""
     names = [name for name in STUDIED if name in validation.estimator]
     figure = Figure(figsize=(3.6 * len(names), 4.4), layout="constrained")
     measured = measured_times(samples)
@@ -149,7 +151,7 @@ def _predicted_panel(axes: Axes, measured: np.ndarray, predicted: np.ndarray, se
 
 
 def guardrail_figure(curve: Sequence[GuardrailCounts]) -> Figure:
-    """Violations and false rejections against the margin."""
+    """A figure of violations and false rejections against the margin."""
     figure = Figure(figsize=(7.5, 4.4), layout="constrained")
     axes = figure.subplots()
     for name, colour, label in (
@@ -171,7 +173,7 @@ def guardrail_figure(curve: Sequence[GuardrailCounts]) -> Figure:
 
 
 def recalibration_figure(study: RecalibrationStudy) -> Figure:
-    """Error against the number of samples, a line a method, quartiles over draws as bands."""
+    """A figure of the error against the number of samples, a line a method, quartiles over draws as bands."""
     names = [name for name in STUDIED if any(each.name == name for each in study.errors)]
     figure = Figure(figsize=(3.3 * len(names), 4.0), layout="constrained")
     for axes, name in zip(np.atleast_1d(figure.subplots(1, len(names))), names, strict=True):

@@ -25,7 +25,7 @@ COMPARED = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token", "T_total")
 
 
 def estimator_section(found: LatencyModel | Missing) -> Section:
-    """Errors, predicted against measured, and the guardrail's curve."""
+    """The section about the estimator: errors, predicted against measured, and the guardrail's curve."""
     if isinstance(found, Missing):
         return Section("e3", TITLE, "", (), (f"No latency estimator: {found.reason}.",))
     intro = (
@@ -45,7 +45,9 @@ def estimator_section(found: LatencyModel | Missing) -> Section:
 
 
 def errors_plot(validation: Validation) -> Plot:
-    """Error of the typical request of a setting, beside a plain linear model and the noise of measuring again."""
+    """A plot of the error of a setting's typical request, beside a plain linear model and the noise of measuring
+    again.
+    """
     names = [name for name in BARS if name in validation.estimator]
     labels = [LABELS[name] for name in names]
     traces = []
@@ -90,7 +92,7 @@ def _line_at(x: float) -> dict[str, object]:
 
 
 def guardrail_plot(curve: Sequence[GuardrailCounts]) -> Plot:
-    """Broken budgets and wasted settings against the margin."""
+    """A plot of violated budgets and wasted settings against the margin."""
     traces = []
     for violations, colour, label in (
         (True, VERMILION, "broken: admitted, but over budget"),
@@ -125,7 +127,7 @@ def guardrail_plot(curve: Sequence[GuardrailCounts]) -> Plot:
 
 
 def predicted_plot(samples: TimedSamples, validation: Validation, name: str) -> Plot:
-    """A ring for the medians of each setting, a dot for each request."""
+    """A plot with a ring for the medians of each setting and a dot for each request."""
     measured, predicted = measured_times(samples)[name], validation.left_out.times[name]
     has = np.flatnonzero(np.isfinite(measured) & np.isfinite(predicted))
     measured, predicted, settings = measured[has], predicted[has], samples.settings[has]

@@ -25,17 +25,17 @@ NAMES_IN_GROUPS: Trace = {"type": "multicategory", "ticks": "", "showgrid": Fals
 
 
 def plain(text: str) -> str:
-    """A text that plotly shows letter by letter: it would read tags and entities in it otherwise."""
+    """A text that plotly shows letter by letter; it would read tags and entities in it otherwise."""
     return escape(text, quote=False)
 
 
 def hover(heading: str, *lines: str) -> str:
-    """What a mark says: a bold heading and lines."""
+    """The hover text of a mark: a bold heading and lines."""
     return "<br>".join([f"<b>{plain(heading)}</b>", *(plain(line) for line in lines)])
 
 
 def numbers(values: Iterable[float | None]) -> list[float | None]:
-    """With 6 digits, which is more than any screen shows; None stays None, as a gap."""
+    """Numbers with 6 digits, which is more than any screen shows; None stays None, as a gap."""
     return [None if value is None else float(f"{float(value):.6g}") for value in values]
 
 
@@ -55,7 +55,7 @@ def dots(
     symbol: str = "circle",
     opacity: float = 1.0,
 ) -> Trace:
-    """A mark for each pair; `texts` are from `hover`."""
+    """A trace with a mark for each pair; `texts` are from `hover`."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -79,7 +79,7 @@ def line(
     texts: Sequence[str] | None = None,
     shape: str = "linear",
 ) -> Trace:
-    """A line through the pairs; it says nothing on hover without `texts`."""
+    """A trace with a line through the pairs; it has no hover text without `texts`."""
     trace: Trace = {
         "type": "scatter",
         "mode": "lines",
@@ -102,7 +102,7 @@ def bars(
     is_horizontal: bool,
     labels: Sequence[str] | None = None,
 ) -> Trace:
-    """A bar for each of `names`; `labels` stand inside them."""
+    """A trace with a bar for each of `names`; `labels` are written inside them."""
     places, lengths = [plain(each) for each in names], numbers(values)
     trace: Trace = {
         "type": "bar",
@@ -139,12 +139,12 @@ def whiskers(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> di
 
 
 def axis(title: str | None = None, **more: Any) -> dict[str, Any]:
-    """One axis; `more` is plotly's."""
+    """An axis with a title; `more` contains further fields of plotly's."""
     return ({"title": {"text": plain(title)}} if title is not None else {}) | more
 
 
 def layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Two axes, a legend above the picture."""
+    """A layout with two axes and a legend above the picture."""
     return {
         "xaxis": {"automargin": True, **x},
         "yaxis": {"automargin": True, **y},

@@ -48,7 +48,7 @@ _STAGE_MARKS = {"vision": "o", "prefill": "s", "decode": "^"}
 
 
 def draw_fractions(regimes: Sequence[Regime], caption: str) -> Figure:
-    """A stacked bar for each vision knob and output length: shares, with the mean total at the end."""
+    """A figure with a stacked bar for each vision knob and output length: fractions, with the mean total at the end."""
     groups, left_out = _drawn(map(_group, regimes))
     regimes = [each for each in regimes if _group(each) in groups]
     with styled():
@@ -89,7 +89,7 @@ def _fractions_title(first: Regime, last: Regime) -> str:
 
 
 def _places(regimes: Sequence[Regime]) -> list[float]:
-    """One below the other, with a gap where the vision knob changes."""
+    """Places of the bars, one below the other, with a gap where the vision knob changes."""
     place, places = 0.0, []
     for before, each in zip([None, *regimes], regimes, strict=False):
         place += 0.0 if before is None else 1.0 if _group(before) == _group(each) else 1.6
@@ -102,7 +102,7 @@ def _group(regime: Regime) -> tuple[str, str]:
 
 
 def _drawn(groups: Iterable[tuple[str, str]]) -> tuple[list[tuple[str, str]], str]:
-    """Each task and vision knob once, at most MOST_PANELS of them, and what the caption says of that."""
+    """Each task and vision knob once, at most MOST_PANELS of them, and the caption's note on that."""
     every = list(dict.fromkeys(groups))
     kept = [every[at] for at in thinned(len(every), MOST_PANELS)]
     return kept, "" if len(kept) == len(every) else f"  ·  {len(kept)} of {len(every)} values of vision drawn"
@@ -170,7 +170,8 @@ _SCALING_PANELS = {
 
 
 def draw_scaling(generations: Sequence[Generation], lines: Sequence[StageLine], caption: str) -> Figure:
-    """Three panels: vision against image features, prefill against prompt tokens, decode against output tokens.
+    """A figure of three panels: vision against image features, prefill against prompt tokens, decode against output
+    tokens.
 
     Of the first task; prefill and decode with the fewest and the most blocks, all top-k together.
     """
@@ -234,7 +235,7 @@ def _law(line: StageLine) -> str:
 
 
 def draw_flops(points: Sequence[StagePoint], peak_flops_per_s: float | None, caption: str) -> Figure:
-    """Time against operations, both logarithmic; diagonals of equal MFU where the peak is known."""
+    """A figure of time against operations, both logarithmic; diagonals of equal MFU where the peak is known."""
     with styled():
         figure = new_figure(7.4, 4.8, caption)
         axes = figure.subplots()
@@ -287,7 +288,9 @@ def _mfu_diagonals(
 
 
 def draw_components(profiles: Sequence[ProfiledRequest], caption: str) -> Figure:
-    """Stacked bars of the decoder's parts in prefill and in a decode step, host and device, over all profiles."""
+    """A figure of stacked bars of the decoder's parts in prefill and in a decode step, host and device, over all
+    profiles.
+    """
     stages = [stage for stage in ("prefill", "decode") if any(stage in each.stages for each in profiles)]
     bars: list[tuple[str, dict[str, float]]] = []
     for stage in stages:
@@ -316,7 +319,7 @@ def draw_components(profiles: Sequence[ProfiledRequest], caption: str) -> Figure
 
 
 def _mean_parts(stages: Sequence[StageParts], on_device: bool) -> dict[str, float]:
-    """Mean ms of a call."""
+    """Mean milliseconds of each part in a call."""
     return {
         part: float(
             np.mean([((each.parts[part].device_ms or 0.0) if on_device else each.parts[part].host_ms) / each.calls
@@ -339,7 +342,7 @@ def _component_bar(axes: Axes, place: int, parts: dict[str, float], longest: flo
 
 
 def _component_key(axes: Axes, longest: float) -> None:
-    """The parts' names above the bars, from left to right as in them."""
+    """Write the parts' names above the bars, from left to right as in them."""
     x = 0.0
     for part in PARTS:
         name = f"■ {PART_NAMES.get(part, part)}"

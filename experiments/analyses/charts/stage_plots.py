@@ -33,7 +33,9 @@ MFU_LINES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 
 
 def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None, peak_reason: str | None) -> Section:
-    """Shares, settings, growth, operations, and parts of the decoder where requests were profiled."""
+    """The section about stages: fractions, settings, growth, operations, and parts of the decoder where requests were
+    profiled.
+    """
     if isinstance(found, Missing):
         return Section("e1", TITLE, "", (), (found.reason,))
     plots = [
@@ -60,14 +62,14 @@ def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None
 
 
 def milliseconds(value: float) -> str:
-    """Such as `1.24 s`, `522 ms`, `8.4 ms`."""
+    """A time as text, such as `1.24 s`, `522 ms`, `8.4 ms`."""
     if value >= 1000:
         return f"{value / 1000:.2f} s"
     return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def fractions_plot(regimes: Sequence[Regime]) -> Plot:
-    """A bar for each task, vision knob and output length, longest answers last."""
+    """A plot with a bar for each task, vision knob and output length, longest answers last."""
     has_tasks = len({each.task for each in regimes}) > 1
     names = [(f"{each.task} · " if has_tasks else "") + f"{each.vision} · {each.output_tokens} tok" for each in regimes]
     traces = []
@@ -108,12 +110,12 @@ def _regime_text(regime: Regime, name: str, stage: str) -> str:
 
 
 def fractions_plot_height(num_bars: int) -> int:
-    """Pixels for so many bars, axis and legend."""
+    """Height in pixels for so many bars, axis and legend."""
     return max(360, 110 + 24 * num_bars)
 
 
 def settings_plot(settings: Sequence[Regime], height_px: int) -> Plot:
-    """A bar in ms for each setting, fastest first."""
+    """A plot with a bar in ms for each setting, fastest first."""
     ordered = sorted(settings, key=lambda each: each.total_ms)
     has_tasks = len({each.task for each in settings}) > 1
     names = [f"{each.task} {each.setting}" if has_tasks else str(each.setting) for each in ordered]
@@ -179,7 +181,7 @@ def scaling_plots(found: StageAnalysis) -> list[Plot]:
 
 
 def _whole_steps(points: Sequence[Point]) -> dict[str, int]:
-    """Few tokens are counted one by one."""
+    """Axis fields for whole steps where the points span few tokens."""
     x = [each.x for each in points]
     return {"dtick": 1} if max(x) - min(x) <= 8 else {}
 
@@ -214,7 +216,7 @@ def _law(stage: str, fit: StageLine, name: str) -> str:
 
 
 def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None, width: Width) -> Plot:
-    """A mark for each stage of each setting; diagonals of equal MFU where the peak is known."""
+    """A plot with a mark for each stage of each setting; diagonals of equal MFU where the peak is known."""
     known = [each for each in points if each.tflop > 0]
     factor, unit = (1.0, "TFLOP") if max(each.tflop for each in known) >= 1 else (1e3, "GFLOP")
     work, times = [factor * each.tflop for each in known], [each.ms for each in known]
@@ -252,7 +254,7 @@ def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None, wid
 def _mfu_diagonals(
     per_ms: float, ends: tuple[float, float], heights: tuple[float, float]
 ) -> tuple[list[Trace], list[Trace]]:
-    """Lines and their names; `per_ms` is the work that the peak does in a millisecond."""
+    """Lines of equal MFU and their names; `per_ms` is the work that the peak does in a millisecond."""
     lines, names = [], []
     for share in MFU_LINES:
         times = [end / (per_ms * share) for end in ends]
@@ -267,7 +269,7 @@ def _mfu_diagonals(
 
 
 def components_plot(profiles: Sequence[ProfiledRequest]) -> Plot:
-    """Shares of the decoder's parts over all profiles: what the host issues, and what a GPU does of it."""
+    """A plot of the decoder's parts over all profiles: what the host issues, and what a GPU does of it."""
     rows: list[tuple[str, dict[str, float]]] = []
     for stage in ("prefill", "decode"):
         own = [each.stages[stage] for each in profiles if stage in each.stages]

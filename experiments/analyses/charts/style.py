@@ -63,7 +63,7 @@ COLOURS = 128
 
 
 def new_figure(width_in: float, height_in: float, caption: str) -> Figure:
-    """An empty figure of the house's look; `caption` (device, model, n) stands small at its foot.
+    """An empty figure in the common look; `caption` (device, model, n) is written small at its foot.
 
     Make axes with `figure.subplots`, inside `with styled():`, so that they have the look too.
     """
@@ -78,12 +78,13 @@ def new_figure(width_in: float, height_in: float, caption: str) -> Figure:
 
 
 def styled() -> AbstractContextManager[None]:
-    """A context in which axes get the house's look."""
+    """A context in which axes get the common look."""
     return mpl.rc_context(STYLE)
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write `name`.png and `name`.svg into `folder`, which is made, and return both paths; equal data, equal files.
+    """Write `name`.png and `name`.svg into `folder`, which is created, and return both paths; equal data give equal
+    files.
 
     Raises:
         ResultsNotSaved: the disk does not take it.
@@ -105,22 +106,22 @@ def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
 
 
 def caption_of(provenance: SweepProvenance, num_settings: int, num_samples: int) -> str:
-    """The line at a figure's foot: device, model, how it ran, how much is behind it, and what weakens it."""
+    """The line at a figure's foot: device, model, how it ran, how much data there is, and what weakens it."""
     counted = f"n = {num_samples} generations, {num_settings} settings"
     weak = ["random weights"] if provenance.random_weights else []
     return joined_caption([*setup_of(provenance), counted, tasks_named(provenance.tasks), *weak])
 
 
 def setup_of(provenance: SweepProvenance) -> tuple[str, ...]:
-    """What measured: device, model, how it ran; the parts of a caption that do not count anything."""
+    """The measuring setup: device, model, how it ran; the parts of a caption that do not count anything."""
     return provenance.device, Path(provenance.model).name, f"{provenance.dtype}, {provenance.execution}"
 
 
 def tasks_named(tasks: Iterable[str]) -> str:
-    """Tasks as part of a caption."""
+    """The names of tasks as part of a caption."""
     return ", ".join(task.replace("_", " ") for task in tasks)
 
 
 def joined_caption(parts: Iterable[str]) -> str:
-    """One line of its parts."""
+    """The line of a caption's parts."""
     return "  ·  ".join(parts)

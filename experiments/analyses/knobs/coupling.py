@@ -22,7 +22,7 @@ Dependence = Literal["established", "within_noise", "none"]
 
 @dataclass(frozen=True)
 class Loss:
-    """Hypervolume that the joint front has more than that of a part of the settings.
+    """The hypervolume that the joint front has more than that of some of the settings.
 
     Attributes:
         hypervolume: of the part.
@@ -65,7 +65,7 @@ class FixedValue:
 
 @dataclass(frozen=True)
 class SingleKnob:
-    """One knob moved alone, the others at their largest values.
+    """A knob that varies alone, with the others at their largest values.
 
     Attributes:
         others: the other knobs and where they stand.
@@ -81,8 +81,7 @@ class SingleKnob:
 
 @dataclass(frozen=True)
 class BestValue:
-    """The best value with another knob at a value: the value of this knob with the largest hypervolume, and how often
-    it is that.
+    """The value of a knob with the largest hypervolume while another knob has a value, and how often it is that.
 
     Attributes:
         probability: share of draws in which it is the best; of equal ones the smallest value counts.
@@ -146,7 +145,7 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
 
 
 def single_knobs(found: Objectives) -> list[SingleKnob]:
-    """What each knob that varies reaches alone."""
+    """The result of varying each knob alone."""
     whole = areas(found, np.arange(len(found.points)))
     rows = []
     for knob in moving_knobs(found):
@@ -163,8 +162,7 @@ def single_knobs(found: Objectives) -> list[SingleKnob]:
 
 
 def couplings(found: Objectives) -> list[Coupling]:
-    """The coupling of each ordered pair of knobs that vary; a pair without two values of `given` to compare is left
-    out.
+    """The coupling of each ordered pair of varying knobs; a pair without two values of `given` to compare is left out.
 
     None where no setting has a right answer: no value is better than another then.
     """
@@ -182,7 +180,7 @@ def couplings(found: Objectives) -> list[Coupling]:
 
 
 def moving_knobs(found: Objectives) -> tuple[str, ...]:
-    """Knobs with two values or more, but no more than MOST_VALUES."""
+    """The knobs with two values or more, but no more than MOST_VALUES."""
     return tuple(knob for knob in KNOBS if 1 < len(levels_of(found.points, knob)) <= MOST_VALUES)
 
 
@@ -293,7 +291,7 @@ def _best_value(given: Value, values: Sequence[Value], volumes: np.ndarray, draw
 def _witness(
     values: Sequence[Value], given: Sequence[Value], draws: np.ndarray, slowed: np.ndarray
 ) -> tuple[Value, Value, Value, Value] | None:
-    """Two values of the knob that confidently change places between two values of the other.
+    """Two values of the knob whose order confidently changes between two values of the other knob.
 
     Args:
         slowed: as `draws`, with costs longer by the drift; what is ahead must be so with them.

@@ -126,13 +126,13 @@ def _subsets(knobs: tuple[str, ...]) -> list[tuple[str, ...]]:
 
 
 def _codes(values: Sequence[Value]) -> np.ndarray:
-    """[S, L] indicators of the values in the order in which they are met."""
+    """Indicators [S, L] of the values in the order in which they first occur."""
     known = list(dict.fromkeys(values))
     return np.array([[float(value == each) for each in known] for value in values])
 
 
 def _projection(subsets: Sequence[tuple[str, ...]], codes: Mapping[str, np.ndarray]) -> np.ndarray:
-    """[S, S], onto what the mean and these terms span."""
+    """The projection [S, S] onto the space that the mean and these terms span."""
     size = len(next(iter(codes.values())))
     columns = [np.ones((size, 1))]
     for knobs in subsets:
@@ -202,7 +202,7 @@ def _level_means(
 def _knob_means(
     knob: str, known: Sequence[Value], weights: np.ndarray, figures: np.ndarray, draws: np.ndarray
 ) -> list[LevelMean]:
-    """Means in the order of the values: numbers by size, tiers as they are met."""
+    """Means in the order of the values: numbers by size, tiers as they first occur."""
     order = list(range(len(known)))
     if knob != "vision":
         order.sort(key=lambda at: float(known[at]))
@@ -222,7 +222,7 @@ def _knob_means(
 
 
 def is_beyond_noise(term: Term) -> bool:
-    """Whether neither kind of noise alone gives so much with more than 5 %."""
+    """Whether neither kind of noise alone would give so large a term with a probability above 5 %."""
     level = 2 * TAIL
     if term.p_value is None or term.p_value > level:
         return False

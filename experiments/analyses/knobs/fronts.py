@@ -35,7 +35,7 @@ Difference = Literal["established", "within_noise"]
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A setting's place.
+    """A setting's place relative to the front.
 
     Attributes:
         accuracy_ci95: percentile interval over draws; as `cost_ci95`.
@@ -64,7 +64,7 @@ class FrontPoint:
 
 @dataclass(frozen=True)
 class Hypervolume:
-    """Hypervolume of a set of settings.
+    """The hypervolume of a set of settings.
 
     Attributes:
         value: accuracy times cost, up to the reference point.
@@ -94,7 +94,7 @@ class Front:
 
 @dataclass(frozen=True)
 class TaskDifference:
-    """A setting that is on the front for one task and off it for another.
+    """A setting that is on the front for one task and not on it for another.
 
     Attributes:
         statuses: task -> status.
@@ -109,7 +109,7 @@ class TaskDifference:
 
 
 def area(cost: np.ndarray, accuracy: np.ndarray, reference_cost: float) -> np.ndarray:
-    """[...], the hypervolume of [..., S] settings up to (`reference_cost`, 0); what costs more adds nothing."""
+    """The hypervolume [...] of [..., S] settings up to (`reference_cost`, 0); settings that cost more add nothing."""
     order = np.argsort(cost, axis=-1, kind="stable")
     widths = _widths(np.take_along_axis(cost, order, axis=-1), reference_cost)
     heights = np.maximum.accumulate(np.take_along_axis(accuracy, order, axis=-1), axis=-1)
@@ -119,7 +119,7 @@ def area(cost: np.ndarray, accuracy: np.ndarray, reference_cost: float) -> np.nd
 def scored_area(
     costs: np.ndarray, gains: np.ndarray, scored: np.ndarray, reference_cost: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[...] and [...], the hypervolume of [..., S] settings, cheapest first, and as counted on other samples.
+    """The hypervolumes [...] and [...] of [..., S] settings, cheapest first, and as counted on other samples.
 
     Args:
         gains: accuracy, which chooses the setting of each budget; of equally accurate ones the cheapest.
@@ -135,7 +135,7 @@ def scored_area(
 
 
 def _widths(costs: np.ndarray, reference_cost: float) -> np.ndarray:
-    """[..., S], the budgets from each of the costs, smallest first, to the next or to the last one."""
+    """The budgets [..., S] from each of the costs, smallest first, to the next or to the last one."""
     ends = np.full((*costs.shape[:-1], 1), reference_cost)
     return np.diff(np.minimum(costs, reference_cost), axis=-1, append=ends)
 
@@ -146,7 +146,7 @@ def reference_cost_of(found: Objectives) -> float:
 
 
 def areas(found: Objectives, members: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """Hypervolume of some settings: on all samples, [B] over draws, and [B] on the samples that a draw left out."""
+    """The hypervolume of some settings: on all samples, [B] over draws, and [B] on the samples that a draw left out."""
     limit = reference_cost_of(found)
     value = float(area(found.cost[members], found.accuracy[members], limit))
     order = cheapest_first(found, members)
@@ -199,7 +199,7 @@ def _steps(found: Objectives, members: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def cheapest_first(found: Objectives, members: np.ndarray) -> np.ndarray:
-    """[B, M], the indices `members` in each draw's order of cost; of equal costs the first of them first."""
+    """The indices `members` [B, M] in each draw's order of cost; of equal costs the first of them first."""
     if 8 * len(members) < len(found.points):
         return np.asarray(members[np.argsort(found.cost_draws[:, members], axis=1, kind="stable")])
     is_member = np.zeros(len(found.points), dtype=bool)
@@ -208,7 +208,7 @@ def cheapest_first(found: Objectives, members: np.ndarray) -> np.ndarray:
 
 
 def hypervolume(found: Objectives, members: np.ndarray) -> Hypervolume:
-    """Hypervolume of the settings at `members`, [M] indices."""
+    """The hypervolume of the settings at `members`, [M] indices."""
     value, draws, unseen = areas(found, members)
     has_unseen = bool(np.isfinite(unseen).any())
     return Hypervolume(
@@ -274,7 +274,9 @@ def _point(
 
 
 def _dominators(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
-    """[S], the cheapest of the most accurate settings that cost no more than each; of equal ones the first."""
+    """The index [S] of the cheapest of the most accurate settings that cost no more than each; of equal ones the
+    first.
+    """
     # The last key is the first to sort by; equal ones stay in their order.
     order = np.lexsort((-accuracy, cost))
     gains = accuracy[order]
@@ -284,7 +286,7 @@ def _dominators(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
 
 
 def compare_tasks(fronts: Mapping[str, Front]) -> list[TaskDifference]:
-    """Settings that two or more tasks have and that are on the front for one and off it for another; by key."""
+    """The settings that two or more tasks have and that are on the front for one and not for another, by key."""
     places: dict[str, dict[str, FrontPoint]] = {}
     for task, each in fronts.items():
         for point in each.points:

@@ -26,7 +26,7 @@ KNOBS = ("vision", "top_k", "num_active_blocks")
 
 @dataclass(frozen=True)
 class KnobPoint:
-    """One setting: its key, and the value of each knob.
+    """A setting: its key, and the value of each knob.
 
     Attributes:
         vision: a tier, such as `1008 tokens`, or `own` where the number of vision tokens cannot be set.
@@ -46,7 +46,8 @@ class KnobPoint:
 
 @dataclass(frozen=True)
 class TaskGrid:
-    """One task: S settings in order of the knobs, N samples in order of their ids; nan where a sample has none.
+    """The grid of a task: S settings in order of the knobs, N samples in order of their ids; nan where a sample has
+    none.
 
     Attributes:
         best: the metric's highest score.
@@ -79,7 +80,7 @@ def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[str | int, ...]:
 
 
 def grids_of(sweep: Sweep) -> tuple[TaskGrid, ...]:
-    """One grid for each task of the sweep.
+    """The grid of each task of the sweep.
 
     Raises:
         ResultsError: settings of one task scored by two metrics, or a file without a key that this needs.
@@ -88,7 +89,7 @@ def grids_of(sweep: Sweep) -> tuple[TaskGrid, ...]:
 
 
 def request_flops(sample: SampleResult) -> float | None:
-    """Operations of a whole request; None for an architecture without formulas.
+    """FLOPs of a whole request; None for an architecture without formulas.
 
     A request without a picture has no vision stage, and one of a single output token no decode step.
     """
@@ -123,7 +124,7 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
 
 
 def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:
-    """Name and best score of the only metric."""
+    """Name and best score of the task's metric, which must be only one."""
     metrics = {(each.result.metric, float(each.result.metric_best)) for each in settings}
     if len(metrics) > 1:
         names = " and ".join(sorted(name for name, _ in metrics))
@@ -151,7 +152,7 @@ def _point(setting: StoredSetting) -> KnobPoint:
 def _matrix(
     rows: Sequence[SamplesById], ids: Sequence[int], read: Callable[[SampleResult], float | None]
 ) -> np.ndarray:
-    """What is read of each sample at each setting; nan where there is none."""
+    """The values that `read` gives of each sample at each setting; nan where there is none."""
     values = [[read(row[sample_id]) if sample_id in row else None for sample_id in ids] for row in rows]
     matrix = np.array([[np.nan if each is None else float(each) for each in row] for row in values])
     matrix = matrix.reshape(len(rows), len(ids))
@@ -164,7 +165,7 @@ _KEY = re.compile(r"(?:tier-(\w+)|tokens(\d+))_topk(\d+)_blocks(\d+)")
 
 @dataclass(frozen=True)
 class Study:
-    """What is analysed.
+    """The data that E2 analyses.
 
     Attributes:
         source: provenance, as JSON.
@@ -183,7 +184,7 @@ class Study:
 
 
 def load_study(paths: Sequence[Path]) -> Study:
-    """Folders of runs, read as one sweep, or the one file that `pareto_search.py --collect` wrote.
+    """The study of folders of runs, read as one sweep, or of the one file that `pareto_search.py --collect` wrote.
 
     Raises:
         ResultsError: no results, broken ones, ones of different sweeps, or a table among other things.
@@ -203,7 +204,9 @@ def load_study(paths: Sequence[Path]) -> Study:
 
 
 def grid_of_table(table: RecordedTable) -> TaskGrid:
-    """A table has scores and times, neither energy nor operations nor readings of drift."""
+    """The grid of a recorded table, which has scores and times, but neither energy nor operations nor readings of
+    drift.
+    """
     absent = np.full(table.scores.shape, np.nan)
     return TaskGrid(
         task=table.origin["task"],

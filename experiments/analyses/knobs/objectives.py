@@ -34,7 +34,7 @@ FEWEST_PICTURES = 6
 
 @dataclass(frozen=True)
 class Cost:
-    """What is paid: `quantity` names the array of a grid, `statistic` how it is taken over samples."""
+    """A kind of cost: `quantity` names the array of a grid, `statistic` how it is taken over samples."""
 
     name: str
     quantity: Literal["total_ms", "energy_j", "flops"]
@@ -106,11 +106,11 @@ class Objectives:
 
     @cached_property
     def cost_order(self) -> np.ndarray:
-        """[B, S], the settings in each draw's order of cost; equal ones in their own."""
+        """The settings [B, S] in each draw's order of cost; equal ones in their own order."""
         return np.argsort(self.cost_draws, axis=1, kind="stable")
 
     def more_accurate(self, at: int) -> np.ndarray:
-        """[S], the settings that this one is confidently more accurate than.
+        """Whether this setting is confidently more accurate than each of [S].
 
         By Student's t over pictures with a few made-up samples, since few samples that differ may all agree.
         """
@@ -122,7 +122,7 @@ class Objectives:
         return found
 
     def cheaper(self, at: int) -> np.ndarray:
-        """[S], the settings that this one costs confidently less than."""
+        """Whether this setting costs confidently less than each of [S]."""
         if self.num_cost_pictures < FEWEST_PICTURES:
             return np.zeros(len(self.points), dtype=bool)
         cost = self.cost_draws[:, [at]] * (1 + self.drift_allowance)
@@ -131,7 +131,7 @@ class Objectives:
 
 @dataclass(frozen=True)
 class NoObjectives:
-    """Why a task has no accuracy against this cost."""
+    """The reason why a task has no accuracy against this cost."""
 
     task: str
     of: Cost
@@ -139,7 +139,7 @@ class NoObjectives:
 
 
 def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objectives | NoObjectives:
-    """Accuracy and cost of the settings that have both, on the samples that all of these share."""
+    """Accuracy and cost of the settings that have both, on the samples that all of them have."""
     costs = {"total_ms": grid.total_ms, "energy_j": grid.energy_j, "flops": grid.flops}[of.quantity]
     has_score, has_cost = np.isfinite(grid.scores).any(axis=1), np.isfinite(costs).any(axis=1)
     kept = np.flatnonzero(has_score & has_cost)
@@ -191,7 +191,7 @@ def _statistic(values: np.ndarray, statistic: Statistic) -> np.ndarray:
 
 
 def _over_draws(values: np.ndarray, counts: np.ndarray, statistic: Statistic) -> np.ndarray:
-    """[B, S] of [S, n] values."""
+    """The statistic [B, S] of values [S, n] over draws."""
     if statistic == "mean":
         return np.asarray(counts @ values.T / counts.sum(axis=1, keepdims=True))
     places = np.arange(values.shape[1])
@@ -205,7 +205,7 @@ def _unseen(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _lower_bounds(differences: np.ndarray, clusters: np.ndarray, best: float) -> np.ndarray:
-    """[R], the lower end of `mean_bound` for each row of [R, n] differences, none of them nan."""
+    """The lower end [R] of `mean_bound` for each row of [R, n] differences, none of them nan."""
     counts = np.bincount(clusters).astype(np.float64)
     # In the order of the samples, as np.bincount adds.
     sums = np.zeros((len(differences), len(counts)))

@@ -23,7 +23,7 @@ FEWEST_FOR = {"p95": 20, "p99": 100}
 
 @dataclass(frozen=True)
 class FrontAnalysis:
-    """One task against one cost."""
+    """The front of one task against one cost."""
 
     found: Objectives
     front: Front
@@ -34,7 +34,7 @@ class FrontAnalysis:
 
 @dataclass(frozen=True)
 class TaskAnalysis:
-    """One task.
+    """The analysis of one task.
 
     Attributes:
         fronts: one for each cost, in the order in which they are requested.
@@ -48,14 +48,14 @@ class TaskAnalysis:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all three files begin with: what was read and how draws were made."""
+    """The fields that all three files begin with: what was read and how draws were made."""
 
     source: Mapping[str, Any]
     num_draws: int
     seed: int
 
     def entry(self) -> dict[str, Any]:
-        """As keys of a file."""
+        """The fields as keys of a file."""
         return {"schema_version": 1, "source": self.source, "num_draws": self.num_draws, "seed": self.seed}
 
 
@@ -65,7 +65,7 @@ def present(analysis: TaskAnalysis) -> list[FrontAnalysis]:
 
 
 def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[str]:
-    """What a reader has to know before the figures, from the data themselves."""
+    """Caveats that a reader has to know before the figures, from the data themselves."""
     found = ["intervals say what other samples would give, not a device whose speed drifts between settings"]
     if random_weights:
         found.append("the weights are random: do not use accuracy or fronts; times and operations are valid")
@@ -94,7 +94,7 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[s
 
 
 def _left_out_of_many(analysis: TaskAnalysis) -> list[str]:
-    """What is not computed of so many settings, or of knobs of so many values."""
+    """Caveats of what is not computed for so many settings, or for knobs of so many values."""
     task, points, lines = analysis.grid.task, analysis.grid.points, []
     if len(points) > MOST_SETTINGS:
         draws = min((len(each.found.cost_draws) for each in present(analysis)), default=0)
@@ -112,7 +112,7 @@ def _left_out_of_many(analysis: TaskAnalysis) -> list[str]:
 
 
 def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequence[str]) -> dict[str, Any]:
-    """`e2_knob_grid_results.json`."""
+    """The content of `e2_knob_grid_results.json`."""
     return shared.entry() | {
         "caveats": list(caveats),
         "tasks": [
@@ -133,7 +133,7 @@ def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequ
 def fronts_content(
     shared: Shared, analyses: Sequence[TaskAnalysis], differences: Mapping[str, Sequence[TaskDifference]]
 ) -> dict[str, Any]:
-    """`e2_pareto_frontiers.json`; `differences` by the cost's name."""
+    """The content of `e2_pareto_frontiers.json`; `differences` by the cost's name."""
     return shared.entry() | {
         "fronts": [_front_fields(each) for analysis in analyses for each in analysis.fronts],
         "tasks_compared": [
@@ -143,7 +143,7 @@ def fronts_content(
 
 
 def coupling_content(shared: Shared, analyses: Sequence[TaskAnalysis]) -> dict[str, Any]:
-    """`e2_coupling_analysis.json`."""
+    """The content of `e2_coupling_analysis.json`."""
     return shared.entry() | {
         "couplings": [
             _cost_fields(each.found.task, each.found.of)
@@ -161,7 +161,7 @@ def coupling_content(shared: Shared, analyses: Sequence[TaskAnalysis]) -> dict[s
 
 
 def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
-    """A row for each task, cost and setting."""
+    """Rows of the CSV of fronts: one for each task, cost and setting."""
     return [
         {
             **_names(each),
@@ -187,7 +187,7 @@ def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
 
 
 def coupling_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
-    """A row for each task, cost, knob and value at which it is held."""
+    """Rows of the CSV of couplings: one for each task, cost, knob and value at which it is held."""
     return [
         {
             **_names(each),
@@ -210,7 +210,7 @@ def coupling_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
 
 
 def effect_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
-    """A row for each task, figure and term."""
+    """Rows of the CSV of effects: one for each task, figure and term."""
     return [
         {
             "task": analysis.grid.task,
@@ -267,7 +267,7 @@ def _effects_fields(effects: Effects) -> dict[str, Any]:
 
 
 def _setting_entries(grid: TaskGrid) -> list[dict[str, Any]]:
-    """The settings' own figures, on all samples that each has: not paired."""
+    """The settings' own figures, on all samples that each has; they are not paired."""
     entries = []
     for at, (p95, p99) in enumerate(_tails(grid.total_ms)):
         scores, times, energies, flops = (
@@ -291,7 +291,7 @@ def _setting_entries(grid: TaskGrid) -> list[dict[str, Any]]:
 
 
 def _tails(times: np.ndarray) -> list[list[float | None]]:
-    """P95 and P99 of each row of [S, N]; nan does not count, and a row of it alone has none."""
+    """P95 and P99 of each row of [S, N]; nan does not count, and a row of nan alone has none."""
     if not np.isfinite(times).all():
         rows = [row[np.isfinite(row)] for row in times]
         return [np.percentile(row, (95, 99)).tolist() if len(row) else [None, None] for row in rows]

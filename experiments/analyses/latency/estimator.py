@@ -68,7 +68,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class FittedStages:
-    """What `fit` found.
+    """The stages' models that `fit` found.
 
     Attributes:
         stages: name of STAGES -> model; without `T_vision_total` where no sample had a picture.
@@ -119,7 +119,7 @@ class _StoredStage(TypedDict):
 
 @with_config(_FINITE)
 class _StoredEstimator(TypedDict):
-    """What `save` writes."""
+    """The content of the file that `save` writes."""
 
     level: Annotated[float, Field(gt=0, lt=1)]
     stages: Annotated[dict[str, _StoredStage], _with(*STAGES[1:])]
@@ -135,7 +135,7 @@ _STORED = TypeAdapter(_StoredEstimator)
 
 
 class LatencyEstimator:
-    """Stage times of a request from its tokens and the knobs.
+    """Predicts the stage times of a request from its tokens and the knobs.
 
     The model is that of `stage_model`: no time is negative, and vision, first token, decode per token and total never
     fall when a knob or a length goes up. (The prefill alone may, with more crops: vision hides its launches.) The
@@ -153,7 +153,7 @@ class LatencyEstimator:
 
     @property
     def fitted(self) -> FittedStages:
-        """Raises ConfigurationError before `fit` or `load`."""
+        """The fitted stages; raises ConfigurationError before `fit` or `load`."""
         if self._fitted is None:
             raise ConfigurationError("this estimator has no model yet; call fit or load first")
         return self._fitted
@@ -179,7 +179,7 @@ class LatencyEstimator:
         return self
 
     def predict(self, requests: RequestColumns | Sequence[RequestSetting]) -> Prediction:
-        """Times with intervals; raises ConfigurationError for pictures where the samples had none."""
+        """Predicted times with intervals; raises ConfigurationError for pictures where the samples had none."""
         columns = requests if isinstance(requests, RequestColumns) else requests_of(requests)
         fitted = self.fitted
         times = stage_times(fitted.stages, columns)
@@ -202,13 +202,13 @@ class LatencyEstimator:
         return other
 
     def save(self, path: Path) -> None:
-        """One JSON object, see docs/core_exp/e3_latency_estimator.md."""
+        """Write the estimator as one JSON object, see docs/core_exp/e3_latency_estimator.md."""
         content = {"schema_version": SCHEMA_VERSION, "kind": KIND, "level": self.level, **asdict(self.fitted)}
         write_json_atomically(content, path)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """What `save` wrote; raises ResultsError for any other file."""
+        """The estimator that `save` wrote; raises ResultsError for any other file."""
         content = read_json_object(path)
         if content.get("kind") != KIND or content.get("schema_version") != SCHEMA_VERSION:
             raise ResultsError(
@@ -255,7 +255,7 @@ def ranges_of(requests: RequestColumns) -> dict[str, tuple[float, float]]:
 
 
 def caveats_of(samples: TimedSamples) -> list[str]:
-    """What these samples cannot tell."""
+    """Caveats of what these samples cannot tell."""
     found = [
         f"{name} had one value ({smallest:g}): its effect is not known, other values are extrapolated"
         for name, (smallest, largest) in ranges_of(samples.requests).items()
@@ -268,7 +268,7 @@ def caveats_of(samples: TimedSamples) -> list[str]:
 
 
 def expected_output_tokens(samples: TimedSamples) -> dict[str, float]:
-    """Mean output tokens of each task over its samples, for requests whose answer is not there yet."""
+    """Mean output tokens of each task over its samples, for requests that have no answer yet."""
     return {
         str(task): float(samples.requests.output_tokens[samples.tasks == task].mean())
         for task in np.unique(samples.tasks)

@@ -60,7 +60,7 @@ class RequestColumns:
     output_tokens: np.ndarray
 
     def __post_init__(self) -> None:
-        """Broadcasts scalars and judges the values.
+        """Broadcasts scalars and validates the values.
 
         Raises:
             ConfigurationError: a value below what is possible, not finite, or columns of different lengths.
@@ -99,7 +99,7 @@ class RequestColumns:
 
 
 def requests_of(settings: Sequence[RequestSetting]) -> RequestColumns:
-    """Columns of rows; raises ConfigurationError as Requests does."""
+    """The columns of rows; raises ConfigurationError as RequestColumns does."""
     columns = {
         each.name: np.array([getattr(row, each.name) for row in settings], dtype=np.float64)
         for each in fields(RequestColumns)
@@ -109,7 +109,7 @@ def requests_of(settings: Sequence[RequestSetting]) -> RequestColumns:
 
 @dataclass(frozen=True)
 class TimedSamples:
-    """S measured samples.
+    """The columns of S measured samples.
 
     Attributes:
         times: name of MEASURED -> [S] milliseconds; NaN where the sample has no such stage.
@@ -127,7 +127,7 @@ class TimedSamples:
 
     @property
     def knobs(self) -> np.ndarray:
-        """[S], the setting without the task: samples of one are left out of a fit together."""
+        """The setting [S] of each sample without the task; samples of one setting are left out of a fit together."""
         return np.array([str(each).partition(" ")[2] for each in self.settings])
 
     def take(self, which: np.ndarray) -> "TimedSamples":
@@ -137,7 +137,7 @@ class TimedSamples:
 
 
 def timed_samples(frame: pd.DataFrame) -> TimedSamples:
-    """Samples that were measured, from the frame of `sweep_results.samples_frame`.
+    """The samples that were measured, from the frame of `sweeps.samples_frame`.
 
     Samples that were only answered (no times) are left out; those without a picture have 0 vision tokens and crops. The
     feed-forward part of a dense model counts as one expert that every token takes.
@@ -166,7 +166,7 @@ def timed_samples(frame: pd.DataFrame) -> TimedSamples:
 
 
 def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[TimedSamples, str | None]:
-    """The samples, of MOST_FITTED settings where there are more than MOST_SETTINGS, and what is to be said of that.
+    """The samples, of MOST_FITTED settings where there are more than MOST_SETTINGS, and the caveat of that.
 
     A fit has a dozen coefficients: more settings cost time and change nothing that can be seen.
     """
@@ -198,7 +198,7 @@ TERMS: Mapping[str, Callable[[RequestColumns], np.ndarray]] = {
 
 
 def columns_of(terms: Sequence[str], requests: RequestColumns) -> np.ndarray:
-    """[S, terms]."""
+    """The terms' values [S, terms] of requests."""
     return np.stack([TERMS[name](requests) for name in terms], axis=1)
 
 

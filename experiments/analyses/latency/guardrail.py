@@ -54,13 +54,13 @@ class BudgetGuardrail:
 
 
 def is_admitted(predicted_ms: np.ndarray, budget_ms: float, margin: float) -> np.ndarray:
-    """[S], whether the prediction with its margin is within the budget."""
+    """Whether each prediction [S] with its margin is within the budget."""
     return predicted_ms * (1.0 + margin) <= budget_ms
 
 
 @dataclass(frozen=True)
 class GuardrailCounts:
-    """What a margin does, summed over budgets; a case is a sample at a budget.
+    """The effects of a margin, summed over budgets; a case is a sample at a budget.
 
     Attributes:
         admitted: cases.
@@ -84,7 +84,7 @@ class GuardrailCounts:
 def guardrail_counts(
     predicted_ms: np.ndarray, measured_ms: np.ndarray, budgets_ms: Sequence[float], margin: float
 ) -> GuardrailCounts:
-    """Counts of the guardrail, of samples [S] at every budget."""
+    """The counts of the guardrail, of samples [S] at every budget."""
     admitted = np.stack([is_admitted(predicted_ms, budget, margin) for budget in budgets_ms])
     fits = np.stack([measured_ms <= budget for budget in budgets_ms])
     num_admitted, num_fitting = int(admitted.sum()), int(fits.sum())

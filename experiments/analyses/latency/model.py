@@ -23,7 +23,7 @@ _ROUNDS = 6
 
 @dataclass(frozen=True)
 class StageForm:
-    """What a stage's model may be made of, by names of TERMS.
+    """The terms that a stage's model may be made of, by names of TERMS.
 
     Attributes:
         floor: terms of the floor, None for a stage that is work alone.
@@ -75,14 +75,14 @@ class StageModel:
     runs_ahead: bool
 
     def times(self, requests: RequestColumns, vision_ms: np.ndarray) -> np.ndarray:
-        """[S] milliseconds, given those of vision [S]."""
+        """Times [S] in milliseconds, given those of vision [S]."""
         work = linear(self.work, requests)
         if not self.floor:
             return work
         return np.maximum(work, linear(self.floor, requests) - (vision_ms if self.runs_ahead else 0.0))
 
     def affine(self, factor: float, added_ms: float) -> "StageModel":
-        """The stage that takes `factor` times as long and `added_ms` more."""
+        """The model of a stage that takes `factor` times as long and `added_ms` more."""
         return StageModel(
             self.form,
             _affine(self.work, factor, added_ms),
@@ -92,7 +92,7 @@ class StageModel:
 
 
 def linear(coefficients: Mapping[str, float], requests: RequestColumns) -> np.ndarray:
-    """[S], the sum of the terms times their coefficients."""
+    """The sum [S] of the terms times their coefficients."""
     return columns_of(list(coefficients), requests) @ np.fromiter(coefficients.values(), np.float64)
 
 
@@ -126,7 +126,7 @@ def fit_stage(form: StageForm, requests: RequestColumns, times: np.ndarray, visi
 def _alternate(
     form: StageForm, requests: RequestColumns, times: np.ndarray, ahead: np.ndarray, on_floor: np.ndarray
 ) -> StageModel:
-    """Fit each part to the samples on it, put each sample on the part that is longer, again until none moves."""
+    """Fit each part to the samples on it, put each sample on the part that is longer, repeat until none changes."""
     assert form.floor is not None
     work, floor = {}, {}
     for _ in range(_ROUNDS):
@@ -145,7 +145,7 @@ def _alternate(
 def _part_of(
     terms: Sequence[str], requests: RequestColumns, times: np.ndarray, scale: np.ndarray, which: np.ndarray
 ) -> dict[str, float]:
-    """The part on these samples; empty where they are too few for its terms."""
+    """The coefficients of a part on these samples; empty where they are too few for its terms."""
     if which.sum() < 2 * len(terms):
         return {}
     return fit_part(terms, requests.take(which), times[which], scale[which])
@@ -168,7 +168,9 @@ PREDICTED = (*STAGES, "T_LLM_decode", "T_first_token", "T_total")
 
 
 def stage_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> dict[str, np.ndarray]:
-    """Name of PREDICTED -> [S] milliseconds; raises ConfigurationError for pictures that the model knows nothing of."""
+    """Name of PREDICTED -> times [S] in milliseconds; raises ConfigurationError for pictures that the model cannot
+    predict.
+    """
     vision_ms = vision_times(stages, requests)
     prefill_ms = stages["T_LLM_prefill"].times(requests, vision_ms)
     per_token_ms = stages["T_decode_per_token"].times(requests, vision_ms)
@@ -180,7 +182,7 @@ def stage_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> d
 
 
 def vision_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> np.ndarray:
-    """[S] milliseconds, 0 for requests without a picture; raises as `stage_times` does."""
+    """Times [S] of vision in milliseconds, 0 for requests without a picture; raises as `stage_times` does."""
     has_picture = requests.vision_tokens > 0
     if "T_vision_total" in stages:
         return np.where(has_picture, stages["T_vision_total"].times(requests, np.zeros(len(requests))), 0.0)
@@ -205,7 +207,7 @@ def fit_stages(samples: TimedSamples, forms: Mapping[str, StageForm]) -> dict[st
 
 
 def measured_times(samples: TimedSamples) -> dict[str, np.ndarray]:
-    """Name of PREDICTED -> [S]; NaN where a sample lacks the stage, whose time is then 0 in the sums."""
+    """Name of PREDICTED -> measured times [S]; NaN where a sample lacks the stage, whose time is then 0 in the sums."""
     vision = np.nan_to_num(samples.times["T_vision_total"])
     steps = samples.requests.output_tokens - 1
     return {

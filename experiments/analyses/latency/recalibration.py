@@ -39,7 +39,7 @@ _PRIOR = 1.0
 
 @dataclass(frozen=True)
 class RecalibrationError:
-    """Error of one method with N samples, over repeated draws of these; shares, not percent.
+    """Error of one method with N samples, over repeated draws of these; fractions, not percent.
 
     Attributes:
         name: the time that is predicted, of PREDICTED.
@@ -91,7 +91,7 @@ def _global_affine(stages: Mapping[str, StageModel], samples: TimedSamples) -> d
 
 
 def _stage_affine(stages: Mapping[str, StageModel], samples: TimedSamples) -> dict[str, StageModel]:
-    """Samples on a floor that begins with the request are compared from its beginning; the branch is that of before."""
+    """The recalibrated stages; samples on a floor that begins with the request are compared from its beginning."""
     found: dict[str, StageModel] = {}
     requests = samples.requests
     before_ms = vision_times(stages, requests)
@@ -113,7 +113,7 @@ def _stage_affine(stages: Mapping[str, StageModel], samples: TimedSamples) -> di
 
 
 def _affine_fit(base: np.ndarray, target: np.ndarray, scale: np.ndarray) -> tuple[float, float]:
-    """Factor and constant, none negative, of least error relative to `scale`; the constant drawn towards 0."""
+    """Factor and constant, none negative, of least error relative to `scale`; the constant is drawn towards 0."""
     unit = float(np.median(scale))
     columns = np.stack([base, np.full(len(base), unit)], axis=1) / scale[:, None]
     prior = np.array([0.0, _PRIOR**0.5])
@@ -124,7 +124,7 @@ def _affine_fit(base: np.ndarray, target: np.ndarray, scale: np.ndarray) -> tupl
 def errors_against_samples(
     estimator: LatencyEstimator, target: TimedSamples, names: Sequence[str], draws: int = DRAWS, seed: int = 0
 ) -> list[RecalibrationError]:
-    """Each method with each number of samples that leaves at least as many to be predicted."""
+    """The error of each method with each number of samples that leaves at least as many to be predicted."""
     measured = measured_times(target)
     found = []
     for size in (size for size in SIZES if 2 * size <= len(target)):
@@ -158,7 +158,7 @@ TOO_FEW = "the run has too few settings or samples to be split in two"
 
 @dataclass(frozen=True)
 class RecalibrationStudy:
-    """What recalibration does on one pair of sweeps.
+    """The effect of recalibration on one pair of sweeps.
 
     Attributes:
         kind: `device` (another one), `order` (later in the same run) or `synthetic` (times changed by arithmetic).
@@ -178,7 +178,7 @@ class RecalibrationStudy:
 
 
 def study_of_target(estimator: LatencyEstimator, source: Sweep, target: Sweep) -> RecalibrationStudy:
-    """The same model on another device; raises ConfigurationError where the models differ."""
+    """A study of the same model on another device; raises ConfigurationError where the models differ."""
     one, other = source.provenance, target.provenance
     if (one.model, one.random_weights) != (other.model, other.random_weights):
         raise ConfigurationError(
@@ -190,7 +190,9 @@ def study_of_target(estimator: LatencyEstimator, source: Sweep, target: Sweep) -
 
 
 def study_by_order(sweep: Sweep, samples: TimedSamples, level: float) -> RecalibrationStudy:
-    """No second device: the settings that were measured in the first half of the run against those of the second."""
+    """A study without a second device: the settings measured in the first half of the run against those of the
+    second.
+    """
     source, target = "settings measured in the first half of the run", "those of the second half"
     positions = {
         f"{each.task} {each.key}": each.result.setting_order and each.result.setting_order.position
@@ -209,7 +211,7 @@ def study_by_order(sweep: Sweep, samples: TimedSamples, level: float) -> Recalib
 
 
 def study_of_synthetic(samples: TimedSamples, level: float) -> RecalibrationStudy:
-    """No second device: half of the settings against the other half with every time changed as SYNTHETIC says.
+    """A study without a second device: half of the settings against the other half with times changed by SYNTHETIC.
 
     The noise is that of the samples; what a real device does beside a factor and a constant is not in it.
     """

@@ -72,7 +72,9 @@ def control_drift(results: Sequence[SettingResult]) -> dict[str, float] | None:
 
 
 def predictions_csv(samples: TimedSamples, validation: Validation) -> str:
-    """One row a sample in the order of the samples; times in ms, each predicted with its setting left out."""
+    """The CSV of predictions: one row a sample in the order of the samples; times in ms, each predicted with its
+    setting left out.
+    """
     columns: dict[str, Any] = {"task": samples.tasks, "setting": [key.split(" ", 1)[1] for key in samples.settings]}
     columns |= {name: getattr(samples.requests, name) for name in FEATURES}
     measured = measured_times(samples)
@@ -100,7 +102,7 @@ def closing_lines(
     studies: Sequence[RecalibrationStudy],
     curve: Sequence[GuardrailCounts],
 ) -> Iterator[str]:
-    """What a reader wants to know first."""
+    """The lines that the driver prints at the end, the most important first."""
     fitted = estimator.fitted
     yield f"{fitted.num_settings} settings, {fitted.num_samples} samples; errors at settings left out, in %"
     yield (
@@ -127,7 +129,7 @@ def closing_lines(
 
 
 def _recalibration_lines(study: RecalibrationStudy) -> Iterator[str]:
-    """A line a method, the error of T_total by number of samples."""
+    """A line for each method: the error of T_total by number of samples."""
     if study.reason is not None:
         yield f"recalibration ({study.kind}): none, {study.reason}"
         return

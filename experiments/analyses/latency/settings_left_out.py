@@ -41,7 +41,7 @@ def predicted_left_out(
 
 
 def choose_forms(samples: TimedSamples) -> dict[str, StageForm]:
-    """For each stage the form of least relative error on settings left out; a simpler one where that is close."""
+    """The form of least relative error on settings left out for each stage; a simpler one where that is close."""
     measured = measured_times(samples)
     chosen: dict[str, StageForm] = {}
     for name in STAGES:
@@ -56,7 +56,7 @@ def choose_forms(samples: TimedSamples) -> dict[str, StageForm]:
 
 
 def _fit_of_stage(name: str, forms: Mapping[str, StageForm]) -> Callable[[TimedSamples], Predict]:
-    """Fits a stage, and vision before it where its floor begins with the request."""
+    """A function that fits a stage, and vision before it where its floor begins with the request."""
     needed = {name: forms[name]}
     if forms[name].runs_ahead:
         needed["T_vision_total"] = forms["T_vision_total"]

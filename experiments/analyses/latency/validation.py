@@ -44,7 +44,7 @@ class Errors:
 
 @dataclass(frozen=True)
 class Repeatability:
-    """What measuring again would differ by; shares, not percent.
+    """The difference that measuring again would make; fractions, not percent.
 
     Attributes:
         sample_mape: mean |median of the setting's other samples / sample - 1|; crops and prompts differ among them.
@@ -57,7 +57,7 @@ class Repeatability:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Coverage of the intervals of samples whose setting was left out.
+    """The coverage of the intervals of samples whose setting was left out.
 
     Attributes:
         share: of the samples that lie inside.
@@ -70,7 +70,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Validation:
-    """Keys of the mappings are names of PREDICTED that samples have.
+    """The results of a validation; keys of the mappings are names of PREDICTED that samples have.
 
     Attributes:
         left_out: predictions with intervals, each sample's with its setting left out.
@@ -90,7 +90,9 @@ class Validation:
 
 
 def validate(samples: TimedSamples, level: float) -> Validation:
-    """Raises ResultsError where the samples are too few to leave settings out and fit the rest."""
+    """The validation of these samples; raises ResultsError where they are too few to leave settings out and fit the
+    rest.
+    """
     num_settings = len(np.unique(samples.knobs))
     if num_settings <= MIN_SETTINGS:
         raise ResultsError(
@@ -129,7 +131,7 @@ def left_out_predictions(samples: TimedSamples, level: float, num_folds: int) ->
 
 
 def fit_linear(samples: TimedSamples) -> Predict:
-    """Ordinary least squares of each stage on the features as they are, with an intercept."""
+    """The linear model: ordinary least squares of each stage on the features as they are, with an intercept."""
     columns = _plain_features(samples.requests)
     found: dict[str, np.ndarray] = {}
     for name in STAGES:
@@ -156,7 +158,7 @@ def _plain_features(requests: RequestColumns) -> np.ndarray:
 
 
 def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) -> Errors:
-    """Errors over the samples that have both; there must be some."""
+    """The errors over the samples that have both; there must be some."""
     has = np.isfinite(predicted) & np.isfinite(measured) & (measured > 0)
     predicted, measured, settings = predicted[has], measured[has], settings[has]
     relative = deviations(predicted, measured)
@@ -173,7 +175,7 @@ def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) ->
 
 
 def repeatability(measured: np.ndarray, settings: np.ndarray) -> Repeatability:
-    """Repeatability of settings with two samples or more; NaN samples are left out.
+    """The repeatability of settings with two samples or more; NaN samples are left out.
 
     Raises:
         ResultsError: no setting has two.
@@ -212,7 +214,7 @@ def _medians_of_others(times: np.ndarray) -> np.ndarray:
 
 
 def coverage(predicted: Prediction, name: str, measured: np.ndarray) -> Coverage:
-    """Coverage of one time, over the samples that have it."""
+    """The coverage of one time, over the samples that have it."""
     has = np.isfinite(measured) & (measured > 0)
     low, high = predicted.low[name][has], predicted.high[name][has]
     inside = (low <= measured[has]) & (measured[has] <= high)

@@ -20,7 +20,7 @@ COSTS = (LATENCY_P95, ENERGY, FLOPS)
 
 @dataclass(frozen=True)
 class Missing:
-    """An analysis that the results do not allow."""
+    """The reason why the results do not allow an analysis."""
 
     reason: str
 
@@ -38,7 +38,7 @@ class Analyses:
 
 
 def analyse(results_dirs: Sequence[Path]) -> Analyses:
-    """Read and compute; E3 takes most of the time.
+    """Read the folders and compute all analyses; E3 takes most of the time.
 
     Raises:
         ResultsError: no results, broken ones, or ones of different sweeps.

@@ -64,7 +64,7 @@ def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[ReportCav
 
 
 def drift_ratios(settings: Sequence[StoredSetting]) -> list[float]:
-    """Every reading of the control setting over its first; files from before the key was there have none."""
+    """Every reading of the control setting over its first; files from before the key existed have none."""
     entries = [drift for each in settings for drift in each.result.drift]
     return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
 
@@ -121,7 +121,9 @@ def _sentence(text: str) -> str:
 
 
 def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:
-    """What was read of the machine while settings were measured, over all of them; nothing for what was not read."""
+    """The conditions of the machine while settings were measured, over all of them; values that were not read are left
+    out.
+    """
     entries = [entry for each in settings for entry in each.result.conditions]
     facts = []
     for name, key, unit in (

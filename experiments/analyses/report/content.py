@@ -56,7 +56,7 @@ OPTIONAL = ("num_failed_samples", "energy_sample_j_mean", "energy_j_per_output_t
 
 
 def report_of(found: Analyses) -> Report:
-    """The page's content."""
+    """The content of the page."""
     sweep = found.sweep
     shared = sweep.provenance
     tasks = ", ".join(shared.tasks)
@@ -78,7 +78,7 @@ def report_of(found: Analyses) -> Report:
 
 
 def settings_table(found: Analyses) -> ReportTable:
-    """A row a setting in the sweep's order; columns that no setting fills are left out."""
+    """The table of settings: one row each in the sweep's order; columns without any value are left out."""
     frame, random_weights = found.settings, found.sweep.provenance.random_weights
     kept = [each for each in NUMBERS if each[2] not in OPTIONAL or _says_something(frame[each[2]], each[2])]
     places = {} if random_weights else _places(found)
@@ -125,7 +125,7 @@ def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -
 
 
 def _places(found: Analyses) -> dict[tuple[str, str], Value]:
-    """(task, setting) -> its place on the front of the first cost."""
+    """(task, setting) -> its place relative to the front of the first cost."""
     order = list(STATUS_MARKS)
     return {
         (analysis.grid.task, point.key): Value(

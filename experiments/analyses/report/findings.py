@@ -17,7 +17,9 @@ from experiments.analyses.stages.fractions import grouped, tokens_until_decode_i
 
 
 def report_statements(found: Analyses) -> list[str]:
-    """Times first, then each task's knobs and accuracy, energy, prediction; only what the results hold."""
+    """The statements of a report: times first, then each task's knobs and accuracy, energy, prediction; only what the
+    results contain.
+    """
     stages, model, shared = found.stages, found.model, found.sweep.provenance
     lines = [] if isinstance(stages, Missing) else [_longest_stage(stages)]
     for task in shared.tasks:
@@ -67,7 +69,7 @@ def _decode(found: StageAnalysis, task: str) -> Iterator[str]:
 
 
 def _knobs(analysis: TaskAnalysis) -> Iterator[str]:
-    """What each knob changes in the tail latency between its ends."""
+    """Statements about what each knob changes in the tail latency between its ends."""
     for each in present(analysis)[:1]:
         means = analysis.effects[each.found.of.name].level_means
         ends = [_ends([mean for mean in means if mean.knob == knob]) for knob in dict.fromkeys(m.knob for m in means)]

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 
 def page_of(report: Report) -> str:
-    """The page's text."""
+    """The text of the page."""
     script = (HERE / "page.js").read_text(encoding="utf-8")
     library = get_plotlyjs()
     plots = [plot for section in report.sections for plot in section.plots]
@@ -48,7 +48,7 @@ def page_of(report: Report) -> str:
 
 
 def policy(*scripts: str) -> str:
-    """Only these scripts run, and nothing is loaded from anywhere."""
+    """The content policy: only these scripts run, and nothing is loaded from anywhere."""
     hashes = " ".join(f"'sha256-{b64encode(sha256(each.encode()).digest()).decode()}'" for each in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
@@ -57,7 +57,7 @@ def policy(*scripts: str) -> str:
 
 
 def script_safe(plots: Sequence[Plot]) -> str:
-    """JSON that cannot end the element that it stands in."""
+    """JSON of the plots that cannot end the element that it is in."""
     content = {each.name: {"data": each.data, "layout": each.layout} for each in plots}
     text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -13,7 +13,7 @@ Width = Literal["third", "half", "full"]
 
 @dataclass(frozen=True)
 class Plot:
-    """One interactive picture.
+    """An interactive picture.
 
     Attributes:
         name: of its element in the page, unique.
@@ -33,7 +33,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what stands under it.
+    """A heading with what belongs under it.
 
     Attributes:
         reasons: why plots that a reader expects are not there.
@@ -48,7 +48,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Column:
-    """One of a table: its heading, what it means, and whether it holds numbers."""
+    """A column of a table: its heading, what it means, and whether it contains numbers."""
 
     label: str
     meaning: str
@@ -57,7 +57,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Value:
-    """What a cell shows and what it is sorted by; both None where there is nothing."""
+    """The content of a cell and its sort key; both None where there is nothing."""
 
     text: str | None
     key: float | str | None
@@ -65,7 +65,7 @@ class Value:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Rows have a cell for each column."""
+    """A table; its rows have a cell for each column."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Value]]
@@ -73,7 +73,7 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class ReportCaveat:
-    """What weakens the numbers.
+    """A caveat that weakens the numbers.
 
     Attributes:
         scope: such as `6 of 48 settings`; None where it is of all.
@@ -87,7 +87,7 @@ class ReportCaveat:
 
 @dataclass(frozen=True)
 class Report:
-    """A page.
+    """The content of a page.
 
     Attributes:
         title: model and device.

@@ -20,7 +20,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Generation:
-    """One sample's published run.
+    """The published run of one sample.
 
     Attributes:
         task, setting: whose.
@@ -45,7 +45,7 @@ class Generation:
 
     @property
     def output_tokens(self) -> int:
-        """How many were generated."""
+        """The number of tokens that were generated."""
         return len(self.inter_token_ms) + 1
 
     def stages_ms(self, output_tokens: int) -> tuple[float, float, float]:
@@ -60,7 +60,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class StageFraction:
-    """One stage in a regime: mean time, its share of the summed total (with 95 % interval), where it is the longest.
+    """A stage in a regime: mean time, its fraction of the summed total (with 95 % interval), where it is the longest.
 
     Attributes:
         share_ci95: percentile bootstrap over pictures; None for a single picture.
@@ -75,7 +75,7 @@ class StageFraction:
 
 @dataclass(frozen=True)
 class Regime:
-    """Generations of one task that have the vision knob (and setting, where one is named) and output length in common.
+    """The generations of one task with the same vision knob (and setting, where one is named) and output length.
 
     Attributes:
         setting: None where the regime pools all settings of the vision knob.
@@ -158,7 +158,7 @@ def _share_intervals(sums: Sequence[np.ndarray]) -> list[dict[str, tuple[float, 
 
 
 def grouped(generations: Iterable[Generation], name: Callable[[Generation], Key]) -> dict[Key, list[Generation]]:
-    """Items grouped by name, names in the order in which they are met."""
+    """Items grouped by name, names in the order of their first occurrence."""
     groups: dict[Key, list[Generation]] = {}
     for each in generations:
         groups.setdefault(name(each), []).append(each)
@@ -166,13 +166,15 @@ def grouped(generations: Iterable[Generation], name: Callable[[Generation], Key]
 
 
 def regimes(generations: Sequence[Generation], lengths: Sequence[int | None]) -> list[Regime]:
-    """Each task and vision knob at each output length, all settings pooled, in the order in which they are met."""
+    """The regime of each task and vision knob at each output length, all settings pooled, in the order of first
+    occurrence.
+    """
     groups = grouped(generations, lambda each: (each.task, each.vision))
     return _regimes((group, length, None) for group in groups.values() for length in lengths)
 
 
 def settings_fractions(generations: Sequence[Generation]) -> list[Regime]:
-    """Each setting, each generation with its own length."""
+    """The regime of each setting, each generation with its own length."""
     groups = grouped(generations, lambda each: (each.task, each.setting))
     return _regimes((group, None, setting) for (_, setting), group in groups.items())
 
@@ -198,7 +200,7 @@ def summed_stages(generations: Sequence[Generation]) -> np.ndarray:
 
 
 def display_lengths(generations: Sequence[Generation], least_fraction: float = 0.5) -> list[int]:
-    """1, 4, 16, 64 ... and the longest length that at least that share of generations reaches."""
+    """The lengths 1, 4, 16, 64 ... and the longest length that at least this fraction of generations reaches."""
     lengths = sorted(each.output_tokens for each in generations)
     longest = lengths[int(len(lengths) * (1 - least_fraction))] if lengths else 0
     return [length for length in (1, 4, 16, 64, 256, 1024) if length < longest] + ([longest] if longest else [])

@@ -13,7 +13,7 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class StagePoint:
-    """One stage of one setting: means over the samples that have it.
+    """A stage of one setting: means over the samples that have it.
 
     Attributes:
         tflop: operations in 10^12, one multiply-add as 2; decode is all steps.
@@ -45,7 +45,7 @@ def with_stage_flops(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def stage_points(samples: pd.DataFrame, peak_flops_per_s: float | None) -> list[StagePoint]:
-    """A point for each setting and stage, settings in the frame's order; none where operations are not known."""
+    """The point of each setting and stage, settings in the frame's order; none where operations are not known."""
     points = []
     frame = with_stage_flops(samples)
     columns = {stage: frame[[f"{stage}_tflop", f"{stage}_ms"]].to_numpy(np.float64) for stage in STAGES}
@@ -67,7 +67,7 @@ def stage_points(samples: pd.DataFrame, peak_flops_per_s: float | None) -> list[
 
 
 def stage_lines(samples: pd.DataFrame) -> dict[str, tuple[LineFit | None, str | None]]:
-    """For each stage the line of ms against TFLOP over all samples; the intercept is what operations do not explain."""
+    """The line of ms against TFLOP over all samples for each stage; the intercept is what operations do not explain."""
     frame = with_stage_flops(samples)
     lines = {}
     for stage in STAGES:

@@ -34,7 +34,7 @@ _LAUNCHES = {"cuda_runtime", "cuda_driver"}
 
 @dataclass(frozen=True)
 class PartTime:
-    """Time of one part in all calls of a stage; `device_ms` is None where nothing ran on a GPU."""
+    """The time of one part in all calls of a stage; `device_ms` is None where nothing ran on a GPU."""
 
     host_ms: float
     device_ms: float | None
@@ -42,7 +42,7 @@ class PartTime:
 
 @dataclass(frozen=True)
 class StageParts:
-    """One stage of a profiled run.
+    """The parts of one stage of a profiled run.
 
     Attributes:
         calls: 1 for vision and prefill, one a step for decode.
@@ -55,7 +55,7 @@ class StageParts:
     parts: Mapping[str, PartTime]
 
     def ffn(self) -> PartTime:
-        """Routing, experts and the rest of the feed-forward parts together."""
+        """The time of routing, experts and the rest of the feed-forward parts together."""
         inside = [self.parts[name] for name in IN_FFN]
         on_device = [each.device_ms for each in inside if each.device_ms is not None]
         return PartTime(sum(each.host_ms for each in inside), sum(on_device) if on_device else None)
@@ -112,7 +112,7 @@ def _stage(
 
 
 def _nested(events: Sequence[Mapping[str, Any]]) -> list[_Range]:
-    """Ranges of one thread in order of their beginning, each with the one around it."""
+    """The ranges of one thread in order of their beginning, each with the range around it."""
     found: list[_Range] = []
     around: list[int] = []
     for event in sorted(events, key=lambda each: (each["ts"], -each["dur"])):
@@ -171,7 +171,7 @@ HOW = "profile a few settings: acc_lat_profiling.py ... --num_samples 4 --use_pr
 
 @dataclass(frozen=True)
 class ProfiledRequest:
-    """One profiled run of one request; `mode` and `device` as in the heading of its table."""
+    """A profiled run of one request; `mode` and `device` as in the heading of its table."""
 
     trace: Path
     setting: str
@@ -182,7 +182,7 @@ class ProfiledRequest:
 
 
 def load_profiles(folder: Path) -> tuple[list[ProfiledRequest], str | None]:
-    """All profiled requests of a run in order of file names, or none of them and why.
+    """The profiled requests of a run in order of file names, or none of them and the reason.
 
     Raises:
         ResultsError: a trace, or the table beside it, is broken; it is named.

@@ -23,7 +23,7 @@ _UNITS = {"vision": "feature", "prefill": "token", "decode": "token"}
 
 
 def source_fields(sweep: Sweep) -> dict[str, Any]:
-    """What the figures are of; in each of the files."""
+    """The origin of the figures, in each of the files."""
     shared = asdict(sweep.provenance)
     return {
         **shared,
@@ -91,7 +91,7 @@ def _line_fields(line: StageLine) -> dict[str, Any]:
 
 
 def line_fields(fit: LineFit | None, reason: str | None, unit: str) -> dict[str, Any]:
-    """A line by names with units; all null without one."""
+    """The fields of a line by names with units; all null without a line."""
     return {
         "intercept_ms": None if fit is None else fit.intercept,
         "intercept_ms_ci95": None if fit is None else fit.intercept_ci95,
@@ -110,7 +110,7 @@ def line_fields(fit: LineFit | None, reason: str | None, unit: str) -> dict[str,
 def flops_content(
     sweep: Sweep, points: Sequence[StagePoint], lines: Mapping[str, tuple[LineFit | None, str | None]]
 ) -> dict[str, Any]:
-    """`e1_flops_vs_latency.json`."""
+    """The content of `e1_flops_vs_latency.json`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "source": source_fields(sweep),
@@ -122,7 +122,9 @@ def flops_content(
 
 
 def components_content(sweep: Sweep, profiles: Sequence[ProfiledRequest], reason: str | None) -> dict[str, Any]:
-    """`e1_attention_ffn_breakdown.json`; `profiles` is null, with the reason, where nothing was profiled."""
+    """The content of `e1_attention_ffn_breakdown.json`; `profiles` is null, with the reason, where nothing was
+    profiled.
+    """
     return {
         "schema_version": SCHEMA_VERSION,
         "source": source_fields(sweep),
@@ -163,7 +165,7 @@ def _part_fields(part: PartTime, whole: PartTime) -> dict[str, float | None]:
 
 
 def fraction_rows(regimes: Sequence[Regime]) -> list[Row]:
-    """A row for each regime or setting."""
+    """Rows of the CSV: one for each regime or setting."""
     rows = []
     for each in regimes:
         row: Row = {
@@ -190,7 +192,7 @@ def fraction_rows(regimes: Sequence[Regime]) -> list[Row]:
 
 
 def line_rows(lines: Sequence[StageLine]) -> list[Row]:
-    """A row for each line; intervals in two columns."""
+    """Rows of the CSV: one for each line, with intervals in two columns."""
     rows = []
     for line in lines:
         entries = line_fields(line.fit, line.reason, "unit")
@@ -208,12 +210,12 @@ def _cells(key: str, entry: Any) -> list[tuple[str, Cell]]:
 
 
 def point_rows(points: Sequence[StagePoint]) -> list[Row]:
-    """A row for each stage of each setting."""
+    """Rows of the CSV: one for each stage of each setting."""
     return [asdict(each) for each in points]
 
 
 def component_rows(profiles: Sequence[ProfiledRequest]) -> list[Row]:
-    """A row for each part of each stage of each profiled request."""
+    """Rows of the CSV: one for each part of each stage of each profiled request."""
     return [
         {
             "setting": profile.setting,

@@ -14,7 +14,7 @@ from experiments.fitting.intervals import interval, resampled
 
 @dataclass(frozen=True)
 class LineFit:
-    """y = intercept + slope x by ordinary least squares; intervals of 95 %, None where `reason` says why.
+    """The line y = intercept + slope x by ordinary least squares; intervals of 95 %, None where `reason` says why.
 
     The intervals are percentiles of 2000 fits to clusters drawn with replacement, with a fixed seed, because points of
     one cluster are not independent. Where points are clustered in several ways (by picture, and by the setting during
@@ -42,7 +42,7 @@ class LineFit:
     reason: str | None
 
     def at(self, x: float) -> float:
-        """The line's value."""
+        """The line's value at x."""
         return self.intercept + self.slope * x
 
 
@@ -134,7 +134,7 @@ DRIVERS = {"vision": "image_features", "prefill": "prompt_tokens", "decode": "ou
 
 @dataclass(frozen=True)
 class StageLine:
-    """A stage's time in ms against its driver, over the generations that have top-k and blocks in common, or over all.
+    """A stage's time in ms against its driver, over the generations with the same top-k and blocks, or over all.
 
     Attributes:
         top_k, num_active_blocks: None where all values are pooled, as for vision, which they do not touch.
@@ -152,7 +152,7 @@ class StageLine:
 
 @dataclass(frozen=True)
 class Point:
-    """A stage's time at one value of its driver, and the generation that it is of."""
+    """A stage's time at one value of its driver, and the generation that it belongs to."""
 
     x: float
     ms: float
@@ -160,7 +160,9 @@ class Point:
 
 
 def points_of(generations: Sequence[Generation], stage: str) -> list[Point]:
-    """One a generation; for decode one for each token after the first: the time of the first n of the generation."""
+    """The points of a stage: one a generation; for decode one for each token after the first, the time of the first n
+    of the generation.
+    """
     if stage == "decode":
         return [
             Point(float(token), ms, each)
@@ -177,7 +179,9 @@ def points_of(generations: Sequence[Generation], stage: str) -> list[Point]:
 
 
 def stage_lines(generations: Sequence[Generation]) -> list[StageLine]:
-    """For each task: each stage over all settings; prefill and decode for each number of blocks, and top-k with it."""
+    """The lines of each task: each stage over all settings; prefill and decode for each number of blocks, and top-k
+    with it.
+    """
     lines = []
     for task in dict.fromkeys(each.task for each in generations):
         own = [each for each in generations if each.task == task]
