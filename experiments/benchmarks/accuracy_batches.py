@@ -43,7 +43,7 @@ def in_batches(model: StagedModel, inputs: Sequence[Mapping[str, Any]], max_new_
 
 
 def timed(model: StagedModel, answer: Callable[[], Answers]) -> tuple[float, Answers]:
-    """Seconds by the host's clock, the device idle at both ends."""
+    """Seconds of the answers by the host's clock, the device idle at both ends."""
     synchronize(model.device)
     started = time.perf_counter()
     answers = answer()

@@ -26,7 +26,7 @@ from experiment_core_utils.tasks.prompts import read_prompts
 
 @dataclass(frozen=True)
 class Agreement:
-    """Two runs over the same prompts.
+    """Two runs over the same prompts, compared.
 
     Attributes:
         num_prompts: in each run.
@@ -38,7 +38,7 @@ class Agreement:
 
     @property
     def flip_rate(self) -> float | None:
-        """Share of the prompts whose answers differ; None for no prompt."""
+        """Fraction of the prompts whose answers differ; None for no prompt."""
         return len(self.places) / self.num_prompts if self.num_prompts else None
 
     @property
@@ -49,7 +49,7 @@ class Agreement:
 
 
 def compare(answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> Agreement:
-    """Token ids of each prompt in one run against those in the other; raises ValueError for unequal numbers."""
+    """The agreement of each prompt's token ids in two runs; raises ValueError for unequal numbers."""
     places = [first_difference(one, other) for one, other in zip(answers, others, strict=True)]
     return Agreement(len(answers), tuple(sorted(place for place in places if place is not None)))
 
@@ -95,7 +95,7 @@ def answers_by_size(
 
 
 def row(dtype: str, size: int, agreement: Agreement) -> str:
-    """One line of the table."""
+    """A line of the table."""
     low, high = agreement.interval or (0.0, 1.0)
     places = agreement.places
     where = f"median {statistics.median(places):g}, earliest {places[0]}" if places else "-"

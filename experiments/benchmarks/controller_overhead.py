@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints JSON. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
+    """Print the results as JSON. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
     try:
         given, rest = build_parser().parse_known_args(argv)
         print(json.dumps(measured(given, rest), indent=1))
@@ -104,7 +104,7 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
 def _asked(
     loaded: LoadedModel, tiers: Sequence[str], budgets_ms: Sequence[float]
 ) -> list[tuple[AdaptiveRequest, float]]:
-    """Each sample that can be used, prepared at all tiers, with each budget in seconds."""
+    """The samples that can be used, each prepared at all tiers, with each budget in seconds."""
     task = open_task(loaded.config.task)
     requests, _ = prepare_requests(loaded.model, task, draw_samples(task, loaded.config.task).sample_ids, tiers)
     limit = max_new_tokens_of(loaded.config.task, task)
@@ -112,7 +112,7 @@ def _asked(
 
 
 def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
-    """Random weights in memory, the embedded model's tokenizer and pictures; answers do not end before their limit.
+    """A model with random weights, the embedded model's tokenizer and pictures; answers do not end before their limit.
 
     Raises:
         ConfigurationError: flags that do not allow it.
@@ -129,7 +129,7 @@ def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
 
 
 def _execution(model: MolmoeStagedModel) -> dict[str, Any]:
-    """How plain stages run, and why adaptive ones do not run so; None where they do."""
+    """How plain stages run, and the reason why adaptive ones do not run so; None where they do."""
     described = model.describe()
     return {
         "execution": described["execution"],
@@ -140,7 +140,7 @@ def _execution(model: MolmoeStagedModel) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Found:
-    """One request.
+    """The measurements of one request.
 
     Attributes:
         new_budget: at a budget that was never asked for, next to the one that was.
@@ -165,7 +165,7 @@ class _Compared:
         self._runs = 0
 
     def run(self, request: AdaptiveRequest, budget_s: float) -> _Found:
-        """Run once in each way; the plain one last, since it needs a choice."""
+        """Run the request once in each way; the plain one last, since it needs a choice."""
         self._runs += 1
         ways: dict[str, tuple[AdaptiveModel, float]] = {
             "adaptive": (self._adaptive, budget_s),
@@ -192,7 +192,7 @@ def _on_host(loaded: LoadedModel, networks: TwoStageNetworks) -> AdaptiveModel:
 
 
 def _summary(found: Sequence[_Found]) -> dict[str, Any]:
-    """Summary of one request or more."""
+    """The summary of one request or more."""
     runs, on_host = [each.adaptive for each in found], [each.on_host for each in found if each.on_host is not None]
     total_s, plain_s = np.array([run.times.total_s for run in runs]), np.array([each.plain_s for each in found])
     controller_s = np.array([run.times.controller_s for run in runs])

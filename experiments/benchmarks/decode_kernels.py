@@ -37,7 +37,9 @@ POSITIONS, MAX_SEQ_LEN, STEPS = 1053, 1280, 40
 
 
 def kernel_bytes(decoder: DecoderWeights, top_k: int, positions: int) -> dict[str, int]:
-    """Weights, keys and values that each kernel of a block reads for one request, and the head; no activations."""
+    """Bytes of weights, keys and values that each kernel of a block reads for one request, and the head; no
+    activations.
+    """
     block, size = decoder.blocks[0], decoder.dtype.itemsize
     expert = (block.gate_up[0].numel(), block.down[0].numel())
     return {
@@ -51,7 +53,7 @@ def kernel_bytes(decoder: DecoderWeights, top_k: int, positions: int) -> dict[st
 
 
 def step_bytes(decoder: DecoderWeights, used: Mapping[int, torch.Tensor], positions: int) -> int:
-    """What a step of B requests has to read, by the same account: each weight once, and keys and values of all.
+    """Bytes that a step of B requests has to read, counted likewise: each weight once, and keys and values of all.
 
     Args:
         used: expert ids [B, k] of each block that ran.
@@ -81,7 +83,7 @@ def microseconds(run: Callable[[], object], kv_cache: KVCache) -> float:
 
 
 def filled_kv_cache(decoder: DecoderWeights, batch: int) -> KVCache:
-    """Random keys and values at every slot, another token for each request."""
+    """A KV cache with random keys and values at every position, and another token for each request."""
     kv_cache = KVCache.allocate(decoder, MAX_SEQ_LEN, batch)
     kv_cache.keys.normal_()
     kv_cache.values.normal_()
@@ -91,7 +93,7 @@ def filled_kv_cache(decoder: DecoderWeights, batch: int) -> KVCache:
 
 @torch.inference_mode()
 def kernels(decoder: DecoderWeights, top_k: int) -> None:
-    """One row a kernel."""
+    """The rows of the kernels."""
     kv_cache, tiles = filled_kv_cache(decoder, 1), tiles_for(decoder, top_k, MAX_SEQ_LEN)
     buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, tiles)
     step = DecodeStep(decoder, kv_cache, buffers, tiles, use_pdl=torch.cuda.get_device_capability()[0] >= 9)
@@ -121,7 +123,7 @@ def kernels(decoder: DecoderWeights, top_k: int) -> None:
 
 @torch.inference_mode()
 def steps(decoder: DecoderWeights, top_k: int, blocks: int, batch: int) -> None:
-    """One row for a whole step, or two where there are two ways."""
+    """The rows of a whole step: one, or two where there are two ways."""
     knobs = EngineKnobs(top_k, tuple(range(blocks)))
     ways = {"for each": batch + 1, "once for all": batch} if batch > 1 else {"for each": batch + 1}
     for way, fewest in ways.items():
@@ -141,7 +143,7 @@ def steps(decoder: DecoderWeights, top_k: int, blocks: int, batch: int) -> None:
 
 @torch.inference_mode()
 def check() -> None:
-    """Twelve steps after a prompt by the modules, whose tokens are then given to all."""
+    """Compare twelve steps after a prompt with the modules, whose tokens every engine then gets."""
     half = built(4, 10, torch.bfloat16)
     full = copy.deepcopy(half).float()
     full.set_experts_implementation("eager")

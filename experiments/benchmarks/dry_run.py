@@ -42,7 +42,7 @@ def estimate_from_ends(config: ProfilingConfig, results: Sequence[SettingResult]
 
 
 def line(name: str, ratios: Sequence[float]) -> str:
-    """Median and extremes."""
+    """A line with the median and extremes of ratios."""
     return (
         f"{name}: measured / estimated T_total {statistics.median(ratios):.2f} in the median over "
         f"{len(ratios)} settings ({min(ratios):.2f} to {max(ratios):.2f})"
@@ -50,7 +50,7 @@ def line(name: str, ratios: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """Exit code: 0 compared, 1 or 2 as the driver."""
+    """Compare estimates with measurements. Exit code: 0 compared, 1 or 2 as the driver."""
     try:
         config = parse_config()
         if config.machine.output_dir.is_dir() and any(config.machine.output_dir.glob(RESULT_FILES)):

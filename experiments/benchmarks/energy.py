@@ -70,7 +70,7 @@ def load_request(
 def tracking_ratios(
     model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: int, using: Instruments, pairs: int
 ) -> list[float]:
-    """Time of the request inside an open window over its time without one, of each pair; the order alternates."""
+    """Time of the request inside an open window over its time without one, for each pair; the order alternates."""
     meter = using.meter()
 
     def seconds(is_tracked: bool) -> float:
@@ -94,7 +94,7 @@ def tracking_ratios(
 
 
 def figure_text(stage: str, figure: EnergyFigure, steps: int) -> str:
-    """One line of one stage by one source."""
+    """The line of one stage by one source."""
     name = f"{stage:10} {figure.origin.device} {figure.origin.source} ({figure.origin.kind}, {figure.origin.basis})"
     if figure.gross_j is None or figure.act_s is None or figure.count is None or figure.window_s is None:
         return f"{name}: none, {figure.reason}"
@@ -112,7 +112,7 @@ def figure_text(stage: str, figure: EnergyFigure, steps: int) -> str:
 
 
 def report_lines(found: StageEnergies) -> list[str]:
-    """Stages by source, the two sources against each other, and closure."""
+    """The lines of a report: stages by source, the two sources against each other, and closure."""
     lines = [figure_text(stage, each, found.decode_steps) for stage, all_of in found.figures.items() for each in all_of]
     for stage, ratio in found.source_ratios.items():
         lines.append(f"{stage:10} integrated power / counter = " + ("none" if ratio is None else f"{ratio:.4f}"))
@@ -150,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def measure(given: argparse.Namespace, using: Instruments) -> dict[str, Any]:
-    """Every execution and every top-k in turn; prints as it goes."""
+    """Measure every execution and every top-k in turn; prints as it goes."""
     device = choose_device("auto")
     how = StageMeasurement(using, WindowGoal(given.error), given.repeats, given.least_repeats, given.idle_seconds)
     results: dict[str, Any] = {
@@ -174,7 +174,7 @@ def measure(given: argparse.Namespace, using: Instruments) -> dict[str, Any]:
 def measure_setting(
     model: StagedModel, inputs: Mapping[str, Any], top_k: int, how: StageMeasurement, given: argparse.Namespace
 ) -> dict[str, Any]:
-    """One setting, with how long its measurement took."""
+    """The energy of one setting, with the time that its measurement took."""
     blocks = select_active_blocks(model.num_total_blocks, model.num_total_blocks)
     setting = KnobSetting(tier_target(given.tier), top_k, blocks)
     model.apply(setting)
@@ -194,7 +194,7 @@ def measure_setting(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 nothing here measures energy, 2 the request cannot be met."""
+    """Measure and print. Exit code: 0 done, 1 nothing here measures energy, 2 the request cannot be met."""
     given = build_parser().parse_args(argv)
     set_cpu_threads(None, 1)
     try:

@@ -32,7 +32,7 @@ def drawn_requests(estimator: LatencyEstimator, number: int) -> RequestColumns:
 
 
 def milliseconds_each(estimator: LatencyEstimator, requests: RequestColumns) -> float:
-    """Median over repetitions, intervals included."""
+    """Milliseconds for each request, the median over repetitions, intervals included."""
     taken: list[float] = []
     until = time.perf_counter() + SECONDS_EACH
     while time.perf_counter() < until or not taken:
@@ -43,7 +43,7 @@ def milliseconds_each(estimator: LatencyEstimator, requests: RequestColumns) -> 
 
 
 def main() -> int:
-    """Exit code: 0 printed, 1 no estimator there."""
+    """Print the table. Exit code: 0 printed, 1 no estimator there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("estimator", type=Path, metavar="ESTIMATOR_JSON")
     try:

@@ -106,7 +106,7 @@ class Case:
 
 @dataclass(frozen=True)
 class TwiceStaged:
-    """One model, staged twice over the same weights."""
+    """A model that is staged twice over the same weights."""
 
     model: PreTrainedModel
     staged: Mapping[str, StagedModel]
@@ -114,7 +114,7 @@ class TwiceStaged:
     max_new_tokens: int
 
     def run(self, way: str, case: Case) -> StagedRun:
-        """Once, with its stages' times; everything that a run needs is ready."""
+        """Run a case once and return its stages' times; everything that a run needs is ready."""
         self.staged[EAGER].apply(case.setting)
         synchronize(self.model.device)
         marks = new_marks(self.model.device)
@@ -130,14 +130,14 @@ class TwiceStaged:
         return generate_timed(self.model, {**inputs, **requested}, self.max_new_tokens, marks)
 
     def warm_up(self, case: Case) -> None:
-        """The captures; what `generate()` compiles it compiles in the warm rounds."""
+        """Capture the graphs; what `generate()` compiles it compiles in the warm rounds."""
         for staged in self.staged.values():
             staged.apply(case.setting)
             staged.warm_up(case.inputs, self.max_new_tokens)
 
 
 def timed_case(bench: TwiceStaged, case: Case, ways: Sequence[str], warm_rounds: int, rounds: int) -> list[Timed]:
-    """Each way in every round, the order turned by one place a round."""
+    """The times of each way in every round, the order rotated by one place a round."""
     runs: dict[str, list[StagedRun]] = {way: [] for way in ways}
     cpu: dict[str, list[float]] = {way: [] for way in ways}
     bench.warm_up(case)
@@ -166,7 +166,7 @@ def _stages(runs: Sequence[StagedRun]) -> dict[str, list[float]]:
 
 
 def embedded_cases(model: StagedModel, num_samples: int) -> Iterator[Case]:
-    """The grid of quickstart; every setting with the same samples."""
+    """The grid of the quickstart; every setting with the same samples."""
     config = parse_config([*QUICKSTART, "--num_samples", str(num_samples)])
     task = open_task(config.task)
     drawn = draw_samples(task, config.task)
@@ -180,7 +180,7 @@ def embedded_cases(model: StagedModel, num_samples: int) -> Iterator[Case]:
 def shaped_cases(
     config: MolmoeConfig, device: torch.device, dtype: torch.dtype, tokens: int, crops: int, top_ks: Sequence[int]
 ) -> Iterator[Case]:
-    """One random request, at each top-k with all blocks; features find places behind the first token."""
+    """A random request at each top-k with all blocks; features have places after the first token."""
     draws = torch.Generator().manual_seed(0)
     inputs = {"input_ids": torch.randint(0, config.head_vocab_size, (1, tokens), generator=draws).to(device)}
     if crops:
@@ -197,7 +197,7 @@ def shaped_cases(
 
 
 def shape_config(shape: str) -> MolmoeConfig:
-    """Config of `--shape`: `molmoe_1b`, or a folder whose config is taken."""
+    """The config of `--shape`: `molmoe_1b`, or that of a folder."""
     if shape == "molmoe_1b":
         return MolmoeConfig(head_vocab_size=50304)
     if not (Path(shape) / "config.json").is_file():
@@ -206,7 +206,7 @@ def shape_config(shape: str) -> MolmoeConfig:
 
 
 def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype, is_text: bool) -> PreTrainedModel:
-    """Made on the device, in evaluation mode; with `is_text` its decoder as transformers' own model."""
+    """A random model made on the device, in evaluation mode; with `is_text` its decoder as transformers' own model."""
     before = torch.get_default_dtype()
     torch.manual_seed(0)
     torch.set_default_dtype(dtype)
@@ -231,13 +231,13 @@ def possible_ways(bench: TwiceStaged, case: Case) -> tuple[list[str], dict[str, 
 
 
 def different_requests(inputs: Mapping[str, Any], count: int) -> list[Mapping[str, Any]]:
-    """The request and others of its size: equal ones would choose the same experts, which then are read once."""
+    """The request and others of its size: equal ones would choose the same experts, which would be read once."""
     changed = "pixel_values" if "pixel_values" in inputs else "input_ids"
     return [{**inputs, changed: inputs[changed].roll(places, dims=-1)} for places in range(count)]
 
 
 def batch_fields(bench: TwiceStaged, case: Case, batch_sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Milliseconds of a decode step of so many requests: answers of n tokens less answers of 1, over n - 1."""
+    """Milliseconds of a decode step of so many requests: answers of n tokens minus answers of 1, over n - 1."""
     found = []
     for batch in batch_sizes:
         requests = different_requests(case.inputs, batch)
@@ -253,7 +253,7 @@ def batch_fields(bench: TwiceStaged, case: Case, batch_sizes: Sequence[int]) -> 
 
 
 def _repeated(act: Callable[[], object], device: torch.device) -> list[float]:
-    """Seconds of three times, after one that does not count."""
+    """Seconds of three repetitions, after one that does not count."""
     seconds = []
     for _ in range(4):
         synchronize(device)
@@ -306,12 +306,12 @@ def _staged(model: PreTrainedModel, processor: MolmoeProcessor, mode: ExecutionM
 
 
 def _any_processor() -> MolmoeProcessor:
-    """Requests are made without it."""
+    """The embedded model's processor, which is required and not used."""
     return MolmoeProcessor.from_pretrained(EMBEDDED_MODEL)
 
 
 def shape_of(staged: StagedModel, case: Case) -> Shape:
-    """What the floors of a case are computed from."""
+    """The shape from which the floors of a case are computed."""
     crops = case.inputs["pixel_values"].shape[1] if "pixel_values" in case.inputs else 0
     experts = tuple(top_k for top_k in staged.expected_experts(case.setting) if top_k is not None)
     return Shape(crops, case.inputs["input_ids"].shape[1], experts)
@@ -342,7 +342,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 other tokens in float32, else that of the error, which is one line."""
+    """Run the benchmark. Exit code: 0 done, 1 other tokens in float32, else that of the error, which is one line."""
     try:
         return _measured(_arguments(argv))
     except ProfilerError as error:
@@ -394,7 +394,7 @@ def _measured(given: argparse.Namespace) -> int:
 
 
 def _rates(given: argparse.Namespace, device: torch.device, products: float | None) -> Rates | None:
-    """None on a CPU in another number format than float32, unless a rate is given."""
+    """The rates of the device; None on a CPU in another number format than float32, unless a rate is given."""
     if device.type == "cuda":
         return Rates(given.bytes_per_s or H200.bytes_per_s, given.flops_per_s or H200.flops_per_s)
     flops_per_s = given.flops_per_s or products

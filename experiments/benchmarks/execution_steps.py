@@ -39,13 +39,13 @@ Step = tuple[str, Callable[[], Any]]
 
 
 def recorders() -> Iterator[tuple[str, GraphCapturer]]:
-    """The same work launched kernel by kernel, and as one graph."""
+    """The two ways to repeat work: launched kernel by kernel, and as one graph."""
     yield "own kernels, launched one by one", Reruns()
     yield "own kernels, one graph", CudaGraphs(torch.device("cuda", torch.cuda.current_device()), warm_ups=2)
 
 
 def vision_steps(model: MolmoeForConditionalGeneration) -> Iterator[Step]:
-    """The tower and the connector."""
+    """The steps of the tower and the connector."""
     pixels, masks = crops_of(model, CROPS)
     places = torch.arange(CROPS * model.config.features_per_crop, device="cuda").view(1, CROPS, -1)
     yield "modules", lambda: model.encode_image(pixels[None], masks[None], places)
@@ -55,7 +55,7 @@ def vision_steps(model: MolmoeForConditionalGeneration) -> Iterator[Step]:
 
 
 def prefill_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: EngineKnobs) -> Iterator[Step]:
-    """Prompt to the logits of its last token."""
+    """The steps of a prefill, from the prompt to the logits of its last token."""
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
     yield "modules", lambda: model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
     kv_cache, embeddings = KVCache.allocate(decoder, MAX_SEQ_LEN), decoder.embedding[ids[0]]
@@ -65,7 +65,7 @@ def prefill_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights
 
 
 def decode_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: EngineKnobs) -> Iterator[Step]:
-    """So many tokens behind the prompt, each feeding the next."""
+    """The steps of decoding so many tokens after the prompt, each feeding the next."""
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
     logits, state = model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
     token = logits.argmax(dim=-1, keepdim=True)

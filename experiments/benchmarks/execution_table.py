@@ -31,7 +31,7 @@ FLOOR = "floor"
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device attains; infinite bytes where only products count."""
+    """The rates that a device attains; infinite bytes where only products count."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -39,19 +39,19 @@ class Rates:
 
 @dataclass(frozen=True)
 class Work:
-    """Products and bytes of a stage; of decode, of one step."""
+    """The products and bytes of a stage; for decode, of one step."""
 
     flops: float
     bytes: float
 
     def floor_s(self, rates: Rates) -> float:
-        """The slower of the two."""
+        """The floor in seconds: the slower of products and bytes."""
         return max(self.flops / rates.flops_per_s, self.bytes / rates.bytes_per_s)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A request at a setting; `experts` per token of each block that runs."""
+    """The sizes of a request at a setting; `experts` per token of each active block."""
 
     crops: int
     prompt_tokens: int
@@ -59,7 +59,7 @@ class Shape:
 
 
 def work_of(config: MolmoeConfig, shape: Shape, element_bytes: int) -> dict[str, Work]:
-    """Work of each stage that the request has.
+    """The work of each stage that the request has.
 
     Attention counts half of the rectangle in the prefill, as a causal kernel computes it. Weights are read once, of the
     experts those that tokens choosing evenly hit. A decode step is the first one behind the prompt.
@@ -106,7 +106,7 @@ def _vision_weights(config: MolmoeConfig) -> int:
 
 @dataclass(frozen=True)
 class Timed:
-    """One way to run one case.
+    """The times of one way to run one case.
 
     Attributes:
         case: the request and its setting.
@@ -127,12 +127,13 @@ class Timed:
     same: bool
 
     def median_s(self, stage: str) -> float | None:
-        """None for a stage that the request has not."""
+        """The median seconds of a stage; None for a stage that the request does not have."""
         return statistics.median(self.stages[stage]) if self.stages.get(stage) else None
 
 
 def entries(timed: Sequence[Timed], floors: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """A JSON object for each row: medians in ms, the share of the floor's time, and ratios to plain `generate()`.
+    """Fields of each row for JSON: medians in ms, the fraction of the time that the floor is, and ratios to plain
+    `generate()`.
 
     Args:
         floors: case -> stage -> seconds; {} where no rates are known.
@@ -156,7 +157,7 @@ def entries(timed: Sequence[Timed], floors: Mapping[str, Mapping[str, float]]) -
 
 
 def totals_of_generate(rows: Sequence[Mapping[str, Any]], key: str = "total_ms") -> dict[str, float]:
-    """Way -> sum over all cases, as a share of that of plain `generate()`."""
+    """Way -> sum over all cases, as a fraction of that of plain `generate()`."""
     sums: dict[str, float] = {}
     for row in rows:
         sums[row["way"]] = sums.get(row["way"], 0.0) + row[key]
@@ -164,7 +165,7 @@ def totals_of_generate(rows: Sequence[Mapping[str, Any]], key: str = "total_ms")
 
 
 def stages_of_generate(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Way, and the floor where it is known -> stage and total -> sum over all cases, as a share of `generate()`'s.
+    """Way, and the floor where it is known -> stage and total -> sum over all cases, as a fraction of `generate()`'s.
 
     The decode sums steps over answers; the floor's total is that of its stages.
     """
@@ -192,7 +193,7 @@ def eager_of_generate(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line for each row; behind a time in brackets how many times the floor it is."""
+    """The table, one line for each row; after a time in brackets how many times the floor it is."""
     lines = [
         "| case | way | vision ms | prefill ms | decode ms/token | total ms | of generate() | same tokens |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -231,7 +232,7 @@ NOTE = f"a stage of a case has one abscissa: its ways are drawn around it, each 
 
 
 def draw_roofline(rows: Sequence[Mapping[str, Any]], work: Mapping[str, Mapping[str, Work]], rates: Rates) -> Figure:
-    """Operations per second over operations per byte, of each stage, way and case, below what the device attains.
+    """Draw operations per second over operations per byte, for each stage, way and case, below what the device attains.
 
     Colours tell ways, shapes stages, sizes cases.
     """

@@ -41,7 +41,7 @@ DEEP, DEEP_MIXTURE = {"num_hidden_layers": 80}, {"num_hidden_layers": 94}
 
 
 def small_configs() -> list[PreTrainedConfig]:
-    """One of each kind of decoder: 4 blocks of width 128; a dense one of 80 blocks, a mixture of 94."""
+    """A config of each kind of decoder: 4 blocks of width 128; a dense one of 80 blocks, a mixture of 94."""
     sizes = {
         "vocab_size": 512,
         "hidden_size": 128,

@@ -37,7 +37,9 @@ IMAGE_TOKEN, VOCABULARY, TEXT_TOKENS = 3, 1000, 32
 
 
 def built_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """A LLaVA with 576 vision tokens and 8 blocks of OLMoE, and that decoder alone; width 256, 16 experts, top-4."""
+    """Two random models: a LLaVA with 576 vision tokens and 8 blocks of OLMoE, and that decoder alone; width 256, 16
+    experts, top-4.
+    """
     text = OlmoeConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -73,7 +75,9 @@ def built_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def loaded_cases(config: ProfilingConfig, device: torch.device) -> Iterator[Case]:
-    """The first drawn sample at each vision target; raises ConfigurationError for MolmoE, which has its own stages."""
+    """A case at each vision target, of the first drawn sample; raises ConfigurationError for MolmoE, which has its own
+    stages.
+    """
     source = find_model(config.model.model_path)
     model = load_staged_model(config.model, source, device)
     if not isinstance(model, TransformersModel):
@@ -89,7 +93,7 @@ def loaded_cases(config: ProfilingConfig, device: torch.device) -> Iterator[Case
 
 
 def marked(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-    """As a sample is measured, its marks read."""
+    """Generate as a sample is measured, and read the marks."""
     marks = new_marks(model.device)
     generate_timed(model, inputs, max_new_tokens, marks)
     marks.seconds()
@@ -97,12 +101,12 @@ def marked(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
 
 @torch.inference_mode()
 def plain(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-    """As a user calls it."""
+    """Generate as a user calls it."""
     model.generate(**inputs, max_new_tokens=max_new_tokens)
 
 
 def timed(device: torch.device, run: Callable[[], None]) -> float:
-    """Seconds by the host's clock; the device is idle at both ends."""
+    """Seconds of a run by the host's clock; the device is idle at both ends."""
     synchronize(device)
     started = time.perf_counter()
     run()
@@ -124,7 +128,7 @@ def ratios(device: torch.device, one: Callable[[], None], other: Callable[[], No
 
 
 def quartiles(values: list[float]) -> str:
-    """Median, and the first and third quartile."""
+    """The median, and the first and third quartile."""
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.4f} ({low:.4f} to {high:.4f})"
 

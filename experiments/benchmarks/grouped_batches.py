@@ -38,7 +38,7 @@ def one_by_one(model: StagedModel, questions: Sequence[PreparedQuestion], max_ne
 
 
 def settings_of(model: StagedModel, count: int) -> list[KnobSetting]:
-    """So many different settings: tiers change fastest, then blocks, then top-k.
+    """The first `count` different settings: tiers change fastest, then blocks, then top-k.
 
     Raises:
         ConfigurationError: more than three tiers, two numbers of blocks and two of experts make.
@@ -55,7 +55,7 @@ def settings_of(model: StagedModel, count: int) -> list[KnobSetting]:
 
 
 def compare(model: StagedModel, questions: Sequence[PreparedQuestion], max_new_tokens: int, rounds: int) -> str:
-    """One line of the table."""
+    """A line of the table."""
     ways: dict[str, Callable[[], Answers]] = {
         "alone": partial(one_by_one, model, questions, max_new_tokens),
         "grouped": partial(answer_prepared, model, questions, max_new_tokens, len(questions)),

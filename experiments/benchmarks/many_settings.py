@@ -44,7 +44,7 @@ STAGES = ("T_vision_total", "T_LLM_prefill", "T_LLM_decode")
 def settings_of_grid(
     num_settings: int, num_tokens: int, top_ks: Sequence[int], blocks: int
 ) -> Iterator[tuple[int, int, int]]:
-    """The first so many of (target of vision tokens, top-k, blocks)."""
+    """The first `num_settings` of (target of vision tokens, top-k, blocks)."""
     tokens = [2 * FEATURES_PER_CROP + number for number in range(num_tokens)]
     return itertools.islice(itertools.product(tokens, top_ks, range(1, blocks + 1)), num_settings)
 
@@ -91,7 +91,7 @@ def synthetic_result(
 
 
 def scale_times(timed: dict[str, Any], factors: Sequence[float]) -> None:
-    """Each stage by its factor; what follows from the stages is made anew."""
+    """Multiply each stage's time by its factor; what follows from the stages is computed anew."""
     for stage, factor in zip(STAGES, factors, strict=True):
         if timed[stage] is not None:
             timed[stage] *= factor
@@ -105,7 +105,7 @@ def scale_times(timed: dict[str, Any], factors: Sequence[float]) -> None:
 
 
 def write_folder(folder: Path, real: Mapping[str, Any], settings: Iterator[tuple[int, int, int]]) -> Path:
-    """A result for each of the settings."""
+    """Write a result for each of the settings."""
     folder.mkdir(parents=True)
     noise = random.Random(0)
     task = real["provenance"]["task"]["name"].replace("_", "-")
@@ -118,7 +118,7 @@ def write_folder(folder: Path, real: Mapping[str, Any], settings: Iterator[tuple
 
 
 def timed_command(command: str, folder: Path) -> tuple[float, float, float]:
-    """Seconds, CPU seconds and GB at most of one command on the folder; ends this script where it fails."""
+    """Seconds, CPU seconds and peak GB of one command on the folder; ends this script where it fails."""
     script = Path(__file__).resolve().parents[1] / "core_exp" / command
     started = time.perf_counter()
     running = subprocess.Popen([sys.executable, str(script), str(folder)], stdout=subprocess.DEVNULL)
@@ -129,7 +129,7 @@ def timed_command(command: str, folder: Path) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    """Makes a folder of each size and times every command on it."""
+    """Make a folder of each size and time every command on it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results_dir", type=Path, help="--output_dir of a real run, whose first result is the pattern")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1250, 2500, 5000], help="numbers of settings")

@@ -90,7 +90,7 @@ TIME_NOISE, OUTLIERS, OUTLIER_FACTOR = 0.05, 0.01, 2.0
 
 @dataclass(frozen=True)
 class SearchAgreement:
-    """A search against the full run.
+    """The agreement of a search with the full run.
 
     A point of the full run's front is *found* by a setting of the search's front that is not slower (the full run's
     paired 95 % interval of the difference in time reaches 0) and whose accuracy in the full run is not below the
@@ -167,7 +167,7 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
 
 
 def write_table(table: RecordedTable, path: Path) -> None:
-    """One line a setting; milliseconds with one decimal, null where a sample failed."""
+    """Write the table, one line a setting; milliseconds with one decimal, null where a sample failed."""
     head = {
         "origin": table.origin,
         "best": table.best,
@@ -233,7 +233,7 @@ def made_up_table(num_samples: int, seed: int) -> RecordedTable:
 
 
 def replay(table: RecordedTable, rules: SearchRules, seed: int) -> SearchResult:
-    """The search, given the table's entries as if they were measured when asked for."""
+    """The search, given the table's scores and times as if they were measured when requested."""
     row = {key: at for at, key in enumerate(table.settings)}
     column = {sample_id: at for at, sample_id in enumerate(table.sample_ids)}
 
@@ -258,7 +258,7 @@ def replay(table: RecordedTable, rules: SearchRules, seed: int) -> SearchResult:
 
 
 def compare_fronts(table: RecordedTable, found: SearchResult) -> SearchAgreement:
-    """The search's front against the full run's."""
+    """The search's front compared with the full run's."""
     accuracy, seconds = np.nanmean(table.scores, axis=1), np.nanmean(table.seconds, axis=1)
     everything = [
         Standing(key, len(table.sample_ids), float(accuracy[at]), float(seconds[at]), ())
@@ -288,7 +288,7 @@ def compare_fronts(table: RecordedTable, found: SearchResult) -> SearchAgreement
 
 
 def _lower_end(table: RecordedTable, at: int) -> float:
-    """Lower end of the 95 % interval that the full run publishes for a setting's accuracy."""
+    """The lower end of the 95 % interval that the full run publishes for a setting's accuracy."""
     scored = [
         (float(score), picture)
         for score, picture in zip(table.scores[at], table.pictures, strict=True)
@@ -299,7 +299,7 @@ def _lower_end(table: RecordedTable, at: int) -> float:
 
 
 def _gained(table: RecordedTable, by: int, at: int) -> tuple[float, float]:
-    """95 % interval of the difference in accuracy, `by` minus `at`."""
+    """The 95 % interval of the difference in accuracy, `by` minus `at`."""
     scored = np.isfinite(table.scores[by]) & np.isfinite(table.scores[at])
     gains = (table.scores[by] - table.scores[at])[scored]
     pictures = [picture for picture, has in zip(table.pictures, scored, strict=True) if has]
@@ -321,7 +321,7 @@ def _shown_dominated(table: RecordedTable, at: int) -> bool:
 
 
 def line_of(seed: int, table: RecordedTable, found: SearchResult, one: SearchAgreement) -> str:
-    """What the search of one seed came to."""
+    """The line with the results of one seed's search."""
     return (
         f"seed {seed}: {len(table.settings)} settings x {len(table.sample_ids)} samples; time {one.share:.3f} of the "
         f"full grid's, {len(found.rounds)} rounds ({found.stopped}); front {one.front} ({one.wrong} dominated in the "
@@ -333,7 +333,7 @@ def line_of(seed: int, table: RecordedTable, found: SearchResult, one: SearchAgr
 
 
 def summary_of(done: Sequence[SearchAgreement]) -> str:
-    """What all seeds come to."""
+    """The lines with the results of all seeds."""
     fractions = [each.share for each in done]
     lost, lost_paired = sum(len(each.lost) for each in done), sum(len(each.lost_paired) for each in done)
     return (
@@ -346,7 +346,9 @@ def summary_of(done: Sequence[SearchAgreement]) -> str:
 
 
 def main() -> int:
-    """Exit code: 0 done, 1 the files do not allow it, or a setting failed while collecting, 2 a wrong flag."""
+    """Collect or replay. Exit code: 0 done, 1 the files do not allow it, or a setting failed while collecting, 2 a
+    wrong flag.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collect", type=Path, metavar="FILE", help="measure the full grid and write its table")
     parser.add_argument("--results_dir", type=Path, default=Path("results/pareto_grid"), help="of --collect")

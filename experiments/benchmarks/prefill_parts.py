@@ -56,7 +56,7 @@ def built(blocks: int, vision_blocks: int, dtype: torch.dtype) -> MolmoeForCondi
 
 
 def milliseconds(run: Callable[[], Any], times: int = 15) -> float:
-    """Median device time, one run after the other."""
+    """The median device time of one run after the other."""
     for _ in range(2):
         run()
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
@@ -73,7 +73,7 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def crops_of(model: MolmoeForConditionalGeneration, crops: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pixels [K, 3, S, S] and masks [K, P]."""
+    """Pixels [K, 3, S, S] and masks [K, P] of random crops."""
     side, patches = model.config.vision_config.image_size, model.config.patches_per_side**2
     masks = torch.ones(crops, patches, device="cuda")
     masks[-1, ::3] = 0.0
@@ -82,7 +82,7 @@ def crops_of(model: MolmoeForConditionalGeneration, crops: int) -> tuple[torch.T
 
 @torch.inference_mode()
 def check() -> None:
-    """Captured against the modules, in float32 and bfloat16; errors in bfloat16 beside the modules' own."""
+    """Compare graphed stages with the modules, in float32 and bfloat16; errors in bfloat16 beside the modules' own."""
     torch.backends.cudnn.allow_tf32 = False
     half = built(3, 10, torch.bfloat16)
     full = copy.deepcopy(half).float()
@@ -120,7 +120,7 @@ def check() -> None:
 
 @torch.inference_mode()
 def parts(title: str, wanted: Iterator[Any], blocks: int) -> None:
-    """Microseconds a block of each `Part`."""
+    """Print microseconds a block of each `PrefillPart`."""
     print(title)
     graphs = CudaGraphPool(limit=1)
     placeholder = torch.zeros(1, device="cuda")
@@ -142,7 +142,7 @@ def parts(title: str, wanted: Iterator[Any], blocks: int) -> None:
 
 @torch.inference_mode()
 def whole(model: MolmoeForConditionalGeneration, decoder: DecoderWeights) -> None:
-    """Milliseconds of whole stages, the copy of their inputs and the launch among them."""
+    """Print milliseconds of whole stages, the copy of their inputs and the launch among them."""
     kv_cache = KVCache.allocate(decoder, 1152)
     engine = GraphedPrefill(decoder)
     every = tuple(range(len(decoder.blocks)))

@@ -42,7 +42,7 @@ DOWN_TILES = (
 
 @dataclass(frozen=True)
 class PrefillPart:
-    """One row of the table: work on block `index`, and the products that it does."""
+    """A row of the table: work on block `index`, and the products that it does."""
 
     name: str
     run: Callable[[int], Any]
@@ -52,7 +52,7 @@ class PrefillPart:
 def attention_parts(
     given: Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]], causal: bool, flops: float
 ) -> Iterator[PrefillPart]:
-    """Attention by each kernel that a GPU has for bfloat16."""
+    """The rows of attention, by each kernel that a GPU has for bfloat16."""
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
 
         def attend(i: int, backend: SDPBackend = backend) -> torch.Tensor:
@@ -64,7 +64,7 @@ def attention_parts(
 
 
 def decoder_parts(decoder: DecoderWeights) -> Iterator[PrefillPart]:
-    """Everything that a block runs, with variants of what costs most."""
+    """The rows of everything that a block runs, with variants of what costs most."""
     width, inner, experts = decoder.width, decoder.expert_width, decoder.num_experts
     blocks, eps = decoder.blocks, decoder.norm_eps
     hidden = torch.randn(ROWS, width, device="cuda", dtype=decoder.dtype)
@@ -143,7 +143,7 @@ def decoder_parts(decoder: DecoderWeights) -> Iterator[PrefillPart]:
 
 
 def vision_parts(vision: VisionWeights, crops: int) -> Iterator[PrefillPart]:
-    """Everything that a block of the tower runs, and attention by each kernel."""
+    """The rows of everything that a block of the tower runs, and attention by each kernel."""
     blocks, heads = vision.blocks, vision.num_heads
     tokens, width = vision.positions.shape
     rows = crops * tokens

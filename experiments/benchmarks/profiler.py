@@ -50,8 +50,8 @@ def timed_run(
 def ratios_of_rounds(
     model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rounds: int
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """For each kind, one ratio a round to the run without a profiler: of the generation, and of all with start and
-    stop.
+    """The ratio to the run without a profiler in each round, for each kind: of the generation, and of all with start
+    and stop.
 
     The order of the kinds turns by one from round to round.
     """
@@ -67,7 +67,7 @@ def ratios_of_rounds(
 
 
 def spread(values: Sequence[float]) -> str:
-    """Median and quartiles."""
+    """The median and quartiles."""
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 

@@ -94,7 +94,7 @@ def answers_for(metric: str, predictions: Sequence[str], references: Sequence[tu
 
 
 def median_seconds(act: Callable[[], object], repeats: int) -> float:
-    """Median over the repeats."""
+    """Median seconds over the repeats."""
     times = []
     for _ in range(repeats):
         started = time.perf_counter()

@@ -64,7 +64,7 @@ class PartTimes:
         self._is_inside = False
 
     def timed(self, step: Callable[..., Any], part: str) -> Callable[..., Any]:
-        """The same step, its time counted to the part."""
+        """The same step, with its time counted to the part."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if self._is_inside:
@@ -82,7 +82,7 @@ class PartTimes:
 
 @contextmanager
 def replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
-    """`owner.name` is `by` inside."""
+    """A context in which `owner.name` is `by`."""
     before = getattr(owner, name)
     setattr(owner, name, by)
     try:
@@ -98,7 +98,9 @@ def measured_model_s(results: Sequence[SettingResult]) -> float:
 
 
 def sweep(flags: Sequence[str], output_dir: Path) -> tuple[float, float, Mapping[str, float]]:
-    """One sweep from nothing: seconds of measured model time, of wall time without model load, and by part."""
+    """The times of a sweep from nothing: seconds of measured model time, of wall time without model load, and by
+    part.
+    """
     config = parse_config([*GRID, *flags, "--output_dir", str(output_dir)])
     parts = PartTimes()
     with ExitStack() as stack:
@@ -115,7 +117,7 @@ def sweep(flags: Sequence[str], output_dir: Path) -> tuple[float, float, Mapping
 
 
 def print_report(model_s: float, sweep_s: float, parts: Mapping[str, float]) -> None:
-    """The ratio, and where the rest of the wall time went."""
+    """Print the ratio, and where the rest of the wall time went."""
     rest = {name: seconds for name, seconds in parts.items() if name not in (LOAD, RUNS)}
     rest["around the marks of the runs"] = parts[RUNS] - model_s
     rest["everything else"] = sweep_s - parts[RUNS] - sum(parts[name] for name in parts if name not in (LOAD, RUNS))

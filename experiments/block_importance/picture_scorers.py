@@ -18,7 +18,7 @@ from experiments.reference_model.packing import make_slot
 
 
 class AnsweredPictureScorer:
-    """A `BlockSetScorer` of the embedded model: each greedy answer's score, as a share of the metric's best.
+    """A `BlockSetScorer` of the embedded model: each greedy answer's score, as a fraction of the metric's best.
 
     What `AnswerScorer` gives too, in a fraction of the time on a CPU, because questions about one picture share it.
     Every set must hold block 0.
@@ -43,7 +43,7 @@ class AnsweredPictureScorer:
         self._top_k = top_k
 
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
-        """See `BlockSetScorer.measured`; raises ConfigurationError for too few pictures to judge captions."""
+        """See `BlockSetScorer.measured`; raises ConfigurationError for too few pictures to score captions."""
         settings = [KnobSetting(self._vision, self._top_k, blocks) for blocks in dict.fromkeys(sets)]
         answers: dict[Blocks, dict[str, list[Answer]]] = {
             each.active_blocks: {task.name: [] for task in self._tasks} for each in settings
@@ -112,7 +112,7 @@ class PackedPictureScorer:
 
 
 class _Pack:
-    """One picture with its questions and expected answers, embedded.
+    """A picture with its questions and expected answers, embedded.
 
     Attributes:
         samples: task and picture of each question.
@@ -152,7 +152,7 @@ class _Pack:
         self._mask = _mask(torch.tensor(owners), self._states.dtype)
 
     def likelihoods(self, sets: Sequence[Blocks]) -> dict[Blocks, list[float]]:
-        """Value of each sample, for each set."""
+        """The value of each sample, for each set."""
         found = {}
         done: list[int] = []
         states = [self._states]
@@ -171,7 +171,7 @@ class _Pack:
         return found
 
     def _of_answers(self, states: torch.Tensor) -> list[float]:
-        """[L, H] behind the last block -> mean log-likelihood of each answer's tokens."""
+        """Mean log-likelihood of each answer's tokens, from states [L, H] after the last block."""
         values = []
         for first, answer in self._answers:
             normed = self._model.model.language_model.norm(states[first : first + len(answer)])
@@ -181,7 +181,9 @@ class _Pack:
 
 
 def _mask(owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Owners [L], 0 for the picture -> [1, 1, L, L] to be added: each position sees the picture and its own past."""
+    """An additive mask [1, 1, L, L] of owners [L], 0 for the picture: each position sees the picture and its own
+    past.
+    """
     is_seen = (owners[None] == 0) | (owners[None] == owners[:, None])
     is_seen = torch.tril(is_seen)
     return torch.zeros(is_seen.shape, dtype=dtype).masked_fill(~is_seen, torch.finfo(dtype).min)[None, None]

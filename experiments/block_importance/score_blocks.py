@@ -113,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Job:
-    """What is scored, loaded and validated.
+    """The loaded and validated model and samples that are scored.
 
     Attributes:
         scored, held_out: the samples; held out are others than those scored.
@@ -129,7 +129,7 @@ class Job:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the whole model."""
+        """The number of blocks of the whole model."""
         return self.model.num_total_blocks
 
 
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_job(argv: Sequence[str] | None = None) -> Job:
-    """Parse, judge and load.
+    """Parse and validate the flags, and load.
 
     Raises:
         ConfigurationError: flags that do not go together, or ask for what the model or a task does not have.
@@ -192,7 +192,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
 
 @dataclass(frozen=True)
 class Scorers:
-    """What measures the samples that scores are made of, and what measures others.
+    """The scorers of the samples that scores are made of, and of others.
 
     Attributes:
         held_out: None where none are held out.
@@ -256,7 +256,7 @@ def pictures_of(job: Job) -> Scorers:
 
 
 def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate | None]:
-    """Each block's score by the method asked for; and what the whole model scores, where that was measured."""
+    """Each block's score by the requested method, and the score of the whole model, where that was measured."""
     if job.own.method == "leave_one_out":
         return leave_one_out(scorers.scored, job.num_blocks)
     vision = job.config.knobs.vision_targets[0]
@@ -269,7 +269,7 @@ def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate
 
 
 def held_out_of(scorers: Scorers, chosen: Mapping[int, Blocks]) -> dict[str, Any]:
-    """The comparison with as many first blocks, for the provenance; it is printed too."""
+    """The comparison with the same number of first blocks, for the provenance; it is printed too."""
     if scorers.held_out is None:
         return {}
     found = against_first(scorers.held_out, chosen)
@@ -283,7 +283,7 @@ def held_out_of(scorers: Scorers, chosen: Mapping[int, Blocks]) -> dict[str, Any
 
 
 def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
-    """How the file was made."""
+    """The provenance of the file: how it was made."""
     is_measured = job.own.method == METHODS[0]
     validate = scorers.held_out if job.own.check and scorers.held_out is not None else scorers.scored
     return {

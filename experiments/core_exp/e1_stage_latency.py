@@ -37,7 +37,7 @@ from experiments.analyses.sweeps import load_sweep, samples_frame
 
 
 def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
-    """Load, compute, write; returns the files.
+    """Load, compute and write; returns the files.
 
     Raises:
         ResultsError: no results, broken ones, or none with times.
@@ -76,7 +76,7 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+    """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="e1_stage_latency.py", description="Where the time of a sweep goes, stage by stage.")
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="default: RESULTS_DIR/analysis")

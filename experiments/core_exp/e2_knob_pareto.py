@@ -42,7 +42,7 @@ TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
 def analyse(
     results: Sequence[Path], output_dir: Path, percentile: int = 95, num_draws: int = NUM_DRAWS, seed: int = 0
 ) -> list[Path]:
-    """Load, compute, write; returns the files.
+    """Load, compute and write; returns the files.
 
     Raises:
         ResultsError: no results, broken ones, or ones of different sweeps.
@@ -71,7 +71,7 @@ def analyse(
 
 
 def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) -> Mapping[str, Figure]:
-    """A figure of fronts for each cost, of all tasks; for each task one of coupling and one of effects."""
+    """The figures: fronts for each cost, of all tasks; for each task one of coupling and one of effects."""
     figures = {}
     for of in costs:
         panels = [each for analysis in analyses for each in present(analysis) if each.found.of.name == of.name]
@@ -89,7 +89,7 @@ def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+    """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="e2_knob_pareto.py", description="What the knobs of a sweep buy, and how they depend.")
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS_DIR",
                         help="--output_dir of a run (several: one sweep), or a table of a full grid")  # fmt: skip

@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 written, 1 the results are broken or too few, 2 the request is not possible."""
+    """Run the analysis. Exit code: 0 written, 1 the results are broken or too few, 2 the request is not possible."""
     try:
         given = build_parser().parse_args(argv)
         output_dir = given.output_dir or given.results_dir / "e3"

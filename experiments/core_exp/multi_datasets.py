@@ -40,7 +40,7 @@ OUTCOMES = {0: "done", 1: "FAILED", 2: "NOT POSSIBLE", SAMPLES_FAILED: "samples 
 
 @dataclass(frozen=True)
 class DatasetsRequest:
-    """What was requested, judged.
+    """The validated request.
 
     Attributes:
         model_path: None leaves it to the driver.
@@ -63,7 +63,7 @@ class DatasetsRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the run of one dataset ended; the exit code is None where it was not begun."""
+    """The outcome of the run of one dataset; the exit code is None where it was not begun."""
 
     dataset: str
     exit_code: int | None
@@ -71,7 +71,7 @@ class Outcome:
 
 
 def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int) -> DatasetsRequest:
-    """Arguments before environment before defaults.
+    """The request: arguments before environment before defaults.
 
     Raises:
         ConfigurationError: an unknown flag, or a variable with a value that cannot be.
@@ -98,13 +98,13 @@ def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus:
 
 
 def split_at_dashes(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What stands before the first `--`, and after it."""
+    """The arguments before the first `--`, and those after it."""
     at = list(argv).index("--") if "--" in argv else len(argv)
     return list(argv[:at]), list(argv[at + 1 :])
 
 
 def positive_number(environment: Mapping[str, str], name: str) -> int | None:
-    """A variable's number from 1; None where it is not set or empty."""
+    """The number of a variable, at least 1; None where it is not set or empty."""
     text = environment.get(name, "")
     if not text:
         return None
@@ -114,7 +114,7 @@ def positive_number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def is_true(environment: Mapping[str, str], name: str) -> bool:
-    """A variable that is `true` or `false`, in any case; not set or empty is false."""
+    """Whether a variable is `true` (or `false`, in any case); not set or empty is false."""
     text = environment.get(name, "") or "false"
     if text.lower() not in ("true", "false"):
         raise ConfigurationError(f"{name}={text} is not possible; give true or false, or leave it out")
@@ -122,7 +122,7 @@ def is_true(environment: Mapping[str, str], name: str) -> bool:
 
 
 def visible_gpus(environment: Mapping[str, str]) -> int:
-    """GPUs that a process would see: those of CUDA_VISIBLE_DEVICES, else all that nvidia-smi lists."""
+    """The number of GPUs that a process would see: those of CUDA_VISIBLE_DEVICES, else all that nvidia-smi lists."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
@@ -134,7 +134,7 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
 
 
 def results_folder(dataset: str, request: DatasetsRequest) -> Path:
-    """A folder for each dataset, for results of runs with different fingerprints are kept apart."""
+    """The folder of a dataset, since results of runs with different fingerprints are kept apart."""
     return request.output_dir / dataset.replace("_", "-")
 
 
@@ -168,7 +168,7 @@ class Runner:
         self._stopped = False
 
     def run_all(self, request: DatasetsRequest) -> list[Outcome]:
-        """Every dataset in turn, whatever became of those before it."""
+        """Run every dataset in turn, whatever the outcome of those before it."""
         outcomes = []
         for number, dataset in enumerate(request.datasets, 1):
             if self._stopped:
@@ -186,15 +186,16 @@ class Runner:
         return Outcome(dataset, STOPPED if self._stopped else exit_code, time.monotonic() - started)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Signal handler: the dataset at work stops cleanly, no other is begun. Where a terminal's Ctrl-C has reached
-        the driver already, the same signal again at once changes nothing."""
+        """Stop, as a signal handler: the current dataset stops cleanly, no other is begun. Where a terminal's Ctrl-C
+        has reached the driver already, the same signal again at once changes nothing.
+        """
         self._stopped = True
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(number)
 
 
 def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list[str]:
-    """A line for each dataset, and what to do where not all is measured."""
+    """The line of each dataset, and what to do where not all is measured."""
     width = max(len("dataset"), *(len(each.dataset) for each in outcomes))
     lines = [f"{'dataset':<{width}}  {'outcome':<14}  {'seconds':>8}  results"]
     for each in outcomes:
@@ -218,7 +219,7 @@ def outcome_name(exit_code: int | None) -> str:
 
 
 def worst(outcomes: Sequence[Outcome]) -> int:
-    """Exit code: 0 all measured, 3 all measured but samples failed, 130 stopped, 1 any other."""
+    """The exit code of all: 0 all measured, 3 all measured but samples failed, 130 stopped, 1 any other."""
     codes = {each.exit_code for each in outcomes}
     if STOPPED in codes:
         return STOPPED
@@ -228,7 +229,9 @@ def worst(outcomes: Sequence[Outcome]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 all datasets measured, 1 some were not, 2 it cannot be done, 3 samples failed, 130 stopped."""
+    """Run the datasets. Exit code: 0 all datasets measured, 1 some were not, 2 it cannot be done, 3 samples failed, 130
+    stopped.
+    """
     try:
         arguments = sys.argv[1:] if argv is None else argv
         request = parse_request(arguments, os.environ, visible_gpus(os.environ))

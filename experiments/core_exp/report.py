@@ -36,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong."""
+    """Write the report. Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong."""
     try:
         given = build_parser().parse_args(argv)
         output = given.output or given.results_dirs[0] / "report.html"

@@ -17,7 +17,7 @@ from experiments.analyses.sweeps import load_sweep
 
 
 def write_tables(results_dir: Path) -> list[Path]:
-    """Two tables for each task, of all its settings that are stored, beside their files; returns the paths.
+    """Write two tables for each task, of all its saved settings, beside their files; returns the paths.
 
     Raises:
         ResultsError: no results, broken ones, or of several sweeps.
@@ -36,7 +36,7 @@ def write_tables(results_dir: Path) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+    """Write the tables. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="write_tables.py", description="CSV files of the settings and samples of a sweep.")
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
     try:

@@ -18,7 +18,7 @@ from experiment_core_utils.primitives.errors import ProfilerError
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The driver's flags; everything else stands in the YAML."""
+    """The driver's flags; everything else is in the YAML."""
     parser = OneLineParser(
         prog="run_text_generation.py",
         description="Throughput, latency, FLOPs, memory and energy of a language model's text generation, for every "
@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _content(given: argparse.Namespace) -> dict[str, Any]:
-    """The file with everything that the flags put in force over it."""
+    """The content of the file with the values of all flags in place of its own."""
     short = {name: getattr(given, name) for name in ("num_input_prompts", "max_output_tokens")}
     overrides = [*given.set, *(f"{name}={value}" for name, value in short.items() if value is not None)]
     content = with_overrides(read_yaml(given.config) if given.config else {}, overrides)
@@ -50,7 +50,9 @@ def _content(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130 stopped."""
+    """Run the driver. Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130
+    stopped.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         given = build_parser().parse_args()
