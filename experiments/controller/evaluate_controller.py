@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+    """Evaluate the policies. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     try:
         given, rest = build_parser().parse_known_args(argv)
         _check(given, rest)
@@ -148,7 +148,9 @@ def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
 
 
 def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, MeasuredGrid]:
-    """The pictures behind the lookup and the rest; twice the whole grid where one of them would be empty."""
+    """The pictures that the lookup was made of and the rest; the whole grid for both where one of them would be
+    empty.
+    """
     keys = zip(grid.tasks, grid.sample_ids, grid.pictures, strict=True)
     seen = {picture for task, sample_id, picture in keys if sample_id in lookup.sample_ids.get(task, ())}
     mask = np.array([picture in seen for picture in grid.pictures])
@@ -165,7 +167,7 @@ def budgets_of(given: argparse.Namespace, calibration: MeasuredGrid) -> tuple[fl
 
 
 def replayed(given: argparse.Namespace) -> Evaluation:
-    """Everything from the grid, written.
+    """Replay everything from the grid, and write it.
 
     Raises:
         ConfigurationError, ResultsError: flags or files do not allow it.
@@ -201,7 +203,7 @@ def replayed(given: argparse.Namespace) -> Evaluation:
 
 
 def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation:
-    """The grid serves the lookup and the static settings of the figure; the rest is measured now, and written.
+    """Measure live and write; the grid is used for the lookup and the static settings of the figure only.
 
     Raises:
         ConfigurationError, ResultsError: flags, files or the model do not allow it.
@@ -251,7 +253,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
 def shared_content(
     given: argparse.Namespace, grid: MeasuredGrid, lookup: Lookup, calibration: MeasuredGrid
 ) -> dict[str, Any]:
-    """What both modes say of their inputs."""
+    """The fields that both modes write about their inputs."""
     return {
         "source": grid.source,
         "metrics": dict(grid.metrics),
@@ -264,7 +266,7 @@ def shared_content(
 
 
 def caveats_of(grid: MeasuredGrid, lookup: Lookup) -> list[str]:
-    """What a reader of a replay must know."""
+    """Caveats that a reader of a replay must know."""
     together = [task for task, metric in grid.metrics.items() if metric == "cider_score"]
     notes = [
         f"{task}: CIDEr by the document frequencies of the whole run's references, on a part of its samples"
@@ -284,7 +286,7 @@ def _seen(seen: int, number: int) -> list[str]:
 def write(
     given: argparse.Namespace, evaluation: Evaluation, grid: MeasuredGrid, caption: str, shared: Mapping[str, Any]
 ) -> None:
-    """The JSON, the CSV and the figure, whose static settings are those of the grid."""
+    """Write the JSON, the CSV and the figure, whose static settings are those of the grid."""
     first = given.results[0]
     folder = given.output_dir or (first.parent if first.is_file() else first) / f"controller_{given.mode}"
     latency_s, accuracy = grid.total_s.mean(axis=1), grid.shares.mean(axis=1)

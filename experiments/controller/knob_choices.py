@@ -21,7 +21,7 @@ MOST_BLOCKS_LEFT_OUT = 4
 
 @dataclass(frozen=True)
 class KnobChoice:
-    """What a controller sets for one request.
+    """The knobs that a controller sets for one request.
 
     Attributes:
         top_k: experts per token in the blocks after the first.
@@ -40,7 +40,7 @@ class KnobChoice:
 
 @dataclass(frozen=True)
 class KnobSpace:
-    """What may be chosen for one model; each tuple ascends, tiers by their crops.
+    """The choices that are possible for one model; each tuple ascends, tiers by their crops.
 
     Attributes:
         num_total_blocks: of the model.
@@ -54,16 +54,16 @@ class KnobSpace:
     first_top_k: int
 
     def choices(self) -> tuple[KnobChoice, ...]:
-        """All of them: tier by tier, within it by top-k, within that by blocks."""
+        """All choices: tier by tier, within it by top-k, within that by blocks."""
         return tuple(KnobChoice(*values) for values in product(self.tiers, self.top_ks, self.block_counts))
 
     @property
     def full(self) -> KnobChoice:
-        """The highest value of every knob."""
+        """The choice with the highest value of every knob."""
         return KnobChoice(self.tiers[-1], self.top_ks[-1], self.block_counts[-1])
 
     def check(self, choice: KnobChoice) -> KnobChoice:
-        """The choice itself; raises ConfigurationError for one outside the space."""
+        """Returns the choice; raises ConfigurationError for one outside the space."""
         allowed: Mapping[str, tuple[str | int, ...]] = {
             "tier": self.tiers, "top_k": self.top_ks, "num_active_blocks": self.block_counts,
         }  # fmt: skip
@@ -76,7 +76,8 @@ class KnobSpace:
         return choice
 
     def setting(self, choice: KnobChoice, blocks: BlockChoice) -> KnobSetting:
-        """What the pipeline puts in force: block 0 and the most important others, without scores the first ones.
+        """The setting that the pipeline puts in force: block 0 and the most important others, without scores the first
+        ones.
 
         Raises:
             ConfigurationError: a choice outside the space, or scores that do not fit the model's blocks.
@@ -87,7 +88,7 @@ class KnobSpace:
 
 
 def published_space(limits: KnobLimits) -> KnobSpace:
-    """All tiers, top-k 4 to 8 as far as the model goes, and all blocks or up to four fewer.
+    """The published space: all tiers, top-k 4 to 8 as far as the model allows, and all blocks or up to four fewer.
 
     Raises:
         ConfigurationError: a knob that the model does not have, or fewer experts or blocks than this takes.
@@ -111,7 +112,7 @@ def published_space(limits: KnobLimits) -> KnobSpace:
 def request_setting(
     choice: KnobChoice, crops: int, vision_tokens: int, text_tokens: int, output_tokens: float | None
 ) -> RequestSetting:
-    """What the latency estimator is asked: its top-k is that after the first block, its blocks are all that run.
+    """The request for the latency estimator: its top-k is that after the first block, its blocks are the active ones.
 
     Args:
         crops: tiles that the picture is cut into at the choice's tier, without the crop of the whole; 0 without one.

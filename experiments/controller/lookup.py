@@ -35,7 +35,7 @@ AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 @dataclass(frozen=True)
 class LookupEntry:
-    """One measured setting, over the samples that it was measured on.
+    """A measured setting, over the samples that it was measured on.
 
     Attributes:
         accuracy: mean of score / best score over the samples that have a score.
@@ -76,7 +76,7 @@ _STORED = TypeAdapter(_StoredLookup)
 
 @dataclass(frozen=True)
 class Lookup:
-    """What `predict` needs.
+    """The table of measured settings that `predict` reads.
 
     A setting fits a budget where its latency is at most budget x (1 + tolerance). Its latency is, by
     `aggregation_method`,
@@ -107,11 +107,11 @@ class Lookup:
         return f"lookup_{self.aggregation_method}"
 
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
-        """See `Policy.choose`: the same for every request."""
+        """See `Policy.choose`; the choice is the same for every request."""
         return predict(self, 1000 * budget_s).choice
 
     def latency_ms(self, entry: LookupEntry) -> float:
-        """Latency by `aggregation_method`."""
+        """The latency of an entry by `aggregation_method`."""
         by_method: dict[Aggregation, float] = {
             "mean": entry.latency_mean_ms,
             "median": entry.latency_median_ms,
@@ -149,7 +149,7 @@ def build(grid: MeasuredGrid, aggregation_method: Aggregation = "mean", toleranc
 
 
 def predict(lookup: Lookup, budget_ms: float) -> LookupEntry:
-    """The setting for a budget; see `Lookup`. Raises ConfigurationError for a budget that is not above 0."""
+    """The best setting for a budget; see `Lookup`. Raises ConfigurationError for a budget that is not above 0."""
     check_budget(budget_ms / 1000)
     fitting = [entry for entry in lookup.entries if lookup.fits(entry, budget_ms)]
     if not fitting:
@@ -158,7 +158,9 @@ def predict(lookup: Lookup, budget_ms: float) -> LookupEntry:
 
 
 def save(lookup: Lookup, path: Path) -> None:
-    """One JSON object, see docs/controller/evaluation.md; raises ResultsNotSaved where the disk does not take it."""
+    """Write the lookup as one JSON object, see docs/controller/evaluation.md; raises ResultsNotSaved where the disk
+    refuses.
+    """
     write_json_atomically(
         {
             "schema_version": SCHEMA_VERSION,
@@ -174,13 +176,13 @@ def save(lookup: Lookup, path: Path) -> None:
 
 
 def entry_fields(entry: LookupEntry) -> dict[str, Any]:
-    """One entry as it stands in the file: the three knobs, then the figures."""
+    """The fields of one entry as in the file: the three knobs, then the figures."""
     figures = asdict(entry)
     return figures.pop("choice") | figures
 
 
 def load(path: Path) -> Lookup:
-    """What `save` wrote; raises ResultsError for any other file."""
+    """The lookup that `save` wrote; raises ResultsError for any other file."""
     content = read_json_object(path)
     if content.get("kind") != KIND or content.get("schema_version") != SCHEMA_VERSION:
         raise ResultsError(
@@ -235,7 +237,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+    """Build a lookup or predict from one. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     try:
         given = build_parser().parse_args(argv)
         if given.command == "build":

@@ -20,7 +20,7 @@ from experiments.fitting.folds import drawn_groups
 
 @dataclass(frozen=True)
 class MeasuredGrid:
-    """S choices in order of tier, top-k and blocks; N requests, task by task.
+    """The measurements of S choices in order of tier, top-k and blocks for N requests, task by task.
 
     Scores are those that the run gave. Of a metric that judges a run's answers together (`cider_score`) they depend on
     the run's other samples through the references alone, never through what was answered, so that scores of different
@@ -60,17 +60,19 @@ class MeasuredGrid:
 
     @property
     def caption(self) -> str:
-        """The foot of a figure of these very requests: those of a part are counted, not those of the whole grid."""
+        """The caption at the foot of a figure of these very requests: those of a part are counted, not those of the
+        whole grid.
+        """
         counted = f"n = {len(self)} requests, {len(self.choices)} settings"
         return joined_caption([*self.setup, counted, tasks_named(dict.fromkeys(self.tasks))])
 
     @property
     def shares(self) -> np.ndarray:
-        """[S, N], scores as shares of the best one, so that tasks of different metrics can be put together."""
+        """Scores [S, N] as fractions of the best one, so that tasks of different metrics can be combined."""
         return np.asarray(self.scores / self.best)
 
     def take(self, which: np.ndarray) -> "MeasuredGrid":
-        """The requests of a mask [N] or of places."""
+        """The part of the grid with the requests of a mask [N] or of places."""
         places: list[int] = (np.flatnonzero(which) if which.dtype == bool else which).tolist()
 
         def of(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -89,11 +91,11 @@ class MeasuredGrid:
 
     @property
     def is_complete(self) -> np.ndarray:
-        """[N], which requests have a score and a time at every choice."""
+        """Whether each request [N] has a score and a time at every choice."""
         return np.asarray(np.isfinite(self.scores).all(axis=0) & np.isfinite(self.total_s).all(axis=0))
 
     def complete(self) -> "MeasuredGrid":
-        """The requests that have a score and a time at every choice.
+        """The part of the grid with requests that have a score and a time at every choice.
 
         Raises:
             ResultsError: there are none.
@@ -108,7 +110,7 @@ class MeasuredGrid:
 
 
 def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
-    """Folders of runs, read as one sweep, or one table of `pareto_search.py --collect`.
+    """The grid of folders of runs, read as one sweep, or of one table of `pareto_search.py --collect`.
 
     Raises:
         ResultsError: no results, broken ones or of different sweeps, random weights, or no setting by tier and top-k.
@@ -148,7 +150,7 @@ def _splits_of(study: Study) -> dict[str, str]:
 def _side_by_side(
     grids: Sequence[TaskGrid], choices: Sequence[KnobChoice], read: Callable[[TaskGrid], np.ndarray]
 ) -> np.ndarray:
-    """[S, N]: of every task's [its settings, its samples] the rows of the choices, one task beside the other."""
+    """Values [S, N] of every task's [its settings, its samples]: the rows of the choices, one task beside the other."""
     parts = []
     for grid in grids:
         rows = {point.key: row for row, point in enumerate(grid.points)}
@@ -157,7 +159,9 @@ def _side_by_side(
 
 
 def choice_of_point(point: KnobPoint) -> KnobChoice | None:
-    """None for a setting that no controller chooses: of a token target, or of a model without experts."""
+    """The choice of a setting; None for one that no controller chooses: of a token target, or of a model without
+    experts.
+    """
     if point.vision not in TIERS or point.top_k is None:
         return None
     return KnobChoice(point.vision, point.top_k, point.num_active_blocks)
@@ -178,12 +182,12 @@ def _shared_choices(grids: Sequence[TaskGrid]) -> tuple[tuple[KnobChoice, ...], 
 
 
 def order_of(choice: KnobChoice) -> tuple[int, int, int]:
-    """Sorts choices by tier, then top-k, then blocks."""
+    """A sort key of choices: by tier, then top-k, then blocks."""
     return list(TIERS).index(choice.tier), choice.top_k, choice.num_active_blocks
 
 
 def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
-    """Request shapes by task and sample id; a tier that a sample was not run at is not among its shapes.
+    """Request shapes by task and sample id; tiers that a sample was not run at are left out.
 
     The length of the answer is left open: it is not known before the request runs.
     """
@@ -203,8 +207,8 @@ def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
 
 
 def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[MeasuredGrid, MeasuredGrid]:
-    """Two parts without a picture in common, whatever tasks ask about it: about `share` of each task's pictures, and
-    the rest.
+    """Two parts without a common picture, whatever tasks ask about it: a fraction of about `share` of each task's
+    pictures, and the rest.
 
     Raises:
         ConfigurationError: the share does not lie between 0 and 1.

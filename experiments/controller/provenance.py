@@ -29,7 +29,8 @@ _KNOBS = {
 
 
 def refuse_other_model(grid: MeasuredGrid, name: str, what: str, advice: str) -> None:
-    """Names alone, since a grid keeps no digest; nothing is refused where it keeps no name either.
+    """Raises ConfigurationError for a grid of a model of another name; a grid keeps no digest, and nothing is refused
+    where it keeps no name.
 
     Args:
         what: is of the model `name`, for the message.
@@ -44,7 +45,7 @@ def refuse_other_model(grid: MeasuredGrid, name: str, what: str, advice: str) ->
 def refuse_other_source(
     grid: MeasuredGrid, splits: Mapping[str, str], model_name: str, states: Path | None = None
 ) -> None:
-    """What a grid was measured with has to be what its states are recorded with.
+    """Raises ConfigurationError where the states are of another split or another model than the grid.
 
     Args:
         splits: task -> the split that states are of; tasks that either side does not name are not looked at.
@@ -64,7 +65,7 @@ def refuse_other_source(
 
 
 def split_caveats(grid: MeasuredGrid, splits: Mapping[str, str] | None) -> list[str]:
-    """That states do not say of which split they are, None, as those that were recorded before splits were kept."""
+    """Caveats for states that do not name their split (None), as those that were recorded before splits were kept."""
     if splits is not None:
         return []
     of = ", ".join(f"{split} of {task}" for task, split in grid.splits.items()) or "not known either"
@@ -72,7 +73,9 @@ def split_caveats(grid: MeasuredGrid, splits: Mapping[str, str] | None) -> list[
 
 
 def task_caveats(grid: MeasuredGrid, task: str, split: str) -> list[str]:
-    """That a live evaluation asks what the grid behind its lookup, budgets and static settings was not asked."""
+    """Caveats for a live evaluation on another task or split than the grid of its lookup, budgets and static
+    settings.
+    """
     if task not in grid.metrics:
         return [f"the grid is of {', '.join(grid.metrics)}, and {task} was measured"]
     known = grid.splits.get(task, split)
@@ -80,7 +83,8 @@ def task_caveats(grid: MeasuredGrid, task: str, split: str) -> list[str]:
 
 
 def refuse_misfit(path: Path, networks: TwoStageNetworks, source: ModelSource) -> None:
-    """Whatever the networks choose has to be possible in the model, a MolmoE, and its states have to fit in.
+    """Raises ConfigurationError unless every choice of the networks is possible in the model, a MolmoE, and its states
+    fit in.
 
     Args:
         path: the checkpoint, for the message.
@@ -105,7 +109,8 @@ def refuse_misfit(path: Path, networks: TwoStageNetworks, source: ModelSource) -
 
 
 def refuse_other_controller(path: Path, config: ProfilingConfig, source: ModelSource) -> None:
-    """A checkpoint against the model that it is to steer; reads the model's weights files where it names their digest.
+    """Raises an error where a checkpoint belongs to another model than the one to steer; reads the weights files where
+    it names their digest.
 
     Random weights have no digest: then sizes alone are compared.
 
@@ -125,7 +130,7 @@ def refuse_other_controller(path: Path, config: ProfilingConfig, source: ModelSo
 
 
 def refuse_other_weights(path: Path, states: Path, of_states: Mapping[str, str]) -> None:
-    """A checkpoint against the states that it is used with.
+    """Raises ConfigurationError where a checkpoint and the states that it is used with come from different weights.
 
     Raises:
         ConfigurationError: they are of other weights.
@@ -143,13 +148,13 @@ def refuse_other_weights(path: Path, states: Path, of_states: Mapping[str, str])
 
 
 def model_of(environment: Mapping[str, Any] | None) -> Mapping[str, str]:
-    """Name and digest as a checkpoint's environment noted them; nothing of one without a model."""
+    """Name and digest of the model in a checkpoint's environment; empty for an environment without a model."""
     made_with: Mapping[str, str] = (environment or {}).get("model", {})
     return made_with
 
 
 def knob_differences(found: KnobSpace, wanted: KnobSpace) -> str:
-    """Which knobs differ and how; empty where none does."""
+    """The knobs that differ and how; empty where none does."""
     own, other = asdict(found), asdict(wanted)
     return "; ".join(
         f"{name} {_listed(own[key])} in place of {_listed(other[key])}"
@@ -172,7 +177,7 @@ NOT_KNOWN = (
 
 
 def live_leaks(checkpoint: Path, task: Task, sample_ids: Sequence[int]) -> list[str]:
-    """Caveats over all trainings behind the checkpoint, for a live evaluation on these samples of the task."""
+    """Caveats over all trainings of the checkpoint, for a live evaluation on these samples of the task."""
     found, are_all = earlier_trainings(checkpoint)
     notes = [
         note
@@ -185,7 +190,7 @@ def live_leaks(checkpoint: Path, task: Task, sample_ids: Sequence[int]) -> list[
 def training_caveats(
     trained_on: Mapping[str, Any] | None, task: Task, sample_ids: Sequence[int], how: str = LAST
 ) -> list[str]:
-    """Whether a two-stage controller is judged on samples of one training.
+    """Caveats where a two-stage controller is evaluated on samples of one training.
 
     Args:
         trained_on: what the training's environment said of itself. A replay keeps a digest of its samples alone, so
@@ -214,7 +219,7 @@ def training_caveats(
 
 
 def replay_leaks(checkpoint: Path, calibration: MeasuredGrid, validated: MeasuredGrid) -> list[str]:
-    """Caveats over all trainings behind the checkpoint, for a replay.
+    """Caveats over all trainings of the checkpoint, for a replay.
 
     Args:
         calibration: those of its samples that a training could use; a training on just these has seen nothing that is
@@ -249,7 +254,7 @@ def _counted(how: str, seen: int, number: int) -> str:
 
 
 def fingerprints(grid: MeasuredGrid) -> dict[str, str]:
-    """Task -> digest of its samples, as a training notes it."""
+    """Task -> digest of its samples, as a training records it."""
     pairs = list(zip(grid.tasks, grid.sample_ids, strict=True))
     return {
         task: fingerprint_of_ids([sample_id for name, sample_id in pairs if name == task])

@@ -103,7 +103,7 @@ def _two_defaults(name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
+    """Train a controller. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
     try:
         given, rest = build_parser().parse_known_args(argv)
         check_flags(argv)
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_flags(argv: Sequence[str] | None) -> None:
-    """Raises ConfigurationError for a flag of replays beside an environment that it says nothing to."""
+    """Raises ConfigurationError for a replay flag with an environment on which it has no effect."""
     # A name that stands in the namespace gets no default: what is not None was given, be it the default itself.
     given = build_parser().parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OF_A_REPLAY)))[0]
     unwanted = [f"--{name}" for name in OF_A_REPLAY if getattr(given, name) is not None]
@@ -126,7 +126,7 @@ def check_flags(argv: Sequence[str] | None) -> None:
 
 
 def plan_of(given: argparse.Namespace) -> TrainingPlan:
-    """Raises ConfigurationError for values that are not possible."""
+    """The plan of the training; raises ConfigurationError for values that are not possible."""
     for name in ("checkpoint_every", "warm_start_steps"):
         check_within(f"--{name}", getattr(given, name), 1, MOST_TIMES)
     for name in ("split_seed", "training_seed"):
@@ -153,7 +153,7 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
 
 
 def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
-    """Everything, written."""
+    """Train and write all results."""
     plan, folder = plan_of(given), given.controller_dir
     checkpoint = folder / CHECKPOINT
     if checkpoint.exists() and not given.resume:
@@ -178,7 +178,7 @@ def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def run_updates(run: TrainingRun, every: int, folder: Path, caption: str, curves: TensorboardCurves | None) -> None:
-    """All that are left, with a checkpoint and the curves after each `every` of them and at the end."""
+    """Run all remaining updates, with a checkpoint and the curves after each `every` of them and at the end."""
     if run.is_finished:
         # It may have been stopped between its last checkpoint and the curves.
         write_curves(run.rows, folder, caption)
@@ -199,7 +199,7 @@ def run_updates(run: TrainingRun, every: int, folder: Path, caption: str, curves
 
 
 def write_summary(job: TrainingJob, run: TrainingRun, folder: Path, spent: dict[str, float]) -> None:
-    """training.json, and its lines on the screen."""
+    """Write training.json, and print its lines."""
     content = summary_of(job, run, spent)
     write_json_atomically(content, folder / SUMMARY)
     for part in content["parts"]:

@@ -44,7 +44,7 @@ MARKER_SIZES = (11.0, 9.0, 7.0, 5.0, 4.5, 3.0)
 
 
 def line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Policy -> how its lines are drawn; in the order in which they are drawn, one over the other."""
+    """Policy -> how its lines are drawn, in the order in which they are drawn, one over the other."""
     free = iter(COLOURS * len(names))
     return {
         name: {
@@ -64,7 +64,8 @@ def line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def draw_evaluation(
     evaluation: Evaluation, static_latency_s: Sequence[float], static_accuracy: Sequence[float], caption: str
 ) -> Figure:
-    """Three panels: policies among the static settings, accuracy in time over budgets, violations over budgets.
+    """A figure of three panels: policies among the static settings, accuracy in time over budgets, violations over
+    budgets.
 
     Static settings drawn as policies of their own are left out of the lines: they are the dots of the first panel.
 
@@ -122,7 +123,7 @@ def _over_budgets(
 
 
 def _shade_unmeetable(axes: Axes, evaluation: Evaluation) -> None:
-    """Half way to the next budget that some setting can meet."""
+    """Shade the budgets that no setting can meet, half way to the next budget."""
     unmet = [1000 * budget.seconds for budget in evaluation.budgets if budget.meetable is False]
     met = [1000 * budget.seconds for budget in evaluation.budgets if budget.meetable is True]
     if unmet:

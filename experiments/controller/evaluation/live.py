@@ -43,7 +43,7 @@ from experiments.controller.training.run import load_networks
 
 @dataclass(frozen=True)
 class LiveJob:
-    """Loaded, prepared and warm.
+    """A live evaluation that is loaded, prepared and warmed up.
 
     Attributes:
         requests: all that can be used; the others are in `failed`, with why.
@@ -68,12 +68,12 @@ class LiveJob:
 
     @property
     def asked(self) -> AnsweredRequests:
-        """The measured requests."""
+        """The requests that are measured."""
         return requests_of(self.measured, self.metric)
 
     @property
     def caption(self) -> str:
-        """The foot of a figure of what was measured."""
+        """The caption at the foot of a figure of what was measured."""
         hardware, model = self.source["hardware"], self.source["model"]
         return joined_caption(
             [
@@ -89,7 +89,7 @@ class LiveJob:
 def open_live(
     flags: Sequence[str], policies: Sequence[Policy], grid: MeasuredGrid, learned: Path | None = None
 ) -> LiveJob:
-    """Parse, load, prepare every sample at every tier, warm up.
+    """Parse and load, prepare every sample at every tier, and warm up.
 
     Args:
         grid: that is behind the policies.
@@ -144,7 +144,7 @@ def open_live(
 
 
 def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
-    """The job's policies as what answers a request, and the two-stage controller of a checkpoint, warmed up.
+    """The controllers of the job's policies, and the two-stage controller of a checkpoint, warmed up.
 
     Args:
         learned: as `open_live` had it, which refuses one that does not fit the model.
@@ -168,7 +168,7 @@ def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
 def live_outcomes(
     job: LiveJob, controllers: Sequence[Controller], budgets_s: Sequence[float], seed: int
 ) -> list[Outcomes]:
-    """Every controller on every measured request at every budget."""
+    """The outcomes of every controller on every measured request at every budget."""
     return run_live(controllers, job.model, job.metric, job.measured, budgets_s, seed)
 
 
@@ -199,7 +199,9 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
 
 
 def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Controller]) -> list[str]:
-    """What a reader of a live evaluation must know; after `controllers_of`, which decides what runs eagerly."""
+    """Caveats that a reader of a live evaluation must know; call it after `controllers_of`, which decides what runs
+    eagerly.
+    """
     notes = [
         "requests were prepared at every tier beforehand: neither that nor their transfer is in a latency",
         f"{job.num_warm_ups} unmeasured runs, one for each tiling, at the highest knobs; a setting has no warm-up of "
@@ -214,7 +216,7 @@ def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Contr
 
 
 def refusal_caveats(refused: Mapping[tuple[int | None, tuple[int, ...]], str]) -> list[str]:
-    """A line for each reason, with the settings that it kept from running as was asked."""
+    """A line for each reason, with the settings that could not run as requested."""
     by_reason: dict[str, list[str]] = {}
     for (top_k, blocks), reason in refused.items():
         named = f"{len(blocks)} blocks" if top_k is None else f"top-k {top_k} with {len(blocks)} blocks"
@@ -233,7 +235,7 @@ def _eager_caveats(model: StagedModel) -> list[str]:
 
 
 def host_caveats(controllers: Sequence[Controller]) -> list[str]:
-    """That networks ran on the host though the model is on a GPU, which takes a request longer."""
+    """The caveat that networks ran on the host though the model is on a GPU, which takes a request longer."""
     return [
         f"{each.name} computed its networks on the host and not on the model's device: {each.host_reason}"
         for each in controllers

@@ -30,7 +30,7 @@ class AnsweredRequests:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What a policy did at B budgets for N requests.
+    """The scores and times of a policy at B budgets for N requests.
 
     Attributes:
         choices: [B][N].
@@ -48,7 +48,7 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class BudgetFigures:
-    """A policy at a budget; times in seconds.
+    """The figures of a policy at a budget; times in seconds.
 
     Attributes:
         accuracy_by_task: task -> mean score by its own metric; None where none of its requests has a score.
@@ -78,7 +78,7 @@ class BudgetFigures:
 
 @dataclass(frozen=True)
 class Difference:
-    """Policy less baseline on the same requests.
+    """The difference of a policy and a baseline on the same requests.
 
     Attributes:
         ci95: bootstrap over pictures. Where every request differs by the same (by nothing, say), for shares from how
@@ -91,7 +91,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Paired:
-    """A policy against a baseline at one budget, or in the mean over several.
+    """A policy compared with a baseline at one budget, or in the mean over several.
 
     Attributes:
         accuracy, accuracy_in_time: shares of the best score; None where no request has a score.
@@ -105,19 +105,19 @@ class Paired:
 
 
 def score_fractions(outcomes: Outcomes, requests: AnsweredRequests) -> np.ndarray:
-    """[B, N], score / best score."""
+    """The fractions score / best score, [B, N]."""
     return np.asarray(outcomes.scores / requests.best)
 
 
 def late(outcomes: Outcomes, budgets_s: Sequence[float]) -> np.ndarray:
-    """[B, N], whether a request went over its budget."""
+    """Whether each request exceeded its budget, [B, N]."""
     return np.asarray(outcomes.latency_s > np.asarray(budgets_s)[:, None])
 
 
 def figures_at(
     outcomes: Outcomes, at: int, budgets_s: Sequence[float], requests: AnsweredRequests, possible: np.ndarray | None
 ) -> BudgetFigures:
-    """Figures of a policy at one budget.
+    """The figures of a policy at one budget.
 
     Args:
         at: place of the budget.
@@ -154,7 +154,7 @@ def _mean(values: np.ndarray) -> float | None:
 
 
 def fraction_of_gain(policy: float | None, static: float | None, oracle: float | None) -> float | None:
-    """Which part of what the oracle gains over the best static setting a policy gains, by `accuracy_in_time`.
+    """The fraction of the oracle's gain over the best static setting that a policy gains, by `accuracy_in_time`.
 
     1 for the oracle, 0 for the best static setting, below 0 for a worse policy; None where the oracle gains nothing.
     """
@@ -166,7 +166,7 @@ def fraction_of_gain(policy: float | None, static: float | None, oracle: float |
 def paired(
     policy: Outcomes, baseline: Outcomes, budgets_s: Sequence[float], requests: AnsweredRequests, at: Sequence[int]
 ) -> Paired:
-    """A policy less a baseline, over the budgets at the places `at`, each budget counting the same.
+    """The difference of a policy and a baseline over the budgets at the places `at`, each budget counting the same.
 
     Pictures are drawn with replacement, with a fixed seed; a drawn picture brings all of its requests at all of these
     budgets. Accuracies stand on the requests to which both gave an answer that has a score at all of these budgets.
@@ -190,7 +190,7 @@ def paired(
 
 
 def _fraction_difference(values: np.ndarray, pictures: Sequence[str]) -> Difference | None:
-    """Mean of differences [N] between shares; nan does not count, None where all are."""
+    """The mean of differences [N] between fractions; nan does not count, None where all are."""
     known: list[int] = np.flatnonzero(np.isfinite(values)).tolist()
     if not known:
         return None
@@ -199,7 +199,7 @@ def _fraction_difference(values: np.ndarray, pictures: Sequence[str]) -> Differe
 
 
 def _difference(values: np.ndarray, pictures: Sequence[str]) -> Difference:
-    """Mean of differences [N] that have no bounds."""
+    """The mean of differences [N] that have no bounds."""
     sums, counts = cluster_totals(values, pictures)
     is_known = len(sums) > 1 and float(np.ptp(values)) > 0.0
     return Difference(float(values.mean()), bootstrap_interval(sums, counts) if is_known else None)

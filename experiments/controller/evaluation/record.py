@@ -49,7 +49,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """A policy at every budget.
+    """The figures of a policy at every budget.
 
     Attributes:
         figures: of each budget.
@@ -65,7 +65,7 @@ class PolicyEvaluation:
 
 @dataclass(frozen=True)
 class PolicyComparison:
-    """A policy less a baseline; `budget_s` is None for the mean over the meetable budgets."""
+    """A policy compared with a baseline; `budget_s` is None for the mean over the meetable budgets."""
 
     policy: str
     baseline: str
@@ -75,7 +75,7 @@ class PolicyComparison:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All policies on the same requests at the same budgets."""
+    """The evaluation of all policies on the same requests at the same budgets."""
 
     mode: Literal["replay", "live"]
     requests: AnsweredRequests
@@ -92,7 +92,7 @@ def evaluate(
     possible: np.ndarray | None,
     baselines: Sequence[str],
 ) -> Evaluation:
-    """Figures of each policy, and each against each baseline.
+    """The figures of each policy, and each compared with each baseline.
 
     Args:
         possible: [B, N], see `figures_at`.
@@ -146,13 +146,15 @@ def _gain_over(figures: Mapping[str, Sequence[BudgetFigures]], name: str, over: 
 
 
 def mean_over(figures: Sequence[BudgetFigures], places: Sequence[int], name: str) -> float | None:
-    """Mean over budgets of a figure; None where one of them has none, or there are no budgets."""
+    """The mean of a figure over budgets; None where one of them has none, or there are no budgets."""
     values = [getattr(figures[place], name) for place in places]
     return None if not values or None in values else float(np.mean(values))
 
 
 def content_of(evaluation: Evaluation) -> dict[str, Any]:
-    """`controller_evaluation.json` without what the command knows of its inputs; times in milliseconds."""
+    """The content of `controller_evaluation.json` without what the command knows of its inputs; times in
+    milliseconds.
+    """
     requests = evaluation.requests
     over = feasible_budgets(evaluation.budgets)
     tasks = np.array(requests.tasks)
@@ -196,7 +198,7 @@ def _policy_content(policy: PolicyEvaluation, evaluation: Evaluation, over: Sequ
 
 
 def figures_content(figures: BudgetFigures) -> dict[str, Any]:
-    """As JSON: `…_s` become `…_ms`."""
+    """Figures as JSON: `…_s` become `…_ms`."""
     return {
         (f"{name.removesuffix('_s')}_ms" if name.endswith("_s") else name): (
             milliseconds(value) if name.endswith("_s") else value
@@ -226,7 +228,7 @@ def _difference(found: Difference | None, scale: float = 1.0) -> dict[str, Any] 
 
 
 def rows_of(evaluation: Evaluation) -> list[dict[str, Any]]:
-    """`controller_evaluation.csv`: a row for each policy at each budget; what is an object in the JSON is left out."""
+    """Rows of `controller_evaluation.csv`: one for each policy at each budget; objects of the JSON are left out."""
     rows = []
     for policy in evaluation.policies:
         for budget, figures, gain in zip(evaluation.budgets, policy.figures, policy.gains, strict=True):
@@ -248,7 +250,7 @@ def rows_of(evaluation: Evaluation) -> list[dict[str, Any]]:
 
 
 def table_lines(evaluation: Evaluation) -> list[str]:
-    """What the command prints: the meetable budgets, then those that no setting can meet, apart."""
+    """The lines that the command prints: the meetable budgets, then separately those that no setting can meet."""
     lines = []
     over = feasible_budgets(evaluation.budgets)
     rest = [place for place in range(len(evaluation.budgets)) if place not in over]

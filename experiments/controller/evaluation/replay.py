@@ -24,7 +24,7 @@ MOST_BUDGETS = 10_000
 
 @dataclass(frozen=True)
 class PerSampleOracle:
-    """Knows what every request scores and takes at every choice, which no controller can.
+    """A policy that knows what every request scores and takes at every choice, which no controller can.
 
     Of the choices that keep the request within the budget the one of the highest score, of equal scores the fastest;
     where none keeps it, the fastest of all.
@@ -48,7 +48,7 @@ class PerSampleOracle:
         return {key: place for place, key in enumerate(zip(self.grid.tasks, self.grid.sample_ids, strict=True))}
 
     def best_row(self, place: int, budget_s: float) -> int:
-        """Row of the best choice for the request at `place`."""
+        """The row of the best choice for the request at `place`."""
         total_s, scores = self.grid.total_s[:, place], self.grid.scores[:, place]
         fits = total_s <= budget_s
         if not fits.any():
@@ -58,12 +58,12 @@ class PerSampleOracle:
 
 
 def requests_in(grid: MeasuredGrid) -> AnsweredRequests:
-    """Requests of the grid, as the arithmetic of outcomes takes them."""
+    """The requests of the grid, in the form that `outcomes.py` takes."""
     return AnsweredRequests(grid.tasks, grid.pictures, grid.best)
 
 
 def features_in(grid: MeasuredGrid) -> tuple[RequestFeatures, ...]:
-    """What policies see of the grid's requests; of a recorded table their names alone."""
+    """The features of the grid's requests that policies see; of a recorded table their names alone."""
     if grid.requests is not None:
         return grid.requests
     return tuple(
@@ -73,7 +73,7 @@ def features_in(grid: MeasuredGrid) -> tuple[RequestFeatures, ...]:
 
 
 def replay(policy: Policy, grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
-    """Let a policy choose for every request at every budget and look up what that gave.
+    """The outcomes of a policy that chooses for every request at every budget, looked up in the grid.
 
     The time of choosing is measured here and now; it is not added to the latencies, which another machine may have
     measured.
@@ -100,7 +100,7 @@ def replay(policy: Policy, grid: MeasuredGrid, budgets_s: Sequence[float]) -> Ou
 
 
 def outcomes_of(name: str, grid: MeasuredGrid, picked: np.ndarray, overhead_s: np.ndarray) -> Outcomes:
-    """What the rows `picked` [B, N] of the grid gave."""
+    """The outcomes of the rows `picked` [B, N] of the grid."""
     places = np.arange(len(grid))
     return Outcomes(
         name=name,
@@ -125,12 +125,12 @@ def best_static(grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
 
 
 def possible(grid: MeasuredGrid, budgets_s: Sequence[float]) -> np.ndarray:
-    """[B, N], whether some choice keeps the request within the budget."""
+    """Whether some choice meets the budget of each request, [B, N]."""
     return np.asarray(grid.total_s.min(axis=0) <= np.asarray(budgets_s)[:, None])
 
 
 def meetable(grid: MeasuredGrid, budgets_s: Sequence[float]) -> list[bool]:
-    """Whether some setting keeps at least 95 % of the requests within the budget."""
+    """Whether some setting meets each budget for at least 95 % of the requests."""
     return [bool(((grid.total_s > budget).mean(axis=1) <= VIOLATIONS_ALLOWED).any()) for budget in budgets_s]
 
 

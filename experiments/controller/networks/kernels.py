@@ -47,7 +47,7 @@ def gelu(values):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def rows_times(weight, row, rows, vector, WIDTH: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The given rows of weight [rows, WIDTH] times the vector [PADDED], zeros beyond either."""
+    """Products of the given rows of weight [rows, WIDTH] and the vector [PADDED], zeros outside either."""
     column = tl.arange(0, PADDED)
     inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
     weights = tl.load(weight + row[:, None] * WIDTH + column[None, :], mask=inside, other=0.0)
@@ -138,7 +138,7 @@ def odds_kernel(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class OddsLayers:
-    """One stage's two layers, in float32 on the device.
+    """The two layers of one stage, in float32 on the device.
 
     Attributes:
         weight: [w, S, H] of S states; the norms have no weights.
@@ -175,7 +175,7 @@ class BudgetLayers:
 
 
 def launch_budget(layers: BudgetLayers, features: torch.Tensor, known: torch.Tensor, token: torch.Tensor) -> None:
-    """A budget's features [C] -> `known` [w] and `token` [H]."""
+    """Compute `known` [w] and `token` [H] of a budget's features [C]."""
     code, neurons, hidden = len(features), len(layers.known_bias), len(layers.embed_bias)
     budget_kernel[(triton.cdiv(hidden, COLUMNS),)](
         features,
@@ -199,7 +199,7 @@ def launch_budget(layers: BudgetLayers, features: torch.Tensor, known: torch.Ten
 
 
 def launch_mean_row(ids: torch.Tensor, count: torch.Tensor, table: torch.Tensor, mean: torch.Tensor) -> None:
-    """Mean [H] in float32 of the `count` [1] first rows `ids` [N] of a table [V, H]."""
+    """Compute the mean [H] in float32 of the `count` [1] first rows `ids` [N] of a table [V, H]."""
     width = table.shape[1]
     grid = (triton.cdiv(width, COLUMNS),)
     mean_row_kernel[grid](ids, count, table, mean, WIDTH=width, COLUMNS=COLUMNS, ROWS=ROWS)
@@ -208,7 +208,9 @@ def launch_mean_row(ids: torch.Tensor, count: torch.Tensor, table: torch.Tensor,
 def launch_odds(
     layers: OddsLayers, states: torch.Tensor, known_row: torch.Tensor, inner: torch.Tensor, odds: torch.Tensor
 ) -> None:
-    """Log odds [V], not normalised, of states [S, H] in float32; `known_row` [1]; `inner` [w] is working memory."""
+    """Compute log odds [V], not normalised, of states [S, H] in float32; `known_row` [1]; `inner` [w] is working
+    memory.
+    """
     neurons, number, width = layers.weight.shape
     sizes: dict[str, Any] = {"WIDTH": width, "PADDED": triton.next_power_of_2(width), "STATES": number}
     inner_kernel[(neurons,)](states, layers.weight, layers.known, known_row, inner, **sizes)

@@ -16,11 +16,11 @@ from experiments.controller.networks.two_stage import TwoStageNetworks
 
 
 class StageOdds(Protocol):
-    """Log-probabilities of both stages of one request at a time; see `Odds`; what is not possible has -inf."""
+    """Log-probabilities of both stages of one request at a time; see `Odds`; impossible values have -inf."""
 
     @property
     def reason(self) -> str | None:
-        """Why the host computes them and not the GPU that the model is on; None where it does, and on a CPU."""
+        """The reason why the host computes them and not the model's GPU; None where the GPU does, and on a CPU."""
         ...
 
     def warm_up(self, most_ids: int) -> None:
@@ -28,28 +28,30 @@ class StageOdds(Protocol):
         ...
 
     def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
-        """Stage 1: of tiers and of pauses. Ids [T] of the prompt's text, on the host."""
+        """Stage 1: log-probabilities of tiers and of pauses. Ids [T] of the prompt's text, on the host."""
         ...
 
     def token(self) -> torch.Tensor:
-        """The budget token [1, 1, H] on the device, of the budget that `first` was called with last."""
+        """The budget token [1, 1, H] on the device, for the budget of the last call of `first`."""
         ...
 
     def rehearse(self) -> None:
-        """Go through the motions of `second` while the device is busy, so that the host's caches hold them after it."""
+        """Run the steps of `second` while the device is busy, so that the host's caches contain them afterwards."""
         ...
 
     def second(self, states: torch.Tensor, tier: int, pause: int) -> Odds:
-        """Stage 2: of top-k and of numbers of blocks. States [2, H] on the device; places of stage 1's choice."""
+        """Stage 2: log-probabilities of top-k and of numbers of blocks. States [2, H] on the device; places of stage
+        1's choice.
+        """
         ...
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Prompt [H] and states [2, H] of the last request, in float32 on the host."""
+        """The prompt [H] and states [2, H] of the last request, in float32 on the host."""
         ...
 
 
 class HostOdds:
-    """`StageOdds` by arrays on the host, stage 2 from one copy of what the device has to tell.
+    """`StageOdds` by arrays on the host, stage 2 from one copy of the device's states.
 
     Args:
         embeddings: of tokens, [V, H] float32 on the host.
@@ -69,7 +71,7 @@ class HostOdds:
         self._budget = lru_cache(KEPT_BUDGETS)(self._new_budget)
 
     def warm_up(self, most_ids: int) -> None:
-        """See `StageOdds.warm_up`; nothing."""
+        """See `StageOdds.warm_up`; nothing has to be prepared."""
 
     def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
         """See `StageOdds.first`."""
@@ -82,7 +84,7 @@ class HostOdds:
         return self._token
 
     def rehearse(self) -> None:
-        """See `StageOdds.rehearse`; with the states of the request before. On the CPU nothing runs meanwhile."""
+        """See `StageOdds.rehearse`; uses the states of the previous request. On the CPU nothing runs meanwhile."""
         if self._device.type != "cpu":
             self._networks.second(self._states.numpy(), 0, 0)
 
@@ -96,13 +98,15 @@ class HostOdds:
         return self._prompt, self._states
 
     def _new_budget(self, budget_s: float) -> tuple[HostBudget, torch.Tensor]:
-        """A budget whose token is on its way to the device."""
+        """A budget whose token is being copied to the device."""
         budget = self._networks.budget(budget_s)
         return budget, torch.from_numpy(budget.token)[None, None].to(self._device, non_blocking=True)
 
 
 def mean_embedding(embeddings: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
-    """Rows [V, H] and ids [T] -> what stage 1 reads of a prompt: the mean of its embeddings [H]; zeros without ids."""
+    """The input of stage 1 for a prompt: the mean [H] of its embeddings, of rows [V, H] and ids [T]; zeros
+    without ids.
+    """
     rows = embeddings[ids.numpy()]
     return torch.from_numpy(np.add.reduce(rows) * np.float32(1 / max(len(rows), 1)))
 
@@ -110,7 +114,8 @@ def mean_embedding(embeddings: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
 def odds_for(
     model: MolmoeStagedModel, networks: TwoStageNetworks, graph_capturer: GraphCapturer | None = None
 ) -> StageOdds:
-    """By the device where it is a GPU, has the kernels and memory for them, else by the host; networks as they are now.
+    """The odds by the device where it is a GPU with the kernels and memory for them, else by the host; networks as they
+    are now.
 
     Args:
         graph_capturer: see `DeviceOdds`.

@@ -20,7 +20,7 @@ from experiments.controller.networks.two_stage import FREQUENCIES, TwoStageNetwo
 
 
 class DeviceQuestion:
-    """Always the same work on other numbers.
+    """A CUDA graph of the same work on other numbers each time, with its inputs and outputs.
 
     They lie in memory of the host that a GPU reads and writes itself: a copy there and back would take longer than the
     work does.
@@ -58,7 +58,7 @@ class DeviceQuestion:
         self._done = torch.cuda.Event() if is_cuda else None
 
     def answer(self) -> list[float]:
-        """What the work gives for `asked`; the host waits for it."""
+        """The result of the work for `asked`; the host waits for it."""
         self._replay()
         if self._done is not None:
             self._done.record()
@@ -76,7 +76,7 @@ USUAL_IDS = 256
 
 
 class DeviceOdds:
-    """`StageOdds` by Triton's kernels, replayed; networks as they were when this was made, in float32.
+    """`StageOdds` by Triton's kernels in CUDA graphs; networks as they were when this was made, in float32.
 
     Args:
         embeddings: of tokens, [V, H] on the device.
@@ -144,7 +144,7 @@ class DeviceOdds:
         return self._prompt[0].cpu(), self._states.cpu()
 
     def _stage_of_prompt(self, ids: int) -> DeviceQuestion:
-        """Inputs of the first stage: a number of ids, a budget's features by their bits, and ids."""
+        """The inputs of the first stage: a number of ids, a budget's features by their bits, and ids."""
 
         def work(asked: torch.Tensor, odds: torch.Tensor) -> None:
             features = asked[1:BEFORE_IDS].view(torch.float32)
@@ -155,7 +155,7 @@ class DeviceOdds:
         return self._question(BEFORE_IDS + ids, len(self._first_layers.out_bias), work)
 
     def _stage_of_states(self) -> DeviceQuestion:
-        """Inputs of the second stage: the position of stage 1's choice; the states are on the device."""
+        """The inputs of the second stage: the position of stage 1's choice; the states are on the device."""
 
         def work(asked: torch.Tensor, odds: torch.Tensor) -> None:
             self._kernels.launch_odds(self._second_layers, self._states, asked, self._inner, odds)
@@ -182,7 +182,7 @@ class DeviceOdds:
         )
 
     def _layers(self, into: nn.Linear, known: torch.Tensor, out: nn.Linear) -> Any:
-        """Their weights as they are now; `known` has the first one's bias in it."""
+        """The weights of both layers as they are now; `known` includes the first one's bias."""
         weight = self._copied(into.weight).unflatten(1, (-1, self._prompt.shape[1]))
         return self._kernels.OddsLayers(weight, known, self._copied(out.weight), self._copied(out.bias))
 

@@ -35,7 +35,7 @@ MOST_WEIGHTS = 8192
 
 @dataclass(frozen=True)
 class HostBudget:
-    """What is computed of a budget alone.
+    """The values that depend on a budget alone.
 
     Attributes:
         known: its part in front of stage 1's inner layer [w], biases in it.
@@ -69,12 +69,12 @@ class HostNetworks:
         self._biases = {name: weights[f"{name}.bias"].tolist() for name in ("first_out", "second_out")}
 
     def features(self, budget_s: float) -> Array:
-        """What the budget's networks read of a budget in seconds; see `sinusoidal_features`."""
+        """The features of a budget in seconds that the budget's networks read; see `sinusoidal_features`."""
         angles = math.log(budget_s * 1e3) * self._turns
         return np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
 
     def budget(self, budget_s: float) -> HostBudget:
-        """What both stages need of a budget in seconds."""
+        """The values of a budget in seconds that both stages need."""
         weights = self._weights
         code = _gelu(weights["budget.encode.weight"] @ self.features(budget_s) + weights["budget.encode.bias"])
         raw = weights["budget.embed.weight"] @ code + weights["budget.embed.bias"]
@@ -82,27 +82,27 @@ class HostNetworks:
         return HostBudget(weights["code_in.weight"] @ code + weights["prompt_in.bias"], token.astype(np.float32))
 
     def first(self, prompt: Array, budget: HostBudget) -> Odds:
-        """Stage 1: the prompt [H] and the budget -> odds of tiers and of pauses."""
+        """Stage 1: odds of tiers and of pauses, from the prompt [H] and the budget."""
         return self.split_first(self._odds("first_out", budget.known + self._normed_product(self._prompt_in, prompt)))
 
     def second(self, states: Array, tier: int, pause: int) -> Odds:
-        """Stage 2: states [2, H] and the places of stage 1's choice -> odds of top-k and of numbers of blocks."""
+        """Stage 2: odds of top-k and of numbers of blocks, from states [2, H] and the places of stage 1's choice."""
         inner = self.chosen[tier, pause]
         for pieces, state in zip(self._states_in, states, strict=True):
             inner = inner + self._normed_product(pieces, state)
         return self.split_second(self._odds("second_out", inner), pause)
 
     def split_first(self, odds: list[float]) -> Odds:
-        """Stage 1's outputs -> odds of tiers and of pauses."""
+        """The odds of tiers and of pauses in stage 1's outputs."""
         return odds[: self._tiers], odds[self._tiers :]
 
     def split_second(self, odds: list[float], pause: int) -> Odds:
-        """Stage 2's outputs -> odds of top-k and of numbers of blocks; what is no longer possible has -inf."""
+        """The odds of top-k and of numbers of blocks in stage 2's outputs; what is no longer possible has -inf."""
         possible = zip(odds[self._top_ks :], self._possible[pause], strict=True)
         return odds[: self._top_ks], [each if is_possible else -math.inf for each, is_possible in possible]
 
     def _normed_product(self, pieces: Array, state: Array) -> Array:
-        """[P, w / P, H] times the state [H] brought to mean 0 and variance 1 -> [w]."""
+        """The product [w] of [P, w / P, H] and the state [H] brought to mean 0 and variance 1."""
         centred = state - float(state @ self._mean)
         scale = 1 / math.sqrt(float(centred @ centred) / len(centred) + NORM_EPS)
         return (pieces @ centred).reshape(-1) * scale
@@ -117,7 +117,7 @@ def _frozen(tensor: torch.Tensor) -> Array:
 
 
 def _pieces(weight: Array) -> Array:
-    """[w, H] -> [P, w / P, H], each piece with MOST_WEIGHTS or one row."""
+    """A weight [w, H] in pieces [P, w / P, H], each with MOST_WEIGHTS or one row."""
     rows, width = weight.shape
     each = max((size for size in range(1, rows + 1) if rows % size == 0 and size * width <= MOST_WEIGHTS), default=1)
     return np.ascontiguousarray(weight).reshape(rows // each, each, width)

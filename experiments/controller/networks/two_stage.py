@@ -27,7 +27,9 @@ CODE_WIDTH = 24
 
 
 def sinusoidal_features(budgets_s: torch.Tensor) -> torch.Tensor:
-    """[B] seconds -> [B, 2 * FREQUENCIES]: sines, then cosines, of ln(ms) at periods that fall geometrically."""
+    """Features [B, 2 * FREQUENCIES] of seconds [B]: sines, then cosines, of ln(ms) at periods that fall
+    geometrically.
+    """
     steps = torch.linspace(0.0, 1.0, FREQUENCIES, dtype=torch.float64, device=budgets_s.device)
     periods = LONGEST_PERIOD * (SHORTEST_PERIOD / LONGEST_PERIOD) ** steps
     angles = 2 * math.pi * torch.log(budgets_s.double() * 1e3)[:, None] / periods
@@ -35,7 +37,8 @@ def sinusoidal_features(budgets_s: torch.Tensor) -> torch.Tensor:
 
 
 class BudgetToken(nn.Module):
-    """Sinusoidal features -> code [B, CODE_WIDTH] -> embedding [B, H] as long as the model's own ones.
+    """The networks of the budget: sinusoidal features -> code [B, CODE_WIDTH] -> embedding [B, H] as long as the
+    model's own ones.
 
     Args:
         hidden_size: H.
@@ -51,11 +54,11 @@ class BudgetToken(nn.Module):
         self.register_buffer("embedding_rms", torch.tensor(embedding_rms))
 
     def code(self, features: torch.Tensor) -> torch.Tensor:
-        """[B, 2 * FREQUENCIES] -> [B, CODE_WIDTH]; what stage 1 reads."""
+        """The code [B, CODE_WIDTH] of features [B, 2 * FREQUENCIES], which stage 1 reads."""
         return nn.functional.gelu(self.encode(features))
 
     def token(self, code: torch.Tensor) -> torch.Tensor:
-        """[B, CODE_WIDTH] -> [B, H], float32; what is behind the prompt."""
+        """The budget token [B, H] (float32) of a code [B, CODE_WIDTH], which is appended to the prompt."""
         raw = self.embed(code)
         return raw * torch.rsqrt(raw.pow(2).mean(dim=-1, keepdim=True) + 1e-8) * self.embedding_rms
 
@@ -75,7 +78,7 @@ TIER, PAUSE, TOP_K, BLOCKS = range(4)
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """What the two stages choose from.
+    """The values that the two stages choose from.
 
     Attributes:
         pauses: numbers of blocks that may run before stage 2, block 0 counted, ascending.
@@ -88,12 +91,13 @@ class ActionSpace:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """How many values each action has."""
+        """The number of values of each action."""
         return len(self.knobs.tiers), len(self.pauses), len(self.knobs.top_ks), len(self.knobs.block_counts)
 
 
 def action_space(knobs: KnobSpace, blocks: BlockChoice, pauses: Sequence[int] = PAUSES) -> ActionSpace:
-    """The pauses behind which some number of blocks is still possible; a block that has run cannot be left out.
+    """The action space with the pauses after which some number of blocks is still possible; a block that has run cannot
+    be left out.
 
     Raises:
         ConfigurationError: there is no such pause, or scores that do not fit the model's blocks.
@@ -141,19 +145,19 @@ class TwoStageNetworks(nn.Module):
         self.register_buffer("possible", torch.tensor(space.possible), persistent=False)
 
     def code_of(self, budgets_s: torch.Tensor) -> torch.Tensor:
-        """[B], on the host -> [B, CODE_WIDTH] where the networks are."""
+        """The codes [B, CODE_WIDTH], where the networks are, of budgets [B] on the host."""
         return self.budget.code(sinusoidal_features(budgets_s).to(self.first_out.weight.device))
 
     def budget_token(self, budgets_s: torch.Tensor) -> torch.Tensor:
-        """[B], on the host -> [B, H], float32."""
+        """The budget tokens [B, H], float32, of budgets [B] on the host."""
         return self.budget.token(self.code_of(budgets_s))
 
     def first(self, prompts: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
-        """Stage 1: prompts [B, H] and the budgets' codes [B, CODE_WIDTH] -> log odds [B, tiers + pauses]."""
+        """Stage 1: log odds [B, tiers + pauses] from prompts [B, H] and the budgets' codes [B, CODE_WIDTH]."""
         return self.first_out(nn.functional.gelu(self.prompt_in(_normed(prompts)) + self.code_in(code)))
 
     def second(self, states: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Stage 2: states [B, 2, H] and stage 1's actions [B, 2] -> log odds [B, top_ks + counts].
+        """Stage 2: log odds [B, top_ks + counts] from states [B, 2, H] and stage 1's actions [B, 2].
 
         What is no longer possible has -inf.
         """
@@ -200,7 +204,7 @@ def width_for(hidden_size: int, space: ActionSpace) -> int:
 
 
 def num_parameters(hidden_size: int, width: int, space: ActionSpace) -> int:
-    """Number of the networks' parameters, by arithmetic."""
+    """The number of the networks' parameters, by arithmetic."""
     tiers, pauses, top_ks, counts = space.sizes
     code = CODE_WIDTH * (CODE_WIDTH + 1)
     budget = code + (CODE_WIDTH + 1) * hidden_size

@@ -58,7 +58,7 @@ class GuardedLookup:
         return entries[max(admitted, key=lambda place: (entries[place].accuracy, -total_ms[place]))].choice
 
     def asked(self, request: RequestFeatures) -> Sequence[RequestSetting]:
-        """What the estimator is asked of each entry of the table, in their order."""
+        """The estimator's request for each entry of the table, in their order."""
         length = request.output_tokens
         if length is None:
             expected = self.estimator.fitted.expected_output

@@ -12,7 +12,7 @@ from experiments.controller.knob_choices import KnobChoice
 
 @dataclass(frozen=True)
 class PictureShape:
-    """What a picture becomes at a tier; both 0 without a picture.
+    """The sizes of a picture at a tier; both 0 without a picture.
 
     Attributes:
         crops: tiles, without the crop of the whole.
@@ -69,7 +69,7 @@ def check_budget(budget_s: float) -> None:
 
 @dataclass(frozen=True)
 class StaticPolicy:
-    """The same choice for every request and budget."""
+    """A policy with the same choice for every request and budget."""
 
     choice: KnobChoice
 
@@ -86,7 +86,7 @@ class StaticPolicy:
 
 @dataclass(frozen=True)
 class RandomPolicy:
-    """Any of the choices with equal probability; what a request gets at a budget depends on these and the seed only."""
+    """A policy of equally likely choices; what a request gets at a budget depends on these and the seed only."""
 
     choices: tuple[KnobChoice, ...]
     seed: int

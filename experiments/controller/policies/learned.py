@@ -33,7 +33,7 @@ from experiments.controller.training.run import load_networks
 
 
 class RecordedTwoStage:
-    """The two stages' likeliest choices from recorded states; a `Policy`.
+    """A `Policy` with the two stages' likeliest choices from recorded states.
 
     Stage 1 sees the budget itself; stage 2 the budget token of the recorded budget that is nearest by ratio.
     """
@@ -72,7 +72,7 @@ class RecordedTwoStage:
 
 
 class TwoStageController:
-    """The two stages inside the running model; a `Controller`. Their time is within the latency.
+    """A `Controller` with the two stages inside the running model. Their time is within the latency.
 
     Attributes:
         host_reason: see `StageOdds.reason`.
@@ -103,7 +103,7 @@ class TwoStageController:
         self._answering.warm_up([request_of(each, self._limit) for each in requests])
 
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
-        """See `Controller.answer`; the setting in force before comes back."""
+        """See `Controller.answer`; the setting in force before is restored."""
         run = self._answering.adaptive_generate(request_of(request, self._limit), budget_s)
         total_s = run.times.total_s
         return AdaptiveAnswer(run.choice, run.token_ids, total_s, run.times.controller_s, total_s)
@@ -117,7 +117,7 @@ NOT_IN_A_REPLAY = (
 
 @dataclass(frozen=True)
 class LearnedReplay:
-    """A trained policy and the grid's requests that it has states of.
+    """A trained policy and the grid's requests that it has states for.
 
     Attributes:
         grid: without the requests that have no states.

@@ -22,7 +22,7 @@ DEFAULT_MARGIN = 0.0
 
 
 def add_policy_flags(parser: argparse.ArgumentParser) -> None:
-    """What the policies are made of."""
+    """Add the flags of the policies."""
     parser.add_argument("--static", nargs="+", metavar="KEY",
                         help="settings as policies of their own, such as tier-low_topk8_blocks16 (default: the grid's "
                         "smallest and largest)")  # fmt: skip
@@ -45,7 +45,7 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check_policy_flags(given: argparse.Namespace) -> None:
-    """Raises ConfigurationError for a flag that another one leaves without effect."""
+    """Raises ConfigurationError for a flag that has no effect beside another one."""
     for name in ("aggregation_method", "tolerance"):
         if given.lookup is not None and getattr(given, name) is not None:
             raise ConfigurationError(f"--{name} is of a lookup that is built here; drop it, or --lookup {given.lookup}")
@@ -58,7 +58,7 @@ def check_policy_flags(given: argparse.Namespace) -> None:
 
 
 def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid | None) -> Lookup:
-    """The file's, else one of the calibration samples.
+    """The lookup in the file, else one of the calibration samples.
 
     Raises:
         ConfigurationError: neither is there.
@@ -72,14 +72,14 @@ def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid | None) -> Lo
 
 
 def margin_of(given: argparse.Namespace) -> float | None:
-    """The guardrail's; None without an estimator, which leaves it out."""
+    """The margin of the guardrail; None without an estimator, which leaves it out."""
     if given.estimator is None:
         return None
     return DEFAULT_MARGIN if given.margin is None else float(given.margin)
 
 
 def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup: Lookup, seed: int) -> list[Policy]:
-    """Static settings, random, lookup, and the lookup with a guardrail where there is an estimator.
+    """The policies: static settings, random, lookup, and the lookup with a guardrail where there is an estimator.
 
     Args:
         choices: that are measured, in order of the knobs.
@@ -101,6 +101,6 @@ def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup
 
 
 def num_seen(lookup: Lookup, tasks: Sequence[str], sample_ids: Sequence[int]) -> int:
-    """How many of these requests are behind the lookup, which is then evaluated on what it was made of."""
+    """How many of these requests the lookup was made of."""
     seen = {(task, sample_id) for task, ids in lookup.sample_ids.items() for sample_id in ids}
     return sum(key in seen for key in zip(tasks, sample_ids, strict=True))

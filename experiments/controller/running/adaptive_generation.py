@@ -41,7 +41,7 @@ Choose = Callable[[torch.Tensor], EngineKnobs]
 
 
 class PausedStages:
-    """`Stages` of one request, in whose prefill the knobs of the rest are chosen.
+    """The `Stages` of one request, in whose prefill the remaining knobs are chosen.
 
     Args:
         appended: row [1, 1, H] behind the prompt in the first blocks; None for none.
@@ -70,13 +70,13 @@ class PausedStages:
 
     @property
     def chosen(self) -> EngineKnobs:
-        """The knobs of the rest; raises SettingError before the prefill."""
+        """The knobs chosen at the pause; raises SettingError before the prefill."""
         if self._chosen is None:
             raise SettingError("the knobs are chosen inside the prefill; run that first")
         return self._chosen
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
-        """See `Stages.components`: not known before the choice."""
+        """See `Stages.components`; not known before the choice."""
         return {}
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
@@ -99,7 +99,7 @@ class PausedStages:
 
 
 class AsyncPausedStages(PausedStages):
-    """The same as `AsyncStages`, for steps that choose their token on the device."""
+    """The paused stages as `AsyncStages`, for steps that choose their token on the device."""
 
     def __init__(self, split: EnginePausedPrefill, *asked: Any) -> None:
         super().__init__(split, *asked)
@@ -124,7 +124,7 @@ class AsyncPausedStages(PausedStages):
 
 @dataclass(frozen=True)
 class AdaptiveRequest:
-    """A sample as it is asked.
+    """A sample as a request.
 
     Attributes:
         prompt: without image tokens.
@@ -140,7 +140,7 @@ class AdaptiveRequest:
 
 @dataclass(frozen=True)
 class AdaptiveTimes:
-    """Times of one request, in seconds, by marks of that run. `total_s` is the sum of all but the last two.
+    """The times of one request, in seconds, by marks of that run. `total_s` is the sum of all but the last two.
 
     Attributes:
         first_stage_s: prompt's ids -> tier and pause, both on the host; where modules run, their knobs are reset in it.
@@ -167,13 +167,13 @@ class AdaptiveTimes:
 
     @property
     def total_s(self) -> float:
-        """Request handed over -> last token on the host, the controller's own time counted."""
+        """Seconds from the request handed over to the last token on the host, the controller's own time counted."""
         return self.controller_s + (self.vision_s or 0.0) + self.prefill_s + (self.decode_s or 0.0)
 
 
 @dataclass(frozen=True)
 class AdaptiveRun:
-    """One request that was answered within what its controller chose.
+    """The answer to one request at the knobs that its controller chose.
 
     Attributes:
         choice: tier, top-k and number of blocks.
@@ -197,7 +197,7 @@ class AdaptiveRun:
 
 
 def prompt_ids(model: MolmoeStagedModel, prompt: str) -> torch.Tensor:
-    """The text's ids [T] on the host, without special tokens."""
+    """Ids [T] of the prompt's text on the host, without special tokens."""
     return torch.tensor(model.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
 
@@ -214,7 +214,8 @@ class AdaptiveModel:
         self._active = cache(partial(blocks.blocks, total=model.num_total_blocks))
 
     def warm_up(self, requests: Sequence[AdaptiveRequest]) -> None:
-        """Prepare for these requests, at least one, at all possible decisions, so that it is not in their times.
+        """Prepare for these requests, at least one, at all possible decisions, so that preparation is not in their
+        times.
 
         Where modules run only the decider has something to do.
         """
@@ -282,7 +283,9 @@ class AdaptiveModel:
     def _answer(
         self, inputs: Mapping[str, Any], first: FirstDecision, token: torch.Tensor | None, limit: int, marks: Marks
     ) -> "_Answered":
-        """Marks: start | features ready (with a picture) | pause | stage 2's decision | first token | … | last one."""
+        """The answer, with marks: start | features ready (with a picture) | pause | stage 2's decision | first token |
+        … | last one.
+        """
         split, ends, device = self._staged.split, self._staged.eos_token_ids, self._staged.device
 
         def choose(states: torch.Tensor) -> EngineKnobs:
@@ -324,7 +327,7 @@ class _Answered:
 def _times(
     found: _Answered, first_stage_s: float, seconds: list[float], preprocess_s: float, transfer_s: float
 ) -> AdaptiveTimes:
-    """Names for the intervals of `_answer`."""
+    """The times of the intervals of `_answer` by name."""
     vision, rest = (seconds[0], seconds[1:]) if found.has_picture else (None, seconds)
     before_pause, second_stage, after_pause, *steps = rest
     return AdaptiveTimes(

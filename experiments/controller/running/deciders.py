@@ -14,7 +14,7 @@ from experiments.controller.networks.two_stage import ActionSpace
 
 @dataclass(frozen=True)
 class FirstDecision:
-    """Before the vision encoder.
+    """Stage 1's decision, before the vision encoder.
 
     Attributes:
         pause: blocks of the prefill that run before stage 2, block 0 counted.
@@ -26,7 +26,7 @@ class FirstDecision:
 
 @dataclass(frozen=True)
 class SecondDecision:
-    """Behind the pause; see `KnobChoice`."""
+    """Stage 2's decision, at the pause; see `KnobChoice`."""
 
     top_k: int
     num_active_blocks: int
@@ -39,7 +39,7 @@ class Decider(Protocol):
     """The two stages for one request at a time."""
 
     def possible(self) -> Sequence[Decisions]:
-        """All that the two stages may decide."""
+        """All decisions that the two stages may make."""
         ...
 
     def warm_up(self, most_ids: int) -> None:
@@ -47,7 +47,7 @@ class Decider(Protocol):
         ...
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
-        """Stage 1, and the budget token [1, 1, H] to is behind the prompt; None for none.
+        """Stage 1's decision, and the budget token [1, 1, H] for the end of the prompt; None for none.
 
         Args:
             ids: [T] of the prompt's text, on the host.
@@ -55,11 +55,11 @@ class Decider(Protocol):
         ...
 
     def rehearse(self) -> None:
-        """Go through the motions of `second` while the device is busy, so that the host's caches hold them after it."""
+        """Run the steps of `second` while the device is busy, so that the host's caches contain them afterwards."""
         ...
 
     def second(self, states: torch.Tensor) -> SecondDecision:
-        """Stage 2, for the request that `first` was called for last.
+        """Stage 2's decision, for the request of the last call of `first`.
 
         Args:
             states: [2, H] behind the pause: of the prompt's last token, and of the budget token; without such a token
@@ -69,7 +69,7 @@ class Decider(Protocol):
 
 
 class FixedDecider:
-    """The same for every request, without a budget token: what a static setting does on the adaptive path."""
+    """The same decisions for every request, without a budget token: a static setting on the adaptive path."""
 
     def __init__(self, choice: KnobChoice, pause: int) -> None:
         self._first = FirstDecision(choice.tier, pause)
@@ -80,14 +80,14 @@ class FixedDecider:
         return [(self._first, self._second)]
 
     def warm_up(self, most_ids: int) -> None:
-        """See `Decider.warm_up`; nothing."""
+        """See `Decider.warm_up`; nothing has to be prepared."""
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """See `Decider.first`."""
         return self._first, None
 
     def rehearse(self) -> None:
-        """See `Decider.rehearse`; there are none."""
+        """See `Decider.rehearse`; there is nothing to rehearse."""
 
     def second(self, states: torch.Tensor) -> SecondDecision:
         """See `Decider.second`."""
@@ -114,7 +114,7 @@ class NetworkDecider:
 
     @property
     def seen(self) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-        """See the class."""
+        """See the attribute `seen` of the class."""
         return (*self._odds.seen(), tuple(self._actions))
 
     def possible(self) -> Sequence[Decisions]:

@@ -39,7 +39,7 @@ class LiveRequest:
 
 @dataclass(frozen=True)
 class AdaptiveAnswer:
-    """One request answered at knobs chosen for it; times in seconds.
+    """The answer to one request at knobs chosen for it; times in seconds.
 
     Attributes:
         token_ids: end-of-sequence included where it came.
@@ -57,7 +57,7 @@ class AdaptiveAnswer:
 
 
 class Controller(Protocol):
-    """Answers a request within a budget, whatever way it chooses the knobs."""
+    """Answers a request within a budget, in whatever way it chooses the knobs."""
 
     @property
     def name(self) -> str:
@@ -65,13 +65,13 @@ class Controller(Protocol):
         ...
 
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
-        """Run the request, batch 1, and measure it; the setting in force afterwards is any."""
+        """Run the request with batch 1, and measure it; any setting may be in force afterwards."""
         ...
 
 
 @dataclass(frozen=True)
 class ChosenBefore:
-    """A policy that chooses all knobs before the model runs."""
+    """A controller by a policy that chooses all knobs before the model runs."""
 
     policy: Policy
     model: StagedModel
@@ -81,7 +81,7 @@ class ChosenBefore:
 
     @property
     def name(self) -> str:
-        """That of the policy."""
+        """The name of the policy."""
         return self.policy.name
 
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
@@ -104,7 +104,7 @@ class ChosenBefore:
 def prepare_requests(
     model: StagedModel, task: Task, sample_ids: Sequence[int], tiers: Sequence[str]
 ) -> tuple[list[LiveRequest], dict[int, str]]:
-    """The samples at every tier, and those that cannot be used -> why."""
+    """The samples at every tier, and those that cannot be used -> the reason."""
     requests, failed = [], {}
     for sample_id in sample_ids:
         try:
@@ -124,7 +124,7 @@ def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str
 
 
 def _vision_shape(shape: RequestShape) -> PictureShape:
-    """Without a picture, or with one that is not cut, there are no tiles."""
+    """The shape of a request's picture; without one, or with one that is not cut, there are no tiles."""
     tiles = None if shape.actual is None else shape.actual.tiles
     return PictureShape(0 if tiles is None else tiles, shape.vision_tokens)
 
@@ -132,7 +132,7 @@ def _vision_shape(shape: RequestShape) -> PictureShape:
 def warm_up(
     model: StagedModel, space: KnobSpace, blocks: BlockChoice, requests: Sequence[LiveRequest], max_new_tokens: int
 ) -> int:
-    """Run every tiling that the requests have once, at all knobs' highest values; returns how many runs that were."""
+    """Run every tiling of the requests once, at all knobs' highest values; returns the number of runs."""
     seen: set[object] = set()
     model.apply(space.setting(space.full, blocks))
     for request in requests:
@@ -155,7 +155,7 @@ def run_live(
     budgets_s: Sequence[float],
     seed: int,
 ) -> list[Outcomes]:
-    """Every controller on every request at every budget, measured with batch 1, one after the other.
+    """The outcomes of every controller on every request at every budget, measured with batch 1, one after the other.
 
     Controllers take turns at each request, in an order drawn anew, so that a machine that grows slower or faster does
     so for all of them. The answers of a controller at a budget are scored together: `cider_score` takes its document
@@ -200,7 +200,7 @@ def scores_of_choices(
     max_new_tokens: int,
     max_batch_size: int,
 ) -> np.ndarray:
-    """[N] scores of requests at choices of their own, answered in batches of the same choice and never timed.
+    """Scores [N] of requests at choices of their own, answered in batches of the same choice and never timed.
 
     For accuracy on more requests than can be measured one by one; see `sweep.batches`.
     """
@@ -222,7 +222,7 @@ def _scores(
 
 
 def requests_of(requests: Sequence[LiveRequest], metric: Metric) -> AnsweredRequests:
-    """As the arithmetic of outcomes takes them."""
+    """The requests in the form that `outcomes.py` takes."""
     return AnsweredRequests(
         tasks=tuple(request.task_name for request in requests),
         pictures=tuple(request.sample.image_id for request in requests),

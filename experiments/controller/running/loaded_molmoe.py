@@ -20,7 +20,7 @@ from experiments.controller.training.run import load_networks
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A MolmoE with what chooses its blocks."""
+    """A loaded MolmoE with its block choice."""
 
     config: ProfilingConfig
     source: ModelSource
@@ -35,7 +35,7 @@ class LoadedModel:
         return {"name": self.source.name, "weights_sha256": weights_digest(self.source.folder)}
 
     def networks(self, knobs: KnobSpace, seed: int, init_from: Path | None) -> TwoStageNetworks:
-        """New ones for these knobs, or those of a checkpoint; on the model's device.
+        """New networks for these knobs, or those of a checkpoint; on the model's device.
 
         Raises:
             ConfigurationError: the checkpoint is of networks for a model of other sizes.
@@ -71,7 +71,7 @@ def load_model(rest: Sequence[str], controller: Path | None = None) -> LoadedMod
 
 
 def find_molmoe(config: ProfilingConfig) -> ModelSource:
-    """No weights are read; raises ConfigurationError for another model."""
+    """The checkpoint of a MolmoE, without reading weights; raises ConfigurationError for another model."""
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     if source.foreign is not None:
         raise ConfigurationError(

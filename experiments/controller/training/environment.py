@@ -11,7 +11,7 @@ from experiments.controller.networks.two_stage import BLOCKS, PAUSE, TIER, TOP_K
 
 @dataclass(frozen=True)
 class BudgetedRequests:
-    """B requests with a budget each.
+    """The places of B requests, with a budget each.
 
     Attributes:
         samples: [B], places in the environment.
@@ -24,7 +24,7 @@ class BudgetedRequests:
     budgets_s: torch.Tensor
 
     def repeated(self, times: int) -> "BudgetedRequests":
-        """Each ask so many times in a row."""
+        """Each request repeated so many times in a row."""
         return BudgetedRequests(
             *(each.repeat_interleave(times) for each in (self.samples, self.levels, self.budgets_s))
         )
@@ -32,7 +32,7 @@ class BudgetedRequests:
 
 @dataclass(frozen=True)
 class RollOut:
-    """What B asks gave; all on the host.
+    """The results of B requests, all on the host.
 
     Attributes:
         prompts: [B, H], what stage 1 saw beside the budget.
@@ -51,7 +51,7 @@ class RollOut:
 
 
 class Environment(Protocol):
-    """Where asks are answered.
+    """Answers requests with budgets.
 
     Attributes:
         budget_token_is_fixed: its states were recorded with the budget token as it is, which must not be trained then.
@@ -68,7 +68,7 @@ class Environment(Protocol):
     def roll_out(
         self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
     ) -> RollOut:
-        """Answer each ask once with actions that the networks draw; None takes the likeliest."""
+        """Answer each request once with actions that the networks draw; None takes the likeliest."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -79,14 +79,14 @@ class Environment(Protocol):
 
 
 def drawn(log_odds: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """[B, values] -> [B], a place drawn by the odds; None takes the likeliest."""
+    """Places [B] drawn by the odds [B, values]; None takes the likeliest."""
     if generator is None:
         return log_odds.argmax(dim=-1)
     return torch.multinomial(log_odds.exp(), 1, generator=generator)[:, 0]
 
 
 def log_probabilities(log_odds: tuple[torch.Tensor, ...], actions: torch.Tensor) -> torch.Tensor:
-    """Log-probability of a row's four actions together: [B]."""
+    """The log-probability [B] of a row's four actions together."""
     columns = (TIER, PAUSE, TOP_K, BLOCKS)
     each = [odds.gather(1, actions[:, at, None])[:, 0] for at, odds in zip(columns, log_odds, strict=True)]
     return torch.stack(each).sum(dim=0)
@@ -94,7 +94,8 @@ def log_probabilities(log_odds: tuple[torch.Tensor, ...], actions: torch.Tensor)
 
 @dataclass(frozen=True)
 class RewardRecipe:
-    """Within the budget: score - latency_weight * latency / budget. Over it, hard: the score counts for nothing.
+    """The reward. Within the budget: score - latency_weight * latency / budget. Over it, hard: the score counts for
+    nothing.
 
     Over the budget it is -over_budget_penalty - latency_weight * latency / budget, so that among choices that are all
     over it the fastest is best.

@@ -20,7 +20,7 @@ MOST_TOGETHER = 100_000
 
 @dataclass(frozen=True)
 class GrpoRecipe:
-    """How the networks are moved.
+    """The hyperparameters of an update.
 
     Attributes:
         group_size: roll-outs of each ask, which are compared with each other alone.
@@ -56,25 +56,27 @@ class GrpoRecipe:
 
 
 def advantages(rewards: torch.Tensor, group_size: int, spread_floor: float) -> torch.Tensor:
-    """[B * G], G of a group in a row -> (reward - the group's mean) / (the group's standard deviation + the floor)."""
+    """Advantages of rewards [B * G], G of a group in a row: (reward - the group's mean) / (the group's standard
+    deviation + the floor).
+    """
     groups = rewards.view(-1, group_size)
     mean, spread = groups.mean(dim=1, keepdim=True), groups.std(dim=1, correction=0, keepdim=True)
     return ((groups - mean) / (spread + spread_floor)).flatten()
 
 
 def clipped_objective(ratios: torch.Tensor, gains: torch.Tensor, clip: float) -> torch.Tensor:
-    """[B]: the smaller of ratio x advantage with and without the ratio clipped."""
+    """The smaller of ratio x advantage with and without the ratio clipped, [B]."""
     return torch.minimum(ratios * gains, ratios.clamp(1 - clip, 1 + clip) * gains)
 
 
 def divergence(log_probability: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """[B], at least 0, an unbiased estimate of the divergence from the reference (eq. 4 of the paper)."""
+    """An unbiased estimate [B], at least 0, of the divergence from the reference (eq. 4 of the paper)."""
     log_ratio = reference - log_probability
     return log_ratio.exp() - log_ratio - 1
 
 
 def entropy(log_odds: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """[B], of the four actions together, in nats; what is impossible adds nothing."""
+    """The entropy [B] of the four actions together, in nats; impossible actions add nothing."""
     parts = [-(odds.exp() * odds.masked_fill(odds.isneginf(), 0.0)).sum(dim=1) for odds in log_odds]
     return torch.stack(parts).sum(dim=0)
 
@@ -88,7 +90,9 @@ def update(
     recipe: GrpoRecipe,
     entropy_weight: float,
 ) -> Mapping[str, float]:
-    """Take `epochs` steps; returns what the last of them saw: `loss`, `entropy`, `kl`, `clipped_share`, `grad_norm`."""
+    """Take `epochs` steps; returns the figures of the last of them: `loss`, `entropy`, `kl`, `clipped_share`,
+    `grad_norm`.
+    """
     device = networks.first_out.weight.device
     gains = advantages(rewards, recipe.group_size, recipe.spread_floor).float().to(device)
     prompts, states, actions = (each.to(device) for each in (rolled.prompts, rolled.states, rolled.actions))
@@ -131,7 +135,7 @@ def warm_start(
     learning_rate: float,
     generator: torch.Generator,
 ) -> list[float]:
-    """Cross-entropy of tier, top-k and blocks with the teacher's best choice; returns the loss of each step.
+    """Train by cross-entropy of tier, top-k and blocks with the teacher's best choice; returns the loss of each step.
 
     Pauses are drawn evenly among those behind which the best number of blocks is still possible, and are not taught.
     """

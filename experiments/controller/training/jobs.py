@@ -47,7 +47,7 @@ SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS = 30, 12
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Loaded and measured, before the first update.
+    """A training before its first update: loaded and measured.
 
     Attributes:
         held_out: other pictures than those trained on; None where there are no tables of any.
@@ -62,7 +62,7 @@ class TrainingJob:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def teach(self, plan: TrainingPlan) -> list[float]:
-        """The warm start that the plan asks for; its losses, none without one.
+        """Run the warm start that the plan requests; returns its losses, none without one.
 
         Raises:
             ConfigurationError: there are no tables to teach from.
@@ -85,7 +85,7 @@ class TrainingJob:
 
 
 def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
-    """The environment that the flags ask for.
+    """The environment that the flags request, with its networks.
 
     Raises:
         ConfigurationError, ResultsError: flags, files or model do not allow it.
@@ -133,7 +133,7 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
 def _recorded(
     given: argparse.Namespace, plan: TrainingPlan, grid: MeasuredGrid, path: Path
 ) -> tuple[RecordedStates, TwoStageNetworks]:
-    """The states of a file that is there, and networks with their budget token."""
+    """The states of an existing file, and networks with their budget token."""
     states = load_states(path)
     if len(states.budgets_s) != given.num_budgets:
         raise ConfigurationError(
@@ -158,7 +158,7 @@ def _recorded(
 
 
 def _started(init_from: Path, path: Path, states: RecordedStates) -> TwoStageNetworks:
-    """A checkpoint's networks; raises ConfigurationError where the states are not for them."""
+    """The networks of a checkpoint; raises ConfigurationError where the states are not for them."""
     networks = load_networks(init_from)
     own = networks.budget.state_dict()
     differing = knob_differences(states.space.knobs, networks.space.knobs)
@@ -177,7 +177,7 @@ def _started(init_from: Path, path: Path, states: RecordedStates) -> TwoStageNet
 def _record(
     given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan, grid: MeasuredGrid, train_part: MeasuredGrid
 ) -> tuple[RecordedStates, TwoStageNetworks]:
-    """All that can be refused is, before weights are read and states recorded."""
+    """Record the states; everything that can be refused is refused before weights are read."""
     config = parse_config(rest)
     source = find_molmoe(config)
     limits = source.limits

@@ -20,7 +20,7 @@ from experiments.controller.training.environment import BudgetedRequests, RollOu
 
 
 class LiveEnvironment:
-    """Latency is `AdaptiveTimes.total_s` of the very run, the time of the networks in it.
+    """An environment whose latency is `AdaptiveTimes.total_s` of the very run, with the time of the networks in it.
 
     The gradient of the budget token does not go through the model: its first layer learns by stage 1, its second one
     stays as it began.
@@ -71,7 +71,7 @@ class LiveEnvironment:
     def roll_out(
         self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
     ) -> RollOut:
-        """See `Environment.roll_out`; one ask after the other."""
+        """See `Environment.roll_out`; runs one request after the other."""
         decider = NetworkDecider(odds_for(self._model, networks), networks.space, generator)
         answering = AdaptiveModel(self._model, decider, self._blocks)
         answering.warm_up([request_of(each, self._limit) for each in self._requests])
@@ -95,7 +95,7 @@ class LiveEnvironment:
 
 
 def score_fractions_among(metric: Metric, requests: Sequence[LiveRequest], answers: Sequence[Answer]) -> list[float]:
-    """Each answer's score as a share of the metric's best, as it is among answers to all of the requests.
+    """Each answer's score as a fraction of the metric's best, scored among answers to all of the requests.
 
     A metric that judges answers together, `cider_score`, takes its document frequencies from the references of all
     pictures that it is given. Empty answers to all requests stand beside the answers, so that these are always the
@@ -122,7 +122,7 @@ def check_scored(metric: Metric, requests: Sequence[LiveRequest]) -> None:
 
 
 def request_of(request: LiveRequest, max_new_tokens: int) -> AdaptiveRequest:
-    """A prepared sample as adaptive inference takes it."""
+    """A prepared sample in the form that adaptive inference takes."""
     return AdaptiveRequest(request.sample, request.prompt, max_new_tokens, request.prepared)
 
 
@@ -133,7 +133,9 @@ def measured_range(
     blocks: BlockChoice,
     max_new_tokens: int,
 ) -> tuple[float, float]:
-    """From the median time at the lowest values of all knobs to the 95th percentile at the highest ones, in seconds."""
+    """The range of budgets in seconds: from the median time at the lowest values of all knobs to the 95th percentile at
+    the highest ones.
+    """
     knobs = space.knobs
     lowest = KnobChoice(knobs.tiers[0], knobs.top_ks[0], knobs.block_counts[0])
     times = []

@@ -40,7 +40,7 @@ SampleKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class PictureQuestion:
-    """A sample without its picture, which is read again when it is needed: many do not fit into memory.
+    """A sample without its picture, which is read again when it is needed, since many do not fit into memory.
 
     Attributes:
         text: ids [S] of its prompt on the host, without special tokens.
@@ -52,7 +52,7 @@ class PictureQuestion:
 
     @property
     def key(self) -> SampleKey:
-        """Task and sample id."""
+        """The task and sample id."""
         return self.task.name, self.sample_id
 
     def read(self) -> Sample:
@@ -63,7 +63,7 @@ class PictureQuestion:
 def questions_by_picture(
     model: MolmoeStagedModel, asked: Sequence[tuple[Task, int]]
 ) -> tuple[list[list[PictureQuestion]], dict[SampleKey, str]]:
-    """Each sample once, in the order in which pictures first come; and why samples could not be read.
+    """Each sample once, in the order in which pictures first occur; and why samples could not be read.
 
     A sample without a picture stands alone.
     """
@@ -84,7 +84,7 @@ def questions_by_picture(
 
 
 def picture_digest(image: Image.Image) -> str:
-    """The same for the same pixels."""
+    """A digest that is the same for the same pixels."""
     digest = hashlib.sha256(f"{image.mode} {image.size}".encode())
     digest.update(image.tobytes())
     return digest.hexdigest()
@@ -103,7 +103,7 @@ _States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class RecordedStates:
-    """S samples, T tiers, P pauses, L budgets; all on the host in float32.
+    """The states of S samples, T tiers, P pauses and L budgets, all on the host in float32.
 
     Attributes:
         keys: (task, sample id) of each sample.
@@ -129,13 +129,13 @@ class RecordedStates:
     splits: Mapping[str, str] | None = None
 
     def save(self, path: Path) -> None:
-        """Raises ResultsNotSaved where the disk does not take it."""
+        """Write the states; raises ResultsNotSaved where the disk refuses."""
         content = {name: getattr(self, name) for name in vars(self) if name != "space"}
         write_tensor_file(path, STATES, {**content, "space": asdict(self.space)})
 
 
 def load_states(path: Path) -> RecordedStates:
-    """What `RecordedStates.save` wrote; raises ResultsError for anything else."""
+    """The states that `RecordedStates.save` wrote; raises ResultsError for any other file."""
     content = read_tensor_file(path, STATES)
     with broken_content_named(path, STATES):
         return RecordedStates(**{**content, "space": space_of(content["space"])})
@@ -192,7 +192,7 @@ def record_states(
 
 
 def without_states(states: RecordedStates, tasks: Sequence[str], sample_ids: Sequence[int]) -> dict[str, str]:
-    """Each of the samples that has no states, as "task id" -> why."""
+    """Each of the samples that has no states, as "task id" -> the reason."""
     recorded = set(states.keys)
     return {
         f"{task} {at}": states.failed.get(f"{task} {at}", "it was not requested when the states were recorded")
@@ -202,7 +202,7 @@ def without_states(states: RecordedStates, tasks: Sequence[str], sample_ids: Seq
 
 
 def lacking_lines(lacking: Mapping[str, str], number: int) -> list[str]:
-    """How many of so many samples have no states, and the most frequent reasons; no line where all have some."""
+    """Lines with the number of samples without states and the most frequent reasons; none where all have some."""
     if not lacking:
         return []
     reasons = Counter(lacking.values()).most_common()
@@ -212,7 +212,7 @@ def lacking_lines(lacking: Mapping[str, str], number: int) -> list[str]:
 
 
 class _Recorder:
-    """What both stages would see of the samples of one picture."""
+    """Records the states that both stages would see of the samples of one picture."""
 
     def __init__(self, model: MolmoeStagedModel, space: ActionSpace, rows: torch.Tensor) -> None:
         self._model = model
@@ -221,7 +221,7 @@ class _Recorder:
         self._places = torch.tensor(space.pauses) - 1
 
     def states(self, questions: Sequence[PictureQuestion]) -> tuple[dict[SampleKey, _States], dict[SampleKey, str]]:
-        """States of each sample, or why there are none."""
+        """The states of each sample, or why there are none."""
         try:
             return dict(zip((each.key for each in questions), self._of_picture(questions), strict=True)), {}
         except SampleError as error:
@@ -237,7 +237,7 @@ class _Recorder:
         return found, failed
 
     def _of_picture(self, questions: Sequence[PictureQuestion]) -> list[_States]:
-        """Raises SampleError where one of them cannot be used."""
+        """The states of all samples of the picture; raises SampleError where one of them cannot be used."""
         sample = questions[0].read()
         traced = [self._traced(sample, tier, questions) for tier in self._space.knobs.tiers]
         return [
@@ -250,7 +250,7 @@ class _Recorder:
         ]
 
     def _traced(self, sample: Sample, tier: str, questions: Sequence[PictureQuestion]) -> list[TracedPrefill]:
-        """The sample's picture without its text, and each text behind it."""
+        """Traces of the sample's picture without its text, and of each text after it."""
         model = self._model
         prepared = model.prepare(sample, "", tier_target(tier).crops)
         for question in questions:

@@ -20,7 +20,7 @@ from experiments.controller.training.tabled_environment import TabledEnvironment
 
 
 def grid_space(grid: MeasuredGrid, num_total_blocks: int, first_top_k: int) -> KnobSpace:
-    """The values of the knobs that the grid has; raises ResultsError where combinations of them are missing."""
+    """The values of the knobs in the grid; raises ResultsError where combinations of them are missing."""
     tiers = tuple(tier for tier in TIERS if any(choice.tier == tier for choice in grid.choices))
     top_ks = tuple(sorted({choice.top_k for choice in grid.choices}))
     counts = tuple(sorted({choice.num_active_blocks for choice in grid.choices}))
@@ -34,7 +34,7 @@ def grid_space(grid: MeasuredGrid, num_total_blocks: int, first_top_k: int) -> K
 
 
 def has_states(grid: MeasuredGrid, states: RecordedStates) -> np.ndarray:
-    """[N], which requests of the grid have states."""
+    """Whether each request [N] of the grid has states."""
     recorded = set(states.keys)
     return np.array([key in recorded for key in zip(grid.tasks, grid.sample_ids, strict=True)], dtype=bool)
 
@@ -49,7 +49,7 @@ def usable(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
 
 
 def replay_environment(grid: MeasuredGrid, states: RecordedStates) -> TabledEnvironment:
-    """The usable samples.
+    """The environment of the usable samples.
 
     Raises:
         ResultsError: there are none, or the states are of other knobs than the grid.

@@ -37,7 +37,7 @@ DRAWN: Mapping[str, Any] = {"kind": "drawn"}
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """All that decides what comes out, beside the environment.
+    """Everything that determines the result, except for the environment.
 
     Attributes:
         seed: of the initial weights, of asks and of draws.
@@ -55,7 +55,7 @@ class TrainingPlan:
 
 
 class TrainingRun:
-    """One training.
+    """A training.
 
     Args:
         networks: as they are to start; trained in place.
@@ -87,11 +87,11 @@ class TrainingRun:
 
     @property
     def is_finished(self) -> bool:
-        """All updates are done."""
+        """Whether all updates are done."""
         return len(self.rows) >= self.plan.updates
 
     def step(self) -> dict[str, float]:
-        """One update; returns its row."""
+        """Run one update; returns its row."""
         recipe = self.plan.grpo
         budgeted = self.environment.draw(recipe.asks_per_update, self._generator).repeated(recipe.group_size)
         rolled = self.environment.roll_out(self.networks, budgeted, self._generator)
@@ -130,7 +130,7 @@ class TrainingRun:
         write_tensor_file(path, TRAINING, content)
 
     def resume(self, path: Path) -> None:
-        """Go on from a checkpoint of this very training.
+        """Continue from a checkpoint of this very training.
 
         Raises:
             ConfigurationError: it is of another plan or environment.
@@ -158,7 +158,7 @@ class TrainingRun:
 
 
 def stored_environment(path: Path) -> Mapping[str, Any] | None:
-    """What the environment of a checkpoint said of itself; None without a file, ResultsError for any other file."""
+    """The environment's description in a checkpoint; None without a file, ResultsError for any other file."""
     if not path.exists():
         return None
     content = read_tensor_file(path, TRAINING)
@@ -168,8 +168,8 @@ def stored_environment(path: Path) -> Mapping[str, Any] | None:
 
 
 def start_of(init_from: Path | None) -> Mapping[str, Any]:
-    """What a training keeps of its start: that its networks were drawn, or what the checkpoint that they are from says
-    of its environment and of its own start (None where it does not say).
+    """The start of a training, for its checkpoints: that its networks were drawn, or what the checkpoint that they are
+    from records of its environment and of its own start (None where it does not record it).
 
     Raises:
         ResultsError: the file is not a checkpoint.
@@ -182,8 +182,8 @@ def start_of(init_from: Path | None) -> Mapping[str, Any]:
 
 
 def earlier_trainings(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
-    """What the environments of all trainings of a checkpoint's networks said of themselves, the last one first, and
-    whether these are all: a checkpoint from before starts were kept does not tell.
+    """The environments of all trainings of a checkpoint's networks, the last one first, and whether these are all: a
+    checkpoint from before starts were kept does not show it.
 
     Raises:
         ResultsError: the file is not a checkpoint.

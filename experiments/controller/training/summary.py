@@ -46,8 +46,9 @@ def summary_of(job: TrainingJob, run: TrainingRun, spent: Mapping[str, float]) -
 def policies_on(
     tabled: TabledEnvironment, trained_on: TabledEnvironment, run: TrainingRun, recipe: RewardRecipe
 ) -> list[dict[str, Any]]:
-    """Every sample at every budget: the networks' likeliest choices, the table by budget and the best for similar
-    prompts of the samples trained on, and each sample's best, which no policy can know."""
+    """The choices for every sample at every budget: the networks' likeliest ones, those of the table by budget and the
+    best for similar prompts of the samples trained on, and each sample's best, which no policy can know.
+    """
     budgeted = tabled.every_ask()
     chosen = {
         "two_stage": tabled.roll_out(run.networks, budgeted, None).actions[:, [0, 2, 3]],
@@ -61,7 +62,7 @@ def policies_on(
 def _figures(
     tabled: TabledEnvironment, budgeted: BudgetedRequests, choices: torch.Tensor, recipe: RewardRecipe
 ) -> dict[str, float]:
-    """Means over the asks of the choices [B, 3]; `violation_rate_possible` over those that some choice can meet."""
+    """Means over the requests of the choices [B, 3]; `violation_rate_possible` over those that some choice can meet."""
     at = (budgeted.samples, *choices.unbind(dim=1))
     accuracy, latency_s = tabled.tables.accuracy[at], tabled.tables.latency_s[at]
     over = (latency_s > budgeted.budgets_s).double()
@@ -112,7 +113,9 @@ def write_curves(rows: Rows, folder: Path, caption: str) -> None:
 
 
 def draw_curves(rows: Rows, caption: str) -> Figure:
-    """Reward, accuracy, latency and violations over the updates: each update, and the mean of the last WINDOW ones."""
+    """A figure of reward, accuracy, latency and violations over the updates: each update, and the mean of the last
+    WINDOW ones.
+    """
     figure = new_figure(8.0, 5.2, caption)
     updates = [row["update"] for row in rows]
     with styled():
@@ -149,7 +152,7 @@ def summary_writer() -> Any:
 
 
 class TensorboardCurves:
-    """The columns of learning_curves.csv over the updates, in `folder`/tensorboard.
+    """Writes the columns of learning_curves.csv over the updates to `folder`/tensorboard.
 
     A training that goes on takes back what is there and writes all of its rows anew: what ran after its last checkpoint
     is not in them, and some may have been trained without TensorBoard.
@@ -165,10 +168,10 @@ class TensorboardCurves:
         self.flush()
 
     def add(self, row: Mapping[str, float]) -> None:
-        """One update."""
+        """Add the row of one update."""
         for name in COLUMNS[1:]:
             self._writer.add_scalar(name, row[name], int(row["update"]))
 
     def flush(self) -> None:
-        """Whatever was added is in the file."""
+        """Write whatever was added to the file."""
         self._writer.flush()

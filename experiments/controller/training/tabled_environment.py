@@ -21,7 +21,7 @@ NEIGHBOURHOOD = 0.2
 
 @dataclass(frozen=True)
 class Tables:
-    """S samples, T tiers, P pauses, L budgets, K values of top-k, C numbers of blocks; all on the host.
+    """Tables of S samples, T tiers, P pauses, L budgets, K values of top-k, C numbers of blocks; all on the host.
 
     Attributes:
         prompts: [S, H].
@@ -41,7 +41,7 @@ class Tables:
 
 
 class TabledEnvironment:
-    """Answers by looking up; exact and fast. The time that the networks take is not in its latencies.
+    """Answers by look-up, exact and fast. The time that the networks take is not in its latencies.
 
     Args:
         described: for the record.
@@ -74,7 +74,7 @@ class TabledEnvironment:
         return BudgetedRequests(torch.arange(samples).repeat_interleave(levels), at, self.tables.budgets_s[at])
 
     def states(self, budgeted: BudgetedRequests, tiers: torch.Tensor, pauses: torch.Tensor) -> torch.Tensor:
-        """What stage 2 sees, [B, 2, H]."""
+        """The states [B, 2, H] that stage 2 sees."""
         last = self.tables.last[budgeted.samples, tiers, pauses]
         return torch.stack([last, self.tables.tokens[budgeted.samples, tiers, pauses, budgeted.levels]], dim=1)
 
@@ -94,12 +94,12 @@ class TabledEnvironment:
         return RollOut(budgeted, prompts, states, actions, self.tables.accuracy[at], self.tables.latency_s[at])
 
     def reward_table(self, budgeted: BudgetedRequests, recipe: RewardRecipe) -> torch.Tensor:
-        """Rewards of every choice for each request: [B, T, K, C]."""
+        """The rewards [B, T, K, C] of every choice for each request."""
         budgets = budgeted.budgets_s[:, None, None, None]
         return rewards(recipe, self.tables.accuracy[budgeted.samples], self.tables.latency_s[budgeted.samples], budgets)
 
     def trained_choices(self, recipe: RewardRecipe, teacher: Teacher) -> torch.Tensor:
-        """Places of tier, top-k and blocks that a teacher has for each sample at each budget, [S, L, 3].
+        """Places [S, L, 3] of tier, top-k and blocks that a teacher has for each sample at each budget.
 
         `per_sample`: the sample's own best choice, by reward. `per_budget`: the one with the highest mean reward over
         all samples, as a lookup table would have it. `per_neighbours`: see `best_for_prompts`.
@@ -115,7 +115,7 @@ class TabledEnvironment:
     def best_for_prompts(
         self, prompts: torch.Tensor, recipe: RewardRecipe, neighbourhood: float = NEIGHBOURHOOD
     ) -> torch.Tensor:
-        """Prompts [N, H] -> the choice with the highest mean reward over the samples with the nearest ones, [N, L, 3].
+        """The choice [N, L, 3] with the highest mean reward over the samples with the prompts nearest to [N, H].
 
         Nearest by Euclidean distance of the normalised prompts; `neighbourhood` is which share of the samples, above 0.
         One sample's score is mostly luck; samples that ask for the same kind of thing share what they need.
@@ -126,12 +126,12 @@ class TabledEnvironment:
         return torch.cat([_places(every[places].mean(dim=0, keepdim=True)) for places in nearest])
 
     def _rewards_at_budgets(self, recipe: RewardRecipe) -> torch.Tensor:
-        """[S, L, T, K, C]."""
+        """The rewards of every choice, [S, L, T, K, C]."""
         return self.reward_table(self.every_ask(), recipe).unflatten(0, (-1, len(self.tables.budgets_s)))
 
 
 def _places(rewards_of_choices: torch.Tensor) -> torch.Tensor:
-    """[..., T, K, C] -> places of the highest, [..., 3]."""
+    """Places [..., 3] of the highest values in [..., T, K, C]."""
     best = rewards_of_choices.flatten(-3).argmax(dim=-1)
     return torch.stack(torch.unravel_index(best, rewards_of_choices.shape[-3:]), dim=-1)
 
@@ -156,7 +156,8 @@ NOISE = 0.3
 
 
 def synthetic_environment(num_samples: int, num_budgets: int, seed: int, fresh: int | None = None) -> TabledEnvironment:
-    """A third of the samples of each kind; budgets evenly from 0.12 s, which no choice meets, to 0.45 s.
+    """A synthetic environment, a third of the samples of each kind; budgets evenly from 0.12 s, which no choice meets,
+    to 0.45 s.
 
     The kind shows in what both stages see, the budget in the budget token's state; both with noise.
 

@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.files import read_regular_file, replaced_w
 
 @dataclass(frozen=True)
 class FileKind:
-    """What a file says of itself.
+    """The kind and version that a file records of itself.
 
     Attributes:
         usual_name: under which `experiments.controller.train` writes it.
@@ -29,12 +29,12 @@ class FileKind:
 
     @property
     def advice(self) -> str:
-        """What to give instead of a file that is none."""
+        """The advice for a user who gave another kind of file."""
         return f"give the {self.usual_name} that experiments.controller.train wrote"
 
 
 def write_tensor_file(path: Path, of: FileKind, content: Mapping[str, Any]) -> None:
-    """Write beside `path` and rename over it; raises ResultsNotSaved where the disk does not take it."""
+    """Write beside `path` and rename over it; raises ResultsNotSaved where the disk refuses."""
     with replaced_whole(path) as temporary:
         torch.save({"kind": of.kind, "version": of.version, **content}, temporary)
 
@@ -57,7 +57,9 @@ def read_tensor_file(path: Path, of: FileKind) -> dict[str, Any]:
 
 @contextmanager
 def broken_content_named(path: Path, of: FileKind) -> Iterator[None]:
-    """Context in which a file's content is used: raises ResultsError where something in it is missing or cannot be."""
+    """A context in which a file's content is used: raises ResultsError where something in it is missing or not
+    possible.
+    """
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
