@@ -65,7 +65,7 @@ WARMUP, LAUNCHES, REPEATS, REPEAT_S = 2, 20, 5, 0.02
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One algorithm in one layer; None where it was refused, with the reason."""
+    """The results of one algorithm in one layer; None where it was refused, with the reason."""
 
     layer: str
     precision: str
@@ -82,7 +82,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """One algorithm in a whole network, `guess` where it is refused."""
+    """The results of one algorithm in a whole network, `guess` where it is refused."""
 
     model: str
     algorithm: str
@@ -117,7 +117,7 @@ def _seconds(run: Callable[[], object], launches: int, device: torch.device) -> 
 
 
 def layer_row(layer: str, algorithm: AlgorithmName, shape: ConvShape, placement: Placement) -> LayerRow:
-    """Everything about one combination; what refuses or breaks off is a row."""
+    """The row of one combination, also where it is refused or fails."""
     requested = LayerRow(layer, placement.precision, algorithm)
     try:
         prepared = prepare(algorithm, shape, placement)
@@ -159,7 +159,7 @@ def measured(requested: LayerRow, prepared: PreparedConvolution, placement: Plac
 def layer_rows(
     layers: Mapping[str, ConvShape], device: torch.device, precision: Precision, deadline: float
 ) -> Iterator[LayerRow]:
-    """Every layer with every algorithm; what comes after the deadline is a row that says so."""
+    """The rows of every layer with every algorithm; after the deadline a row says so."""
     placement = Placement(device, precision=precision)
     for layer, shape in layers.items():
         for algorithm in ALGORITHMS:
@@ -171,7 +171,7 @@ def layer_rows(
 
 
 def model_rows(name: str, size: int, device: torch.device, deadline: float) -> Iterator[ModelRow]:
-    """A whole network with every algorithm against torch, until the deadline."""
+    """The rows of a whole network with every algorithm against torch, until the deadline."""
     if monotonic() > deadline:
         yield from (
             ModelRow(name, algorithm, None, reason=TIME_OVER) for algorithm in ALGORITHMS if algorithm != "torch"
@@ -201,7 +201,7 @@ def model_row(
     expected: Tensor,
     torch_ms: float,
 ) -> ModelRow:
-    """One algorithm of `model_rows`."""
+    """The row of one algorithm in `model_rows`."""
     try:
         with (
             torch.inference_mode(),
@@ -219,7 +219,7 @@ def model_row(
 
 
 def layer_line(row: LayerRow) -> str:
-    """One line of the table of layers."""
+    """A line of the table of layers."""
     head = f"{row.layer:24} {row.precision:5} {row.asked:22}"
     if row.reason is not None:
         return f"{head} - {row.reason}"
@@ -232,7 +232,7 @@ def layer_line(row: LayerRow) -> str:
 
 
 def model_line(row: ModelRow) -> str:
-    """One line of the table of networks."""
+    """A line of the table of networks."""
     head = f"{row.model:12} {row.algorithm:22}"
     if row.reason is not None:
         return f"{head} - {row.reason}"
@@ -243,7 +243,7 @@ def model_line(row: ModelRow) -> str:
 
 
 def system(device: torch.device) -> dict[str, object]:
-    """What the figures hold for."""
+    """The system that the figures are valid for."""
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return {
         "device": gpu.name if gpu else platform.processor(),
@@ -266,7 +266,7 @@ def all_layer_rows(device: torch.device, started: float, seconds: float) -> Iter
 
 
 def printed(rows: Iterable[Row], line: Callable[[Row], str]) -> Iterator[Row]:
-    """The rows, each printed as it comes."""
+    """The rows, each printed as it is measured."""
     for row in rows:
         print(line(row), flush=True)
         yield row

@@ -46,7 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 done, 1 unreadable or unwritable files, 2 it cannot be done."""
+    """Fit or predict. Exit code: 0 done, 1 unreadable or unwritable files, 2 it cannot be done."""
     try:
         arguments = build_parser().parse_args(argv)
         if arguments.command == "fit":

@@ -37,7 +37,7 @@ def _state_of(table: Path) -> str:
 
 
 def main() -> int:
-    """Exit code: 0, or 1 where a table cannot be read."""
+    """Print the status. Exit code: 0, or 1 where a table cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, default=Path("results"))
     results = parser.parse_args().results

@@ -58,7 +58,7 @@ _MOST_PRODUCTS = 400
 
 
 class CUDALayerTimer:
-    """Times layers by a mark before and behind each: CUDA events on a GPU, the host's clock on the CPU.
+    """Times layers by a mark before and after each: CUDA events on a GPU, the host's clock on the CPU.
 
     On a GPU the marks tell of the device alone: it is kept busy with products until the host has queued the whole
     inference, so that a gap in which it waits for the host is in no layer's time.
@@ -75,7 +75,7 @@ class CUDALayerTimer:
         self._called: list[str] = []
 
     def time(self, inference: Callable[[], object], repeats: int) -> LayerPass:
-        """The pass: that many inferences, after one that is not timed; the hooks are gone when it returns."""
+        """The times of so many inferences, after one that is not timed; the hooks are removed when it returns."""
         totals: list[float] = []
         layers: dict[str, list[float]] = defaultdict(list)
         with self._hooked():
@@ -161,21 +161,23 @@ def seconds_of_layers(called: Sequence[str], spans: Sequence[float]) -> dict[str
 
 
 def _nothing() -> None:
-    """The host computes itself: there is no queue to fill."""
+    """No ballast, since the host computes itself and there is no queue to fill."""
 
 
 NOT_ASKED = "energy was not requested (--energy off)"
 
 
 def instruments_of(device: torch.device) -> Instruments:
-    """What reads the energy of this device: that GPU's counter and power, or the CPU's counters; not calibrated."""
+    """The instruments that read the energy of this device: that GPU's counter and power, or the CPU's counters; not
+    calibrated.
+    """
     found = find_instruments(uuids_of([device]), HostClock())
     uuid = gpu_uuid(device)
     return found if uuid is None else found.of_device(uuid)
 
 
 class PowerMonitor:
-    """Power of a device over time, by the project's meters.
+    """The power of a device over time, by the project's meters.
 
     Args:
         using: what reads it, calibrated; None where nothing is to be read.
@@ -189,7 +191,7 @@ class PowerMonitor:
         self._begun_s = math.nan
 
     def start(self) -> None:
-        """Begin a trace; without a power reading the stop says so. Raises ConfigurationError where one is begun."""
+        """Begin a trace; without a power reading the stop reports it. Raises ConfigurationError where one has begun."""
         if self._sampler is not None:
             raise ConfigurationError("this power monitor has started already; stop it before starting it again")
         if self._using is None or not self._using.probes:
@@ -199,7 +201,7 @@ class PowerMonitor:
         self._begun_s = self._using.clock.now_s()
 
     def stop(self) -> PowerWindow:
-        """End it. The caller has synchronised the device."""
+        """End the trace. The caller has synchronised the device."""
         if self._using is None:
             return PowerWindow(None, (), None, None, None, NOT_ASKED)
         if self._sampler is None:
@@ -218,7 +220,7 @@ class PowerMonitor:
         return PowerWindow(seconds, traces, joules, bound_j, joules / seconds, None)
 
     def energy_of(self, inference: Callable[[], object]) -> InferenceEnergy:
-        """Energy of one inference, which is repeated in a window that is long enough for the meter's tick.
+        """The energy of one inference, which is repeated in a window that is long enough for the meter's tick.
 
         The device's own counter is preferred to integrated power readings.
 
@@ -234,7 +236,7 @@ class PowerMonitor:
 
 
 def figure_of(acts: Sequence[ActEnergy]) -> InferenceEnergy:
-    """One figure of what all sources say: of GPUs where there are any, by counters where they tell something."""
+    """The figure from all sources: of GPUs where there are any, by counters where they have one."""
     component = "gpu" if any(act.origin.component == "gpu" for act in acts) else "cpu"
     of_component = [act for act in acts if act.origin.component == component]
     chosen = _best_basis(of_component)
@@ -255,7 +257,7 @@ def figure_of(acts: Sequence[ActEnergy]) -> InferenceEnergy:
 
 
 def _best_basis(acts: Sequence[ActEnergy]) -> list[ActEnergy]:
-    """Figures by counters if there are any, else those by power readings."""
+    """The figures by counters if there are any, else those by power readings."""
     telling = [act for act in acts if act.joules is not None]
     return [act for act in telling if act.origin.basis == "counter"] or telling
 
@@ -290,7 +292,7 @@ class UnifiedProfiler:
         self._monitor = monitor or PowerMonitor(None)
 
     def support(self, input_size: int) -> CombinationReport:
-        """Which layers the algorithm covers at this size, by asking for each; nothing is timed.
+        """The layers that the algorithm covers at this size, by requesting each; nothing is timed.
 
         Raises:
             ConfigurationError: the network takes no such input.
@@ -303,7 +305,7 @@ class UnifiedProfiler:
         )
 
     def profile(self, input_size: int) -> SizeProfile:
-        """All passes at one size. The network is as it was when this returns or raises.
+        """The profile of all passes at one size. The network is unchanged when this returns or raises.
 
         Raises:
             AlgorithmRefused: a layer is not covered and there is no fallback.
@@ -332,7 +334,7 @@ class UnifiedProfiler:
         return self.settings.batch_size, _CHANNELS, size, size
 
     def _images(self, size: int) -> torch.Tensor:
-        """Drawn on the CPU, so that they are the same on every device."""
+        """Random images, drawn on the CPU, so that they are the same on every device."""
         place = self.settings.placement
         generator = torch.Generator().manual_seed(self.settings.seed)
         return torch.randn(self._input_shape(size), generator=generator).to(place.device, place.dtype)
@@ -341,7 +343,9 @@ class UnifiedProfiler:
 def whole_times(
     inference: Callable[[], object], device: torch.device, num_warmup: int, num_measured: int
 ) -> WholeTimes:
-    """Inferences one after the other, each begun on an idle device; warm-up first, until three agree within 5 %."""
+    """The times of inferences one after the other, each begun on an idle device; warm-up first, until three agree
+    within 5 %.
+    """
     warm: list[float] = []
     while needs_another_run(warm, num_warmup, num_warmup + _WARMUP_BEYOND):
         warm.append(_seconds(inference, device))

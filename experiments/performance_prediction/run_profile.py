@@ -24,7 +24,7 @@ from experiments.performance_prediction.profiling.sweep import run_profiles
 
 
 def cuda_check() -> tuple[bool, list[str]]:
-    """Whether there is a GPU with a cuDNN that can be called, and what there is."""
+    """Whether there is a GPU with a cuDNN that can be called, and a description of both."""
     gpus = visible_gpus()
     lines = [f"torch {torch.__version__}, CUDA {torch.version.cuda or '-'}"]
     if not gpus:
@@ -42,7 +42,7 @@ def cuda_check() -> tuple[bool, list[str]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 every size has its row, 1 broke off, 2 it cannot be done or is not covered, 130 stopped."""
+    """Profile. Exit code: 0 every size has its row, 1 broke off, 2 it cannot be done or is not covered, 130 stopped."""
     try:
         arguments = build_parser().parse_args(argv)
         if arguments.list_models:

@@ -47,7 +47,7 @@ class TrainingBatch:
     tags: ItemTags | None
 
     def pin_memory(self) -> "TrainingBatch":
-        """The same in page-locked memory, from where it goes to a GPU without waiting (the data loader calls this)."""
+        """The batch in page-locked memory, from where it goes to a GPU without waiting (the data loader calls this)."""
         return replace(
             self,
             images=self.images.pin_memory(),
@@ -67,7 +67,7 @@ def stage_at(progress: float) -> tuple[Stage, float]:
 
 
 class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
-    """Endless batches; `progress` is shared with the trainer, which moves it from 0 to 1."""
+    """Endless batches; `progress` is shared with the trainer, which advances it from 0 to 1."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
             yield self.draw(rng, self.progress.value)
 
     def draw(self, rng: random.Random, progress: float) -> TrainingBatch:
-        """One batch as it belongs to this point of the curriculum."""
+        """A batch for this point of the curriculum."""
         stage, within = stage_at(progress)
         (tier,) = rng.choices(list(stage.tiers), list(stage.tiers.values()))
         canvas = _draw_canvas(rng, tier)
@@ -127,7 +127,7 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
 def _questions(
     task: type[GeneratedTask], scene: Scene, rng: random.Random
 ) -> list[tuple[type[GeneratedTask], QuestionAnswer, float]]:
-    """As many questions of a family as the recipe asks for; a scene that offers fewer repeats its own."""
+    """Questions of a family, as many as the recipe requests; a scene that offers fewer repeats its own."""
     count, weight = QUESTIONS_PER_SCENE[task]
     drawn = task.draw_questions(scene, rng, count)
     return [(task, item, weight) for item in (drawn * count)[:count]]
@@ -139,12 +139,12 @@ def name_index(task: type[GeneratedTask], asked: QuestionAnswer) -> int:
 
 
 def slot_of(tokenizer: PreTrainedTokenizerBase, asked: QuestionAnswer, weight: float = 1.0) -> Slot:
-    """The slot of a question as its task prompts for it."""
+    """The slot of a question, with the prompt of its task."""
     return make_slot(tokenizer, prompt_of(asked.question, asked.options), asked.answer, weight)
 
 
 def _draw_canvas(rng: random.Random, tier: str) -> tuple[int, int]:
-    """(width, height): near one crop for "single", else as large and as long as the task's pictures."""
+    """A canvas (width, height): near one crop for "single", else as large and as long as the task's pictures."""
     if tier == "single":
         side, aspect = rng.uniform(300, 480), math.exp(rng.uniform(-0.25, 0.25))
     else:

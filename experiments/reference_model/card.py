@@ -15,7 +15,7 @@ END = "<!-- tables: end -->"
 
 @dataclass(frozen=True)
 class CardSetting:
-    """One row of the card; the first `blocks` blocks run."""
+    """A row of the card; the first `blocks` blocks are active."""
 
     tier: str
     top_k: int
@@ -23,7 +23,7 @@ class CardSetting:
 
     @property
     def title(self) -> str:
-        """Names the row."""
+        """The name of the row."""
         return f"{self.tier}, top-{self.top_k}, {self.blocks} blocks"
 
 
@@ -32,7 +32,8 @@ Answers = Mapping[CardSetting, Mapping[str, Sequence[Answered]]]
 
 
 def settings_of_card(top_k: int, blocks: int) -> list[CardSetting]:
-    """Every tier at full; at `high` each other knob alone, then both; and the cheapest corner.
+    """The settings of the card: every tier at full; at `high` each other knob alone, then both; and the cheapest
+    corner.
 
     Args:
         top_k, blocks: what the model has.
@@ -44,7 +45,7 @@ def settings_of_card(top_k: int, blocks: int) -> list[CardSetting]:
 
 
 def knob_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
-    """One row a setting, one column a family: its score with the 95 % interval."""
+    """The table with one row a setting and one column a family: its score with the 95 % interval."""
     first = next(iter(answers.values()))
     names = [f"{name}, {metrics[name].name} (n = {len(answered)})" for name, answered in first.items()]
     lines = [f"| setting | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
@@ -57,8 +58,9 @@ def knob_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
 
 
 def type_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
-    """One row a family and type of question: the best constant answer's score, and the model's in each tier and at
-    the fewest blocks, other knobs at full."""
+    """The table with one row a family and type of question: the best constant answer's score, and the model's in each
+    tier and at the fewest blocks, other knobs at full.
+    """
     most_k, most_blocks = max(plan.top_k for plan in answers), max(plan.blocks for plan in answers)
     fewest = min(plan.blocks for plan in answers if plan.top_k == most_k)
     columns = {plan.tier: plan for plan in answers if (plan.top_k, plan.blocks) == (most_k, most_blocks)}
@@ -79,7 +81,7 @@ def type_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
 
 
 def write_into_card(card: Path, tables: str) -> None:
-    """Replace what stands between the two marks; raises ResultsError where they are not there."""
+    """Replace the text between the two marks; raises ResultsError where they are not there."""
     text = card.read_text()
     if BEGIN not in text or END not in text:
         raise ResultsError(f"{card} has no place for the tables: it needs the lines {BEGIN} and {END}")

@@ -80,7 +80,7 @@ def _samples_of(task: GeneratedTask, picture: int) -> list[Sample]:
 def _answer(
     model: MolmoeForConditionalGeneration, processor: MolmoeProcessor, task: GeneratedTask, sample: Sample, cache: Cache
 ) -> str:
-    """The greedy answer to one question behind a picture that `cache` has seen, which is left as it was.
+    """The greedy answer to one question after a picture that `cache` contains, which is left unchanged.
 
     The expected answer serves as a draft: one pass over question and draft shows how far greedy decoding would have
     said the same, and the next pass resumes after the first other token. The tokens are those of one at a time.
@@ -113,7 +113,7 @@ def accuracy_of(answers: Sequence[Answer], metric: Metric) -> Accuracy:
 
 
 def accuracy_by_type(answers: Sequence[Answer], metric: Metric, *, whole: bool = False) -> dict[str, Accuracy]:
-    """The same for each type of question, in alphabetical order; `whole` puts all types together under "".
+    """The accuracy of each type of question, in alphabetical order; `whole` puts all types together under "".
 
     The answers are scored all together first, because captions are scored against the pictures of the whole run.
     """
@@ -137,7 +137,7 @@ def _accuracy(values: Sequence[float], images: Sequence[str], best: float) -> Ac
 
 
 def best_constant(answered: Sequence[Answered], metric: Metric) -> Mapping[str, float]:
-    """What a model without eyes can reach: for each type of question, the score of the best constant answer.
+    """The score that a model without eyes can reach: for each type of question, that of the best constant answer.
 
     Tried are the most frequent expected answers of that type, at most `CONSTANT_CANDIDATES`, on these very questions.
     """

@@ -12,7 +12,9 @@ _NEWTON_SCHULZ_STEPS = 5
 
 
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
-    """[M, r, c] -> about U V^T of each, in bfloat16 (quintic Newton-Schulz iteration)."""
+    """The approximate orthogonal factor U V^T of each matrix [M, r, c], in bfloat16 (quintic Newton-Schulz
+    iteration).
+    """
     a, b, c = _NEWTON_SCHULZ
     states = matrices.bfloat16()
     is_tall = states.shape[-2] > states.shape[-1]
@@ -25,7 +27,8 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Muon:
-    """Momentum, made orthogonal matrix by matrix (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon).
+    """The Muon optimiser: momentum, made orthogonal matrix by matrix (Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon).
 
     All matrices of one shape are handled in one batch; a parameter of more than two dimensions counts as a stack of
     matrices. A step changes each matrix by a matrix of spectral norm `lr` * sqrt(max(1, rows / columns)).
@@ -47,7 +50,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, lr: float, finite: torch.Tensor) -> None:
-        """One step; where `finite` (a scalar) is false the gradients count as zero."""
+        """Take one step; where `finite` (a scalar) is false the gradients count as zero."""
         for group, buffer in zip(self._groups, self._buffers, strict=True):
             tensors: list[torch.Tensor] = list(group)
             gradients = _stack([gradient_of(parameter) for parameter in group])
@@ -77,5 +80,5 @@ def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def _stack(group: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tensors of one shape [..., r, c] -> [M, r, c]."""
+    """Tensors of one shape [..., r, c] stacked to [M, r, c]."""
     return torch.cat([tensor.detach().reshape(-1, *tensor.shape[-2:]) for tensor in group])

@@ -15,7 +15,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Slot:
-    """One question with its answer as ids; `weight` scales its loss."""
+    """A question with its answer as ids; `weight` scales its loss."""
 
     prompt: list[int]
     answer: list[int]
@@ -24,7 +24,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class PackedSlots:
-    """B scenes of N slots each, every slot padded to its width; L is the sum of the widths.
+    """The slots of B scenes, N each, every slot padded to its width; L is the sum of the widths.
 
     Attributes:
         input_ids: [B, L].
@@ -39,7 +39,7 @@ class PackedSlots:
     widths: tuple[int, ...]
 
     def pin_memory(self) -> "PackedSlots":
-        """The same in page-locked memory."""
+        """The slots in page-locked memory."""
         return PackedSlots(
             self.input_ids.pin_memory(), self.labels.pin_memory(), self.weights.pin_memory(), self.widths
         )
@@ -55,7 +55,7 @@ def make_slot(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str, weig
 
 
 def pack_slots(scenes: Sequence[Sequence[Slot]], pad_id: int, multiple: int = 4) -> PackedSlots:
-    """Lay the slots of each scene side by side; all scenes have equally many."""
+    """The slots of each scene side by side; all scenes have equally many."""
     count = len(scenes[0])
     lengths = [max(len(scene[n].prompt) + len(scene[n].answer) - 1 for scene in scenes) for n in range(count)]
     widths = tuple(-(-length // multiple) * multiple for length in lengths)
@@ -76,14 +76,14 @@ def pack_slots(scenes: Sequence[Sequence[Slot]], pad_id: int, multiple: int = 4)
 
 
 def slot_positions(prefix: int, widths: Sequence[int], total: int) -> torch.Tensor:
-    """[total] positions: 0..prefix-1, then each slot counts on from the prefix; padding at the end stays at 0."""
+    """Positions [total]: 0..prefix-1, then each slot counts on from the prefix; padding at the end stays at 0."""
     parts = [torch.arange(prefix), *(prefix + torch.arange(width) for width in widths)]
     positions = torch.cat(parts)
     return torch.nn.functional.pad(positions, (0, total - len(positions)))
 
 
 def slot_mask(prefix: int, widths: Sequence[int], total: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """[1, 1, total, total] bool: causal, and no slot sees another; padding at the end sees itself."""
+    """The mask [1, 1, total, total] (bool): causal, and no slot sees another; padding at the end sees itself."""
     owner = torch.zeros(total, dtype=torch.int64)
     start = prefix
     for index, width in enumerate(widths, start=1):

@@ -96,13 +96,14 @@ SINGLE_CROPS = CropRange(1, 1)
 
 
 def crops_of(tier: str) -> CropRange:
-    """The range of tiles that a training tier stands for."""
+    """The range of tiles of a training tier."""
     return SINGLE_CROPS if tier == "single" else TIERS[tier]
 
 
 @dataclass(frozen=True)
 class OptimiserRecipe:
-    """Muon for the matrices inside the blocks, AdamW for the rest; warm-up, then a cosine over the training time.
+    """The optimiser: Muon for the matrices inside the blocks, AdamW for the rest; warm-up, then a cosine over the
+    training time.
 
     Attributes:
         matrix_learning_rate: Muon's, the spectral norm of a step.

@@ -42,12 +42,12 @@ class ItemTags:
     names: torch.Tensor
 
     def to(self, device: torch.device) -> "ItemTags":
-        """The same on another device, without waiting for it."""
+        """The tags on another device, without waiting for the copy."""
         fields = (self.boxes, self.centres, self.text_px, self.names)
         return ItemTags(*(value.to(device, non_blocking=True) for value in fields))
 
     def pin_memory(self) -> "ItemTags":
-        """The same in page-locked memory."""
+        """The tags in page-locked memory."""
         return ItemTags(*(value.pin_memory() for value in (self.boxes, self.centres, self.text_px, self.names)))
 
 
@@ -72,7 +72,7 @@ def item_tags(scenes: Sequence[Scene | ScenePlan]) -> ItemTags:
 def feature_centres(
     processor: MolmoeImageProcessor, size: tuple[int, int], tiling: Tiling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the features of each crop look, for a picture of `size` (height, width).
+    """The centres of what the features of each crop see, for a picture of `size` (height, width).
 
     Returns:
         [K, F, 2] x, y of the middle of each feature's window in pixels of the picture (outside it for padding), and
@@ -90,7 +90,9 @@ def feature_centres(
 
 
 def _to_picture(points: torch.Tensor, size: tuple[int, int], target: tuple[int, int]) -> tuple[torch.Tensor, float]:
-    """Points on a canvas of `target` (height, width) -> points in the picture that was resized and centred there."""
+    """Points in the picture that was resized and centred on a canvas of `target` (height, width), from points on the
+    canvas.
+    """
     scale = min(np.float32(target[0]) / np.float32(size[0]), np.float32(target[1]) / np.float32(size[1]))
     height, width = (max(int(np.float32(side) * scale), 1) for side in size)
     offset = torch.tensor([(target[1] - width) // 2, (target[0] - height) // 2])
@@ -98,7 +100,7 @@ def _to_picture(points: torch.Tensor, size: tuple[int, int], target: tuple[int, 
 
 
 class TagHead(nn.Module):
-    """Tells from projected image features what lies under them.
+    """Predicts from projected image features what is under them.
 
     Args:
         width: of the features.
@@ -114,7 +116,7 @@ class TagHead(nn.Module):
     def loss(
         self, features: torch.Tensor, tags: ItemTags, points: torch.Tensor, scales: torch.Tensor, pitch: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mean loss over presence, colour, kind and characters, and the share of characters that are right.
+        """The mean loss over presence, colour, kind and characters, and the fraction of characters that are right.
 
         Args:
             features: [B, K, F, H].

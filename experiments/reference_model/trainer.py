@@ -35,8 +35,9 @@ MOST_DROPPED_BLOCKS = 4
 
 @dataclass
 class StepResult:
-    """What one forward pass gives: the loss to minimise, its parts, which answers [B, N] are all right, and the share
-    of the features on legible text that tell the whole label."""
+    """The results of one forward pass: the loss to minimise, its parts, which answers [B, N] are all right, and the
+    fraction of the features on legible text that tell the whole label.
+    """
 
     loss: torch.Tensor
     answer_loss: torch.Tensor
@@ -47,26 +48,26 @@ class StepResult:
 
 @dataclass
 class TrainingClock:
-    """Training time spent, over all legs, against the whole plan; everything scheduled depends on this share."""
+    """Training time spent, over all legs, as a fraction of the whole plan; everything scheduled depends on it."""
 
     planned_s: float
     spent_s: float = 0.0
     _since: float = field(default_factory=time.monotonic)
 
     def restart(self) -> None:
-        """Count from now on; what passed since the clock was made (loading, starting workers) is not training."""
+        """Count from now on; the time since the clock was made (loading, starting workers) is not training."""
         self._since = time.monotonic()
 
     @property
     def progress(self) -> float:
-        """Share of the planned training time that is spent, at most 1."""
+        """The fraction of the planned training time that is spent, at most 1."""
         return min((self.spent_s + time.monotonic() - self._since) / self.planned_s, 1.0)
 
 
 def dense_experts(
     block: Any, states: torch.Tensor, kept: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[T, H] -> mixture output [T, H], and the router's losses [3].
+    """The mixture's output [T, H] of states [T, H], and the router's losses [3].
 
     They are: load balancing (Switch Transformer eq. 4, arXiv 2101.03961); z-loss (ST-MoE eq. 5, arXiv 2202.08906);
     evenness, the experts' number times the sum of a token's squared probabilities, 1 where they are all equal.
@@ -97,7 +98,7 @@ def decoder_block(
     mask: torch.Tensor,
     kept_experts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One OLMoE block with dense experts; returns its output and the router's losses."""
+    """The output of one OLMoE block with dense experts, and the router's losses."""
     attended, _ = layer.self_attn(
         hidden_states=layer.input_layernorm(states), position_embeddings=(cos, sin), attention_mask=mask
     )
@@ -108,13 +109,13 @@ def decoder_block(
 
 
 def vision_block(layer: Any, states: torch.Tensor) -> torch.Tensor:
-    """One CLIP encoder layer."""
+    """The output of one CLIP encoder layer."""
     output = layer(states, attention_mask=None)
     return output[0] if isinstance(output, tuple) else output
 
 
 class Trainer:
-    """Runs the recipe.
+    """Runs the training recipe.
 
     Args:
         model: the model in float32; computed in bfloat16 where the device is a GPU.
@@ -164,7 +165,7 @@ class Trainer:
     def forward(
         self, batch: TrainingBatch, blocks: Sequence[int] | None = None, experts: int | None = None
     ) -> StepResult:
-        """Loss over the answers of one batch, with these blocks and so many experts a token (None means all)."""
+        """The loss over the answers of one batch, with these blocks and so many experts a token (None means all)."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             features, prefix = self._encode(batch)
             places = self._places(batch, prefix)
@@ -186,7 +187,7 @@ class Trainer:
         return values.to(self.device, non_blocking=True)
 
     def _encode(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features of the pictures [B, K, F, H], and the ids (bos and image part) that stand before every slot."""
+        """The features of the pictures [B, K, F, H], and the ids (bos and image part) before every slot."""
         pixels = self._moved(batch.images).permute(0, 3, 1, 2).float().div_(255)
         crops, masks = self.processor.cut_crops(pixels, batch.tiling)
         count, per_picture = crops.shape[:2]
@@ -208,7 +209,7 @@ class Trainer:
         return features.unflatten(0, (count, per_picture)), torch.tensor([self.tokens.bos, *layout])
 
     def _places(self, batch: TrainingBatch, prefix: torch.Tensor) -> torch.Tensor:
-        """[B, K * F] position of each feature in the prompt, negative where it is dropped."""
+        """The position [B, K * F] of each feature in the prompt, negative where it is dropped."""
         patches = (prefix == self.tokens.patch).nonzero().flatten()
         rows = self.processor.feature_rows(batch.tiling).flatten()
         places = torch.where(rows < 0, rows, patches[rows.clamp(min=0)])
@@ -262,7 +263,7 @@ class Trainer:
         return StepResult(loss, answer_loss.detach(), exact, tags_loss.detach(), tags_right)
 
     def train_step(self, batch: TrainingBatch, progress: float) -> tuple[StepResult, torch.Tensor]:
-        """One optimiser step; returns the results and the gradient's norm before clipping."""
+        """Take one optimiser step; returns the results and the gradient's norm before clipping."""
         factor = schedule(self.recipe, self.step, progress)
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.learning_rate * factor
@@ -283,7 +284,7 @@ class Trainer:
         return result, norm
 
     def _drawn_blocks(self) -> list[int] | None:
-        """Blocks for one step: mostly all, else without one to four of the last ones or of any after the first."""
+        """The blocks for one step: mostly all, else without one to four of the last ones or of any after the first."""
         total = self.model.num_total_blocks
         if self._rng.random() >= self.recipe.block_dropout_share:
             return None
@@ -293,14 +294,14 @@ class Trainer:
         return [index for index in range(total) if index not in dropped]
 
     def _drawn_experts(self) -> int | None:
-        """Experts a token for one step: mostly all, else from half of them on."""
+        """The experts a token for one step: mostly all, else from half of them on."""
         if self._rng.random() >= self.recipe.expert_dropout_share:
             return None
         top_k = self.model.default_top_k
         return self._rng.randrange(top_k // 2, top_k)
 
     def state(self, clock: TrainingClock) -> dict[str, Any]:
-        """Everything that a later leg needs."""
+        """The state that a later leg needs."""
         return {
             "model": self.model.state_dict(),
             "tag_head": self.tag_head.state_dict(),
@@ -321,7 +322,9 @@ class Trainer:
 
 
 def schedule(recipe: OptimiserRecipe, step: int, progress: float) -> float:
-    """Factor on the learning rates: linear warm-up over steps, times a cosine over the share of time that is spent."""
+    """The factor on the learning rates: linear warm-up over steps, times a cosine over the fraction of time that is
+    spent.
+    """
     warm = min((step + 1) / recipe.warmup_steps, 1.0)
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
     return warm * (recipe.final_share + (1 - recipe.final_share) * cosine)
@@ -370,7 +373,7 @@ def run_leg(
 
 
 def _collect(sums: dict[str, list[float]], batch: TrainingBatch, result: StepResult) -> None:
-    """Add one step's losses and shares of right answers, by tier and question type, to `sums`."""
+    """Add one step's losses and fractions of right answers, by tier and question type, to `sums`."""
     sums[f"loss/{batch.tier}"].append(float(result.answer_loss))
     sums[f"tags_loss/{batch.tier}"].append(float(result.tags_loss))
     sums[f"tags_right/{batch.tier}"].append(float(result.tags_right))
@@ -385,7 +388,8 @@ def _split_parameters(
     model: nn.Module,
 ) -> tuple[list[nn.Parameter], list[tuple[str, nn.Parameter]]]:
     """The matrices inside the blocks and the connector; and the rest with their names (embeddings, head, routers,
-    norms, biases)."""
+    norms, biases).
+    """
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         is_inner = ".layers." in name or ".connector." in name
@@ -398,7 +402,7 @@ def _split_parameters(
 
 
 def _decay_groups(parameters: Sequence[tuple[str, nn.Parameter]], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; norms, biases and embeddings do not."""
+    """Parameter groups: matrices decay; norms, biases and embeddings do not."""
     decayed = [parameter for name, parameter in parameters if parameter.ndim >= 2 and "embed" not in name]
     plain = [parameter for name, parameter in parameters if parameter.ndim < 2 or "embed" in name]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]

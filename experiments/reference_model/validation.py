@@ -21,7 +21,7 @@ from experiments.reference_model.trainer import Trainer
 
 @dataclass(frozen=True)
 class QuickScores:
-    """Share of exact answers overall, by family, and by family and question type."""
+    """The fraction of exact answers overall, by family, and by family and question type."""
 
     overall: float
     by_family: dict[str, float]
@@ -54,7 +54,7 @@ def quick_scores(
     top_k: int | None = None,
     active_blocks: Sequence[int] | None = None,
 ) -> QuickScores:
-    """Scores at one setting of the knobs."""
+    """The scores at one setting of the knobs."""
     hits: dict[str, list[float]] = defaultdict(list)
     with trainer.model.knobs(top_k, active_blocks):
         for batch, types in drawn:

@@ -20,14 +20,16 @@ _ZEROS = 0
 
 
 def refusal(algorithm: AlgorithmName, shape: ConvShape) -> str | None:
-    """None where ai3 covers this convolution in float32 or float64; else the reason, to stand after its name."""
+    """The reason why ai3 does not cover this convolution, to follow its name; None where it does, in float32 or
+    float64.
+    """
     if algorithm not in AI3_NAMES:
         return f"is not in ai3 on the CPU; {' and '.join(AI3_NAMES)} are"
     return f"takes 1 group in ai3, this has {shape.groups}" if shape.groups != 1 else None
 
 
 def convolve(algorithm: AlgorithmName, shape: ConvShape, given: Tensor, weight: Tensor) -> Tensor:
-    """Contiguous input [N,C,H,W] and weight [K,C,R,S] to output [N,K,Ho,Wo]; no gradient."""
+    """The output [N,K,Ho,Wo] of contiguous input [N,C,H,W] and weight [K,C,R,S]; no gradient."""
     # It reads bare addresses, so that any other layout would give wrong numbers.
     steps = (*shape.padding, *shape.stride, *shape.dilation)
     output: Tensor = torch.ops.ai3.conv2d(

@@ -38,7 +38,7 @@ Pair = tuple[int, int]
 
 
 class AlgorithmRefused(SettingError):
-    """An algorithm does not cover a convolution: record it with the reason, and go on or fall back."""
+    """An algorithm does not cover a convolution: record it with the reason, and continue or fall back."""
 
 
 def algorithm_named(name: str) -> AlgorithmName:
@@ -51,7 +51,8 @@ def algorithm_named(name: str) -> AlgorithmName:
 
 @dataclass(frozen=True)
 class ConvShape:
-    """One call of a 2-D convolution (cross-correlation) over an NCHW input, padded with zeros; bias not included.
+    """The shape of one call of a 2-D convolution (cross-correlation) over an NCHW input, padded with zeros; bias not
+    included.
 
     Attributes:
         batch, in_channels, height, width: of the input.
@@ -126,7 +127,7 @@ class ConvShape:
         return 2 * prod(self.output_shape) * self.products_per_output
 
     def bytes(self, element_bytes: int) -> int:
-        """Input, weight and output moved once each: the least traffic; workspace not counted."""
+        """Bytes of input, weight and output moved once each: the least traffic; workspace not counted."""
         return element_bytes * (prod(self.input_shape) + prod(self.weight_shape) + prod(self.output_shape))
 
     def __str__(self) -> str:
@@ -185,7 +186,7 @@ Engine = Literal["operations", "cudnn", "triton", "torch", "ai3"]
 
 
 def nothing_to_close() -> None:
-    """The close function of engines that keep no resource."""
+    """The close function of engines that use no resource."""
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ class CudnnConvolution:
         self._created.close()
 
     def workspace_bytes(self, algorithm: AlgorithmName) -> int:
-        """What this algorithm needs; raises AlgorithmRefused where cuDNN does not grant it."""
+        """The workspace that this algorithm needs; raises AlgorithmRefused where cuDNN does not grant it."""
         size = c_size_t()
         with self._on_device():
             self._library.call(
@@ -99,7 +99,7 @@ class CudnnConvolution:
         return size.value
 
     def heuristic_ranking(self) -> list[AlgorithmName]:
-        """The algorithms that cuDNN's heuristic holds possible, best first."""
+        """The algorithms that cuDNN's heuristic considers possible, best first."""
         found, rows = c_int(), (AlgorithmPerformance * len(_NAMES))()
         with self._on_device():
             self._library.call(
@@ -191,7 +191,7 @@ class CudnnConvolution:
 
 
 def current_stream(device: torch.device) -> int | None:
-    """Address of torch's current stream; None is the default stream."""
+    """The address of torch's current stream; None is the default stream."""
     return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
 
 

@@ -20,11 +20,11 @@ MAPPED_FILES = Path("/proc/self/maps")
 
 
 class CudnnFailed(SettingError):
-    """cuDNN broke off for another reason than that the algorithm does not cover the convolution."""
+    """An error of cuDNN for another reason than that the algorithm does not cover the convolution."""
 
 
 class AlgorithmPerformance(ctypes.Structure):
-    """cudnnConvolutionFwdAlgoPerf_t: one row of the heuristic's ranking."""
+    """A row of the heuristic's ranking: cudnnConvolutionFwdAlgoPerf_t."""
 
     _fields_ = (
         ("algorithm", c_int),
@@ -60,7 +60,7 @@ _PROTOTYPES: Mapping[str, tuple[Any, ...]] = {
 
 
 def loaded_library_path() -> Path | None:
-    """The libcudnn that this process has mapped; None where it has none."""
+    """The libcudnn that this process has mapped; None where there is none."""
     for line in MAPPED_FILES.read_text().splitlines():
         path = Path(line.rpartition(" ")[2])
         if path.name.startswith("libcudnn.so"):
@@ -69,7 +69,7 @@ def loaded_library_path() -> Path | None:
 
 
 class CudnnLibrary:
-    """cuDNN's functions, each status turned into an error.
+    """The functions of cuDNN, each status turned into an error.
 
     Args:
         functions: the loaded library, or what stands in for it: an object with functions of the same names.
@@ -101,7 +101,7 @@ class CudnnLibrary:
             raise status_error(self.status_name(status), name)
 
     def status_name(self, status: int) -> str:
-        """Such as CUDNN_STATUS_NOT_SUPPORTED."""
+        """The name of a status, such as CUDNN_STATUS_NOT_SUPPORTED."""
         return bytes(self._error_string(status)).decode()
 
     def handle(self, device: torch.device) -> c_void_p:
@@ -126,7 +126,7 @@ class CudnnLibrary:
 
 
 def status_error(status: str, function: str) -> Exception:
-    """The error that stands for a status other than success."""
+    """The error for a status other than success."""
     message = f"cuDNN answers {status} to {function}"
     if "ALLOC" in status:
         return OutOfMemory(message)
@@ -159,7 +159,9 @@ def loaded_cudnn() -> CudnnLibrary:
 
 
 def with_prototypes(functions: ctypes.CDLL) -> ctypes.CDLL:
-    """Declares the arguments of the functions that are called; those that are not there are left for later to miss."""
+    """Declares the arguments of the functions that are called; missing functions raise an error only when they are
+    called.
+    """
     functions.cudnnGetVersion.restype = c_size_t
     functions.cudnnGetErrorString.argtypes = (c_int,)
     functions.cudnnGetErrorString.restype = c_char_p

@@ -38,7 +38,7 @@ OWN_KERNELS: tuple[AlgorithmName, ...] = ("direct", "winograd")
 
 @dataclass(frozen=True)
 class Placement:
-    """Where convolutions run, and in what numbers.
+    """The device and the number format of convolutions.
 
     Attributes:
         device: the CPU, or a GPU with its index.
@@ -141,7 +141,9 @@ def _prepare_triton(
 
 @contextmanager
 def torch_precision(precision: Precision) -> Iterator[None]:
-    """Inside, torch's own convolutions and matrix products on a GPU use TF32 for `tf32` only; for the whole process."""
+    """A context in which torch's own convolutions and matrix products on a GPU use TF32 for `tf32` only; for the whole
+    process.
+    """
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     _allow_tf32(precision == "tf32", precision == "tf32")
     try:

@@ -21,7 +21,7 @@ TILE = 32
 
 
 def fft(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """One spectrum of the whole padded plane."""
+    """The convolution by one spectrum of the whole padded plane."""
     padded = functional.pad(given, (shape.padding[1], shape.padding[1], shape.padding[0], shape.padding[0]))
     circular = _correlate(padded.unsqueeze(2), weight, shape, shape.padded_size)
     rows, columns = shape.output_size
@@ -29,7 +29,8 @@ def fft(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
 
 
 def fft_tiling(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """Overlap-save: tiles of 32x32 that overlap by kernel - 1; of each, the outputs that nothing wrapped around.
+    """The convolution by overlap-save: tiles of 32x32 that overlap by kernel - 1, of each the outputs without
+    wrap-around.
 
     A side of the plane that is shorter than a tile is one tile of its own length.
     """
@@ -48,7 +49,7 @@ def fft_tiling(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
 
 
 def _correlate(pieces: Tensor, weight: Tensor, shape: ConvShape, size: Pair) -> Tensor:
-    """Circular cross-correlation of `size`: pieces [N,C,T,h,w] -> [N,K,T,h,w].
+    """The circular cross-correlation of `size`: pieces [N,C,T,h,w] -> [N,K,T,h,w].
 
     The sum over channels is one matrix product for each frequency and group.
     """
@@ -64,7 +65,9 @@ def _correlate(pieces: Tensor, weight: Tensor, shape: ConvShape, size: Pair) -> 
 
 
 def direct(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """One kernel tap after the other: the input shifted by it, times its channel matrix, added to the output."""
+    """The convolution by one kernel tap after the other: the input shifted by it, times its channel matrix, added to
+    the output.
+    """
     rows, columns = shape.output_size
     padded = functional.pad(given, (shape.padding[1], shape.padding[1], shape.padding[0], shape.padding[0]))
     grouped = weight.reshape(shape.groups, -1, shape.weight_shape[1], *shape.kernel)
@@ -81,7 +84,7 @@ def direct(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
 
 
 def gemm(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """The whole im2col matrix [N, C·R·S, Ho·Wo], then one matrix product per image and group."""
+    """The convolution by the whole im2col matrix [N, C·R·S, Ho·Wo], then one matrix product per image and group."""
     columns = functional.unfold(given, shape.kernel, shape.dilation, shape.padding, shape.stride)
     grouped = columns.reshape(shape.batch, shape.groups, shape.products_per_output, -1)
     return (weight.reshape(shape.groups, -1, shape.products_per_output) @ grouped).reshape(shape.output_shape)
@@ -96,7 +99,7 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 
 @dataclass(frozen=True)
 class WinogradTransform:
-    """Matrices of F(m, r), with n = m + r - 1.
+    """The matrices of F(m, r), with n = m + r - 1.
 
     Attributes:
         output: A^T [m, n].
@@ -111,7 +114,7 @@ class WinogradTransform:
 
 @cache
 def winograd_transform(outputs: int, taps: int) -> WinogradTransform:
-    """F(outputs, taps); raises ValueError where it needs more points than there are."""
+    """The transform F(outputs, taps); raises ValueError where it needs more points than there are."""
     samples = outputs + taps - 1
     if samples - 1 > len(POINTS):
         raise ValueError(f"F({outputs}, {taps}) needs {samples - 1} points, {len(POINTS)} are known")
@@ -149,7 +152,9 @@ NONFUSED_OUTPUTS = {3: 4, 5: 2}
 
 
 def winograd(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """F(2x2, 3x3), all stages for one row of tiles before the next: no transformed plane is ever held whole."""
+    """The convolution by F(2x2, 3x3), all stages for one row of tiles before the next: no transformed plane is ever
+    held whole.
+    """
     tiles = _tiles(given, shape, FUSED_OUTPUTS)
     kernels = transformed_kernels(weight, shape, FUSED_OUTPUTS)
     rows = [_outputs(tiles[:, :, row : row + 1], kernels, shape, FUSED_OUTPUTS) for row in range(tiles.shape[2])]
@@ -157,14 +162,14 @@ def winograd(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
 
 
 def winograd_nonfused(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """F(4x4, 3x3) or F(2x2, 5x5), each stage for all tiles before the next."""
+    """The convolution by F(4x4, 3x3) or F(2x2, 5x5), each stage for all tiles before the next."""
     outputs = NONFUSED_OUTPUTS[shape.kernel[0]]
     tiles = _tiles(given, shape, outputs)
     return _cropped(_outputs(tiles, transformed_kernels(weight, shape, outputs), shape, outputs), shape)
 
 
 def _tiles(given: Tensor, shape: ConvShape, outputs: int) -> Tensor:
-    """[N, C, tiles down, tiles across, n, n]: a view of the padded input."""
+    """A view [N, C, tiles down, tiles across, n, n] of the padded input."""
     side = outputs + shape.kernel[0] - 1
     down, across = (-(-size // outputs) for size in shape.output_size)
     below = (down - 1) * outputs + side - shape.height - shape.padding[0]
@@ -174,14 +179,16 @@ def _tiles(given: Tensor, shape: ConvShape, outputs: int) -> Tensor:
 
 
 def transformed_kernels(weight: Tensor, shape: ConvShape, outputs: int) -> Tensor:
-    """G g G^T of each 2-D kernel g: [n·n, groups, K/groups, C/groups]."""
+    """The transform G g G^T of each 2-D kernel g: [n·n, groups, K/groups, C/groups]."""
     matrix = _tensor(winograd_transform(outputs, shape.kernel[0]).kernel, weight)
     transformed = (matrix @ weight @ matrix.T).flatten(2).permute(2, 0, 1)
     return transformed.unflatten(1, (shape.groups, -1)).contiguous()
 
 
 def _outputs(tiles: Tensor, kernels: Tensor, shape: ConvShape, outputs: int) -> Tensor:
-    """[N, C, down, across, n, n] -> [N, K, down·m, across·m]: transform, one matrix product per element, transform."""
+    """Outputs [N, K, down·m, across·m] of tiles [N, C, down, across, n, n]: transform, one matrix product per element,
+    transform.
+    """
     transform = winograd_transform(outputs, shape.kernel[0])
     from_input, to_output = _tensor(transform.given, tiles), _tensor(transform.output, tiles)
     batch, _, down, across = tiles.shape[:4]
@@ -205,7 +212,7 @@ def _tensor(matrix: Matrix, like: Tensor) -> Tensor:
 
 
 class ConvolutionFunction(Protocol):
-    """Input [N,C,H,W] and weight [K,C/groups,R,S] to output [N,K,Ho,Wo]."""
+    """A function from input [N,C,H,W] and weight [K,C/groups,R,S] to output [N,K,Ho,Wo]."""
 
     def __call__(self, given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor: ...
 
@@ -215,7 +222,7 @@ LARGEST_FFT_PLANE = 256
 
 
 def torch_choice(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """What torch chooses by itself."""
+    """The convolution by the algorithm that torch chooses."""
     return functional.conv2d(given, weight, None, shape.stride, shape.padding, shape.dilation, shape.groups)
 
 
@@ -296,7 +303,8 @@ CPU_ALGORITHMS: Mapping[AlgorithmName, ConvolutionFunction] = {
 
 
 def supports(algorithm: AlgorithmName, shape: ConvShape) -> str | None:
-    """None where `CPU_ALGORITHMS[algorithm]` computes this convolution; else the reason, to stand after its name.
+    """The reason why `CPU_ALGORITHMS[algorithm]` does not compute this convolution, to follow its name; None where it
+    does.
 
     The limits are those that cuDNN documents for the algorithm of that name.
     """

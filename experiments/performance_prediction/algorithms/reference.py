@@ -38,7 +38,7 @@ def float64_reference(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor
 
 
 def relative_l2(output: Tensor, reference: Tensor) -> float | None:
-    """None for a reference of zeros alone; infinite or nan where the output is not finite."""
+    """The relative L2 distance; None for a reference of zeros alone; infinite or nan where the output is not finite."""
     norm = float(torch.linalg.vector_norm(reference))
     if norm == 0.0:
         return None
@@ -46,7 +46,7 @@ def relative_l2(output: Tensor, reference: Tensor) -> float | None:
 
 
 def error_bound(algorithm: AlgorithmName, shape: ConvShape, dtype: torch.dtype, precision: Precision) -> float:
-    """Relative L2 error that is not to be exceeded on inputs and weights of mean 0.
+    """The relative L2 error that should not be exceeded on inputs and weights of mean 0.
 
     A sum of n products rounded one after the other strays by about sqrt(n) steps; 2 steps more are for the inputs'
     rounding. `guess` and `torch` may choose any algorithm, hence the widest of them.

@@ -35,7 +35,7 @@ _LAYERS_NAMED = 8
 
 @dataclass(frozen=True)
 class LayerSupport:
-    """One convolution of a network and what is to run there.
+    """A convolution of a network and the algorithm that is to run there.
 
     Attributes:
         layer: its name in the network.
@@ -60,7 +60,7 @@ class LayerSupport:
 
 @dataclass(frozen=True)
 class CombinationReport:
-    """A network with one algorithm: `layers` in the order of their calls."""
+    """The support of one algorithm in a network: `layers` in the order of their calls."""
 
     model: str
     algorithm: AlgorithmName
@@ -68,7 +68,7 @@ class CombinationReport:
 
     @property
     def refused(self) -> tuple[LayerSupport, ...]:
-        """The layers where the algorithm that was requested does not run."""
+        """The layers where the requested algorithm does not run."""
         return tuple(layer for layer in self.layers if layer.reason is not None)
 
     @property
@@ -77,7 +77,7 @@ class CombinationReport:
         return sum(layer.shape.flops for layer in self.refused) / sum(layer.shape.flops for layer in self.layers)
 
     def lines(self) -> list[str]:
-        """What a user is told: one line, and one more for each reason with its layers."""
+        """The lines for the user: one, and one more for each reason with its layers."""
         if not self.refused:
             return [f"{self.algorithm} covers all {len(self.layers)} convolutions of {self.model}"]
         by_reason: dict[str, list[str]] = {}
@@ -133,7 +133,7 @@ def _note(found: dict[str, ConvShape], name: str, module: nn.Module, inputs: tup
 def prepare_layer(
     layer: str, algorithm: AlgorithmName, shape: ConvShape, placement: Placement, on_unsupported: OnUnsupported
 ) -> tuple[LayerSupport, PreparedConvolution | None]:
-    """What runs in a layer, and what it is to be called with; the second is None where nothing runs.
+    """The support of a layer, and the convolution that runs there, None where nothing runs.
 
     Raises:
         OutOfMemory, CudnnFailed, ConfigurationError: as `engines.prepare`; a refusal is recorded, not raised, but for
@@ -160,7 +160,7 @@ def combination_report(
     placement: Placement,
     on_unsupported: OnUnsupported = "fail",
 ) -> CombinationReport:
-    """Asks for every layer, before anything is timed; each shape is requested once. Raises as `prepare_layer`."""
+    """The support of every layer, before anything is timed; each shape is requested once. Raises as `prepare_layer`."""
     answers: dict[ConvShape, LayerSupport] = {}
     for layer, shape in shapes.items():
         if shape not in answers:

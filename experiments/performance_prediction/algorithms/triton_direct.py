@@ -13,7 +13,9 @@ MOST_ELEMENTS, MOST_PROGRAMS = 2**31 - 1, 65535
 
 
 def too_large(shape: ConvShape, channels: int) -> str | None:
-    """The reason against a launch whose programs make `channels` output channels of one image and group each."""
+    """The reason why a launch whose programs make `channels` output channels of one image and group each is too
+    large.
+    """
     sizes = (shape.input_shape, shape.weight_shape, shape.output_shape)
     elements = max(torch.Size(size).numel() for size in sizes)
     if elements > MOST_ELEMENTS:
@@ -58,7 +60,7 @@ def direct_convolution_kernel(  # type: ignore[no-untyped-def]
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Channels are those of one group; the third axis of the launch counts images times groups."""
+    """Direct convolution. Channels are those of one group; the third axis of the launch counts images times groups."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     image_and_group = tl.program_id(2)
@@ -87,12 +89,12 @@ def direct_convolution_kernel(  # type: ignore[no-untyped-def]
 
 
 def refusal(shape: ConvShape) -> str | None:
-    """None where the kernel covers this convolution; else the reason, to stand after "direct"."""
+    """The reason why the kernel does not cover this convolution, to follow "direct"; None where it does."""
     return too_large(shape, CHANNELS)
 
 
 def direct(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """Contiguous tensors of one dtype, sums in float32.
+    """The convolution of contiguous tensors of one dtype, with sums in float32.
 
     Raises:
         AlgorithmRefused: Triton cannot build the kernel here.

@@ -31,14 +31,14 @@ SIZES = (
 
 @triton.jit
 def _four_of_three(first, second, third):  # type: ignore[no-untyped-def]
-    """G times a column of three taps."""
+    """The product of G and a column of three taps."""
     ends, middle = 0.5 * (first + third), 0.5 * second
     return -first, ends + middle, ends - middle, third
 
 
 @triton.jit(do_not_specialize=("kernels",))
 def winograd_filter_kernel(weight, transformed, kernels, KERNELS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`weight` is [kernels, 9], `transformed` [16, kernels]: G g G^T of each kernel g."""
+    """The transform G g G^T of each kernel g: `weight` is [kernels, 9], `transformed` [16, kernels]."""
     kernel = tl.program_id(0) * KERNELS + tl.arange(0, KERNELS)
     inside = kernel < kernels
     taps = weight + kernel * 9
@@ -59,7 +59,7 @@ def _tap(taps, number, inside):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _store_row(place, kernels, inside, first, second, third):  # type: ignore[no-untyped-def]
-    """A row of three times G^T."""
+    """Store the product of a row of three and G^T."""
     w0, w1, w2, w3 = _four_of_three(first, second, third)
     tl.store(place, w0, mask=inside)
     tl.store(place + kernels, w1, mask=inside)
@@ -75,7 +75,7 @@ def _sample(plane, y, x, height, width, inside):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _column(plane, top, x, height, width, inside):  # type: ignore[no-untyped-def]
-    """B^T times one column of four samples."""
+    """The product of B^T and one column of four samples."""
     first = _sample(plane, top, x, height, width, inside)
     second = _sample(plane, top + 1, x, height, width, inside)
     third = _sample(plane, top + 2, x, height, width, inside)
@@ -85,7 +85,7 @@ def _column(plane, top, x, height, width, inside):  # type: ignore[no-untyped-de
 
 @triton.jit
 def _products(first, second, third, fourth, weight, step, inside, s0, s1, s2, s3):  # type: ignore[no-untyped-def]
-    """One row of the transformed tile, times B, into its four sums."""
+    """Multiply one row of the transformed tile, times B, into its four sums."""
     w0 = tl.load(weight, mask=inside, other=0.0)
     w1 = tl.load(weight + step, mask=inside, other=0.0)
     w2 = tl.load(weight + 2 * step, mask=inside, other=0.0)
@@ -117,7 +117,9 @@ def winograd_convolution_kernel(  # type: ignore[no-untyped-def]
     CHANNELS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Channels are those of one group; `weight` is [16, groups, out_channels, in_channels], transformed."""
+    """Winograd convolution. Channels are those of one group; `weight` is [16, groups, out_channels, in_channels],
+    transformed.
+    """
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     image_and_group = tl.program_id(2)
@@ -158,12 +160,12 @@ def winograd_convolution_kernel(  # type: ignore[no-untyped-def]
 
 
 def refusal(shape: ConvShape) -> str | None:
-    """None where the kernel covers this convolution; else the reason, to stand after "winograd"."""
+    """The reason why the kernel does not cover this convolution, to follow "winograd"; None where it does."""
     return supports("winograd", shape) or too_large(shape, CHANNELS)
 
 
 def winograd(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """Contiguous tensors of one dtype that `refusal` has nothing against; sums in float32.
+    """The convolution of contiguous tensors of one dtype that `refusal` accepts, with sums in float32.
 
     Raises:
         AlgorithmRefused: Triton cannot build the kernel here.

@@ -16,7 +16,7 @@ BLOCKS = (6, 12, 24, 16)
 
 
 class DenseLayer(nn.Module):
-    """[N, C, H, W] -> [N, 32, H, W]."""
+    """A dense layer: [N, C, H, W] -> [N, 32, H, W]."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class DenseLayer(nn.Module):
 
 
 class DenseBlock(nn.ModuleDict):
-    """[N, C, H, W] -> [N, C + 32·layers, H, W]."""
+    """A dense block: [N, C, H, W] -> [N, C + 32·layers, H, W]."""
 
     def __init__(self, channels: int, layers: int) -> None:
         super().__init__({f"denselayer{i + 1}": DenseLayer(channels + GROWTH * i) for i in range(layers)})
@@ -45,7 +45,7 @@ class DenseBlock(nn.ModuleDict):
 
 
 class DenseNet121(nn.Module):
-    """[N, 3, H, W] -> [N, 1000], sides of 29 and more."""
+    """DenseNet-121: [N, 3, H, W] -> [N, 1000], sides of 29 and more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class DenseNet121(nn.Module):
 
 
 def _transition(channels: int) -> nn.Sequential:
-    """Half the channels, half the sides."""
+    """A transition to half the channels and half the sides."""
     return nn.Sequential(
         OrderedDict(
             norm=nn.BatchNorm2d(channels),

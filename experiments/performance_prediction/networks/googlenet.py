@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class BasicConv2d(nn.Module):
-    """Convolution, batch normalisation, ReLU."""
+    """A convolution with batch normalisation and ReLU."""
 
     def __init__(self, channels: int, wider: int, kernel_size: int, stride: int = 1, padding: int = 0) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """[N, 3, H, W] -> [N, 1000], sides of 15 and more."""
+    """GoogLeNet: [N, 3, H, W] -> [N, 1000], sides of 15 and more."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,7 +37,7 @@ MODELS: Mapping[str, CnnModel] = {
 
 
 def model_named(name: str) -> CnnModel:
-    """Raises ConfigurationError for a name that is not in `MODELS`."""
+    """The network of this name; raises ConfigurationError for a name that is not in `MODELS`."""
     if name not in MODELS:
         raise ConfigurationError(f"no model {name!r}; there are: {', '.join(MODELS)}")
     return MODELS[name]

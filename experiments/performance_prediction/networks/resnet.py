@@ -12,7 +12,9 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut: [N, in, H, W] -> [N, 4·width, H/stride, W/stride]."""
+    """A bottleneck of 1x1, 3x3 and 1x1 convolutions beside a shortcut: [N, in, H, W] -> [N, 4·width, H/stride,
+    W/stride].
+    """
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -36,7 +38,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """[N, 3, H, W] -> [N, 1000].
+    """A bottleneck ResNet: [N, 3, H, W] -> [N, 1000].
 
     Args:
         blocks: of the four stages.

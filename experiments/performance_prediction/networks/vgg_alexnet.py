@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class AlexNet(nn.Module):
-    """[N, 3, H, W] -> [N, 1000], sides of 63 and more."""
+    """AlexNet: [N, 3, H, W] -> [N, 1000], sides of 63 and more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512
 
 
 class Vgg16(nn.Module):
-    """[N, 3, H, W] -> [N, 1000], sides of 32 and more."""
+    """VGG-16: [N, 3, H, W] -> [N, 1000], sides of 32 and more."""
 
     def __init__(self) -> None:
         super().__init__()

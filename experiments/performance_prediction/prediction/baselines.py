@@ -16,7 +16,7 @@ _PRODUCTS = {"fma": "float32", "tf32": "tf32", "half": "float16"}
 
 
 class Roofline:
-    """FLOPs / peak or bytes / bandwidth, whichever is longer, whatever the algorithm; nothing is fitted.
+    """The roofline: FLOPs / peak or bytes / bandwidth, whichever is longer, whatever the algorithm; nothing is fitted.
 
     The peaks are the data sheet's. `reason` says why there are none: then nothing can be predicted.
     """
@@ -38,7 +38,7 @@ class Roofline:
 
 
 class LinearLatency:
-    """A constant, so much a FLOP and so much a byte, for each algorithm, by relative least squares of 0 and more."""
+    """A constant and factors of FLOPs and bytes for each algorithm, by relative least squares of 0 and more."""
 
     def __init__(self, measured: Mapping[AlgorithmName, Mapping[ConvShape, float]]) -> None:
         self._coefficients = {

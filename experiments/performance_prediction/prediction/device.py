@@ -28,7 +28,7 @@ from experiments.performance_prediction.prediction.whole import (
 
 @dataclass(frozen=True)
 class PredictedLayer:
-    """One convolution.
+    """The prediction of one convolution.
 
     Attributes:
         asked: the algorithm that was requested, or that a mix chose.
@@ -48,7 +48,7 @@ class PredictedLayer:
 
 @dataclass(frozen=True)
 class PredictedInference:
-    """One network with one algorithm, or a mix of them, at one size.
+    """The prediction of one network with one algorithm, or a mix of them, at one size.
 
     Attributes:
         asked: None for a mix.
@@ -75,7 +75,7 @@ class PredictedInference:
 
 @dataclass(frozen=True)
 class DevicePredictor:
-    """Everything fitted for one device.
+    """The predictor of one device, with everything that was fitted.
 
     Attributes:
         latencies: by algorithm; one that ran in too few shapes is not in it.
@@ -94,11 +94,11 @@ class DevicePredictor:
 
     @property
     def algorithms(self) -> tuple[AlgorithmName, ...]:
-        """Algorithms that can be requested."""
+        """The algorithms that can be requested."""
         return tuple(each for each in self.support if each in self.latencies)
 
     def support_of(self, shape: ConvShape, algorithm: AlgorithmName) -> Support:
-        """Raises ConfigurationError for an algorithm that was not measured here."""
+        """The expected support of a shape; raises ConfigurationError for an algorithm that was not measured here."""
         if algorithm not in self.algorithms:
             raise ConfigurationError(
                 f"{algorithm} was not fitted for {self.device}; there are: {', '.join(self.algorithms)}"
@@ -106,7 +106,7 @@ class DevicePredictor:
         return self.support[algorithm].of(shape)
 
     def predict(self, model: str, requested: AlgorithmName, input_size: int, batch_size: int = 1) -> PredictedInference:
-        """A network with one algorithm, `guess` where it is not expected to be granted.
+        """The prediction of a network with one algorithm, `guess` where it is not expected to be granted.
 
         Raises:
             ConfigurationError: an algorithm that was not fitted, a network that is not there, an input too small.
@@ -123,7 +123,7 @@ class DevicePredictor:
         batch_size: int = 1,
         requested: AlgorithmName | None = None,
     ) -> PredictedInference:
-        """A network with an algorithm for each layer by name. Raises as `predict`."""
+        """The prediction of a network with an algorithm for each layer by name. Raises as `predict`."""
         operations = network_operations(model, input_size, batch_size)
         shapes = operations.convolutions
         support = {name: self.support_of(shape, chosen[name]) for name, shape in shapes.items()}
@@ -183,7 +183,7 @@ class DevicePredictor:
 
 
 def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozenset()) -> DevicePredictor:
-    """Fits everything to measurements of one device.
+    """The predictor fitted to measurements of one device.
 
     Args:
         left_out: shapes whose layers no latency and no rule of support may see.

@@ -67,7 +67,7 @@ _LEAST_FRACTION_WITH_EDGE = 0.02
 def save_figures(
     measured: Measurements, predictor: DevicePredictor, results: Sequence[FoldResult], folder: Path
 ) -> list[Path]:
-    """time_against_size, layer_breakdown and, where sizes or models were held out, predicted_against_measured."""
+    """Save time_against_size, layer_breakdown and, where sizes or models were held out, predicted_against_measured."""
     with styled():
         figures = {
             "time_against_size": size_figure(measured, predictor),
@@ -79,7 +79,9 @@ def save_figures(
 
 
 def size_figure(measured: Measurements, predictor: DevicePredictor) -> Figure:
-    """A panel for each network: measured device times, hollow where layers fell back, on the predictor's curves."""
+    """A figure with a panel for each network: measured device times, hollow where layers fell back, on the predictor's
+    curves.
+    """
     models = list(dict.fromkeys(each.model for each in measured.inferences))
     figure, panels = _panels(
         models,
@@ -118,7 +120,9 @@ def _draw_sizes(axes: Axes, its: Sequence[MeasuredInference], algorithm: Algorit
 
 
 def breakdown_figure(measured: Measurements) -> Figure:
-    """A panel for each network at the smallest size: a bar for each algorithm, parted by layer, and the rest."""
+    """A figure with a panel for each network at the smallest size: a bar for each algorithm, divided by layer, and the
+    rest.
+    """
     models = list(dict.fromkeys(each.model for each in measured.inferences))
     size = min(each.input_size for each in measured.inferences)
     device = measured.inferences[0].device
@@ -145,7 +149,9 @@ def breakdown_figure(measured: Measurements) -> Figure:
 
 
 def _draw_bar(axes: Axes, row: int, inference: MeasuredInference, thin_s: float) -> None:
-    """Layers of `thin_s` seconds and less have no edge; a pixel has the colour of one of them, not a blend."""
+    """Draw one bar; layers of `thin_s` seconds and less have no edge: a pixel has the colour of one of them, not a
+    blend.
+    """
     begun = 0.0
     for layer in inference.layers:
         colour = FELL_BACK if layer.fell_back else KERNELS.get(max(layer.shape.kernel), OTHER_KERNEL)
@@ -158,7 +164,9 @@ def _draw_bar(axes: Axes, row: int, inference: MeasuredInference, thin_s: float)
 
 
 def predicted_figure(results: Sequence[FoldResult], device: str) -> Figure:
-    """Layers and networks of sizes left out, and networks of models left out; the band is 10 % to either side."""
+    """A figure of layers and networks of sizes left out, and networks of models left out; the band is 10 % to either
+    side.
+    """
     figure = new_figure(12.5, 4.6, f"{device}  ·  nothing of what is shown was fitted to  ·  band: within 10 %")
     comparisons = [each for result in results for each in result.comparisons if each.method == OURS]
     panels = list(figure.subplots(1, 3))
@@ -190,7 +198,7 @@ def _draw_compared(axes: Axes, shown: Sequence[PredictedAndMeasured]) -> None:
 
 
 def _panels(models: Sequence[str], caption: str) -> tuple[Figure, list[Axes]]:
-    """Three in a row."""
+    """An array of panels, three in a row."""
     rows = -(-len(models) // 3)
     figure = new_figure(12.5, 3.6 * rows + 0.6, caption)
     panels = list(np.atleast_1d(figure.subplots(rows, min(len(models), 3), squeeze=False)).flat)

@@ -34,7 +34,7 @@ _POINTS, _STEPS = 250, 25
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Natural logarithms.
+    """The hyperparameters as natural logarithms.
 
     Attributes:
         lengths: of each feature, in units of its standard deviation over the points.
@@ -114,7 +114,7 @@ def _likeliest(points: np.ndarray, values: np.ndarray) -> Hyperparameters:
 
 
 def _loss(given: np.ndarray, differences: np.ndarray, values: np.ndarray) -> tuple[float, np.ndarray]:
-    """Negative logarithm of the marginal likelihood times the prior, and its gradient."""
+    """The negative logarithm of the marginal likelihood times the prior, and its gradient."""
     count = differences.shape[2]
     inverse = np.exp(-2 * given[:count])
     signal, noise = np.exp(2 * given[count]), np.exp(2 * given[count + 1])
@@ -147,7 +147,7 @@ _LOWEST_FRACTION = 0.1
 
 @dataclass(frozen=True)
 class PredictedLatency:
-    """Seconds; `low` and `high` are the ends of the model's own interval of 95 %."""
+    """A latency in seconds; `low` and `high` are the ends of the model's own interval of 95 %."""
 
     seconds: float
     low: float
@@ -155,7 +155,7 @@ class PredictedLatency:
 
 
 class LayerLatency:
-    """Latency of layers with one algorithm on one device.
+    """The latency of layers with one algorithm on one device.
 
     Args:
         measured: seconds by shape, at least `LEAST_SHAPES`.
@@ -183,7 +183,7 @@ class LayerLatency:
         return self._process.hyperparameters
 
     def predict(self, shapes: Sequence[ConvShape]) -> list[PredictedLatency]:
-        """One for each shape."""
+        """The latency of each shape."""
         if not shapes:
             return []
         mean, spread = self._process.predict(matrix_of_features(shapes, self.algorithm, self.device))
@@ -198,7 +198,9 @@ class LayerLatency:
 
 
 def seconds_by_shape(layers: Iterable[MeasuredLayer], algorithm: AlgorithmName) -> dict[ConvShape, float]:
-    """Mean over the layers of each shape in which `algorithm` ran: for `guess` those that asked for it or fell back."""
+    """The mean over the layers of each shape in which `algorithm` ran: for `guess` those that requested it or fell
+    back.
+    """
     found: dict[ConvShape, list[float]] = {}
     for layer in layers:
         if layer.runs == algorithm or (algorithm == "guess" and (layer.asked == "guess" or layer.fell_back)):

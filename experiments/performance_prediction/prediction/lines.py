@@ -37,7 +37,7 @@ NO_ERROR = "not validated"
 
 
 def fold_lines(results: Sequence[FoldResult]) -> list[str]:
-    """What each fold left out, and how well it knew beforehand what is granted."""
+    """Lines with what each fold left out, and how well the support was predicted."""
     lines = []
     for each in results:
         layers = sum(len(one.layers) for one in each.fold.test.inferences)
@@ -50,7 +50,7 @@ def fold_lines(results: Sequence[FoldResult]) -> list[str]:
 
 
 def score_lines(rows: Sequence[ScoreRow]) -> list[str]:
-    """A table for each kind of fold and level: mean error and hits within 10 %, this model and the plain ones."""
+    """A table for each kind of fold and level: mean error and hits within 10 %, of this model and the plain ones."""
     lines: list[str] = []
     for kind in dict.fromkeys(row.fold_kind for row in rows):
         for level in LEVELS:
@@ -63,7 +63,7 @@ def score_lines(rows: Sequence[ScoreRow]) -> list[str]:
 
 
 def _keys(rows: Sequence[ScoreRow]) -> list[tuple[str, str]]:
-    """Fold and algorithm: algorithms first, then models left out, then everything."""
+    """The fold and algorithm of each line: algorithms first, then models left out, then everything."""
     keys = list(dict.fromkeys((row.fold, row.algorithm) for row in rows))
     return [key for key in keys if key != (ALL, ALL)] + [(ALL, ALL)]
 
@@ -148,7 +148,7 @@ def _within(size: int, sizes: Sequence[int]) -> bool:
 
 
 def mix_lines(guess: PredictedInference, mix: PredictedInference) -> list[str]:
-    """What a mix is and is expected to gain."""
+    """Lines with a mix and its expected gain."""
     gain = guess.convolutions_s / mix.convolutions_s - 1
     return [
         f"  best mix at {mix.input_size}: {counts_of([layer.runs for layer in mix.layers])}; convolutions "
@@ -172,7 +172,7 @@ def layer_lines(predicted: PredictedInference) -> list[str]:
 
 
 def fit(results: Sequence[Path], output: Path, held_out_sizes: Sequence[int], figures: Path | None) -> None:
-    """Fits each device of the tables, prints its validation, writes the file.
+    """Fit each device of the tables, print its validation, and write the file.
 
     Raises:
         ConfigurationError: a held-out size that was not measured.
@@ -223,7 +223,7 @@ def predict(
     batch_size: int,
     with_layers: bool,
 ) -> None:
-    """Prints a line for each size and algorithm, and the best mix where all are requested.
+    """Print a line for each size and algorithm, and the best mix where all are requested.
 
     Raises:
         ConfigurationError: a network, algorithm, device or size that is not there.

@@ -20,7 +20,7 @@ Row = Mapping[str, Cell]
 
 @dataclass(frozen=True)
 class MeasuredLayer:
-    """One convolution of a measured inference.
+    """A convolution of a measured inference.
 
     Attributes:
         runs: the algorithm that ran; for `guess` its choice.
@@ -39,7 +39,7 @@ class MeasuredLayer:
 
 @dataclass(frozen=True)
 class MeasuredInference:
-    """One row of an overall table with its layers.
+    """A row of an overall table with its layers.
 
     Attributes:
         device_s: mean of the layer pass; on a GPU without waiting for the host.
@@ -62,13 +62,13 @@ class MeasuredInference:
 
     @property
     def key(self) -> tuple[str, str, str, int, int]:
-        """What makes two inferences the same."""
+        """The key that is the same for the same inference."""
         return self.device, self.model, self.asked, self.input_size, self.batch_size
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """What a predictor is fitted to.
+    """The measurements that a predictor is fitted to.
 
     Attributes:
         inferences: each combination and size once.
@@ -80,7 +80,7 @@ class Measurements:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names in the order of their first occurrence."""
+        """The names of the devices in the order of their first occurrence."""
         return tuple(dict.fromkeys(each.device for each in self.inferences))
 
     def of_device(self, device: str) -> "Measurements":
@@ -92,7 +92,7 @@ class Measurements:
 
 
 def read_measurements(paths: Sequence[Path]) -> Measurements:
-    """Everything measured in these folders (searched to the bottom) and `*_overall.csv` files.
+    """The measurements in these folders (including sub-folders) and `*_overall.csv` files.
 
     Raises:
         ResultsError: no such file, a table of another version, nothing measured, or more than one precision.
@@ -186,7 +186,7 @@ def _layer(row: Row) -> MeasuredLayer:
 
 
 def _pair(cell: Cell) -> Pair:
-    """ "3x3"."""
+    """A pair from its cell, such as "3x3"."""
     vertical, _, horizontal = str(cell).partition("x")
     if not (vertical.isdecimal() and horizontal.isdecimal()):
         raise ResultsError(f"{cell!r} is not a pair such as 3x3; the table is not one of this version's")
@@ -215,7 +215,7 @@ LARGE_FRACTION = 0.1
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Tables of one algorithm against all others.
+    """The times in the tables of one algorithm against those in all others.
 
     Attributes:
         asked: the algorithm that was requested.

@@ -23,7 +23,7 @@ LEAST_GAIN = 0.05
 
 @dataclass(frozen=True)
 class MeasuredGain:
-    """Gain of a mix that was chosen without having seen the size. Seconds of the convolutions.
+    """The gain of a mix that was chosen without having seen the size; seconds of the convolutions.
 
     Attributes:
         guess_s: all layers with `guess`.
@@ -46,14 +46,14 @@ class MeasuredGain:
 
     @property
     def speedup(self) -> float:
-        """guess / mix, convolutions only."""
+        """The ratio guess / mix, convolutions only."""
         return self.guess_s / self.mix_s
 
 
 def best_mix(
     predictor: DevicePredictor, model: str, input_size: int, batch_size: int = 1
 ) -> tuple[PredictedInference, dict[str, AlgorithmName]]:
-    """The network with each layer's quickest algorithm of those expected to be granted, and which that is.
+    """The prediction with each layer's fastest algorithm of those expected to be granted, and the algorithms.
 
     `guess` stays where none is predicted to be quicker by `LEAST_GAIN`. Raises ConfigurationError as
     `DevicePredictor.predict`.
@@ -74,7 +74,9 @@ def best_mix(
 
 
 def measured_gains(predictor: DevicePredictor, test: Measurements) -> list[MeasuredGain]:
-    """For each network and size of `test`, none of which `predictor` was fitted to; those with `guess` measured."""
+    """The gain for each network and size of `test`, none of which `predictor` was fitted to; those with `guess`
+    measured.
+    """
     networks: dict[tuple[str, int, int], dict[AlgorithmName, MeasuredInference]] = {}
     for each in test.inferences:
         networks.setdefault((each.model, each.input_size, each.batch_size), {})[each.asked] = each
@@ -113,6 +115,6 @@ def _granted(inference: MeasuredInference) -> dict[str, float]:
 
 
 def counts_of(chosen: Sequence[AlgorithmName]) -> str:
-    """Each algorithm with its number of layers, most first."""
+    """The number of layers of each algorithm, most first."""
     counts = {name: list(chosen).count(name) for name in dict.fromkeys(chosen)}
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))

@@ -27,7 +27,7 @@ _CONVOLUTION, _PRODUCT = "convolution", "addmm"
 
 @dataclass(frozen=True)
 class NetworkOperations:
-    """One forward pass.
+    """The operations of one forward pass.
 
     Attributes:
         convolutions: by layer in the order of their calls.
@@ -44,7 +44,7 @@ class NetworkOperations:
 
 @cache
 def network_operations(model: str, input_size: int, batch_size: int) -> NetworkOperations:
-    """Raises ConfigurationError for a network that is not there, or an input too small for it."""
+    """The operations of a network; raises ConfigurationError for an unknown network, or an input too small for it."""
     with torch.device("meta"):
         network = model_named(model).build().eval()
     given = (batch_size, 3, input_size, input_size)

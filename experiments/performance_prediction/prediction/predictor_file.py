@@ -38,13 +38,13 @@ class FittedDevice:
 
 
 def save_fitted(devices: Sequence[FittedDevice], path: Path) -> None:
-    """Raises ResultsNotSaved."""
+    """Write the predictors; raises ResultsNotSaved."""
     content = {"schema": SCHEMA, "devices": {each.predictor.device: _written(each) for each in devices}}
     write_json_atomically(content, path)
 
 
 def load_fitted(path: Path, device: str | None) -> FittedDevice:
-    """The predictor of a device; of the only one where none is named.
+    """The predictor of a device, or of the only one where none is named.
 
     Raises:
         ConfigurationError: no such device, or several and none named.

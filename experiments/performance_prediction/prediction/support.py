@@ -25,14 +25,14 @@ class RequestedShape:
 
 @dataclass(frozen=True)
 class Support:
-    """Whether an algorithm is expected to be granted, and what that is based on, in words."""
+    """Whether an algorithm is expected to be granted, and the evidence for it in words."""
 
     granted: bool
     basis: str
 
 
 class SupportRules:
-    """Support of one algorithm.
+    """The rules of support of one algorithm.
 
     Args:
         observations: each shape once; nothing else is known.
@@ -47,7 +47,7 @@ class SupportRules:
             self._classes.setdefault(_class_of(each.shape), []).append(each)
 
     def of(self, shape: ConvShape) -> Support:
-        """The rules for any shape."""
+        """The support that the rules expect for a shape."""
         if shape in self._known:
             return _as(self._known[shape], "measured in this very shape")
         alike = self._classes.get(_class_of(shape), [])
@@ -68,7 +68,7 @@ class SupportRules:
 
 
 def observed(layers: Iterable[MeasuredLayer], algorithm: AlgorithmName) -> list[RequestedShape]:
-    """What the tables say of an algorithm, each shape once."""
+    """The shapes that the tables have of an algorithm, each once."""
     found: dict[ConvShape, RequestedShape] = {}
     for layer in layers:
         if layer.asked == algorithm:

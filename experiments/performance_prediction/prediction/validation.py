@@ -25,7 +25,7 @@ _EVERY, _FIRST = 3, 1
 
 @dataclass(frozen=True)
 class Fold:
-    """What is fitted to, and what is predicted.
+    """The measurements that are fitted to, and those that are predicted.
 
     Attributes:
         kind: one of the three names above.
@@ -43,7 +43,7 @@ class Fold:
 
 
 def folds(measured: Measurements, inner_sizes: Sequence[int] = ()) -> list[Fold]:
-    """Sizes within the range, its two ends, and each model in turn; those for which enough is left.
+    """Folds by sizes within the range, its two ends, and each model in turn; those for which enough is left.
 
     Args:
         inner_sizes: which sizes to leave out in the first; () for every third.
@@ -91,7 +91,7 @@ LAYER, DEVICE, WHOLE, ENERGY = "layer", "network, device", "network, with host",
 
 @dataclass(frozen=True)
 class PredictedAndMeasured:
-    """One predicted figure beside the measured one, in seconds or joules.
+    """A predicted figure beside the measured one, in seconds or joules.
 
     Attributes:
         fold_kind, fold: which fold left it out.
@@ -112,13 +112,13 @@ class PredictedAndMeasured:
 
     @property
     def error(self) -> float:
-        """|predicted - measured| / measured."""
+        """The relative error |predicted - measured| / measured."""
         return abs(self.predicted / self.measured - 1)
 
 
 @dataclass(frozen=True)
 class FoldResult:
-    """What a fold gave.
+    """The results of a fold.
 
     Attributes:
         predictor: fitted to its training part.
@@ -136,7 +136,7 @@ class FoldResult:
 
 
 class _Figures(NamedTuple):
-    """Seconds that one method says of an inference."""
+    """The seconds that one method predicts for an inference."""
 
     layers: Sequence[float]
     device_s: float
@@ -144,7 +144,7 @@ class _Figures(NamedTuple):
 
 
 def validate(fold: Fold) -> FoldResult:
-    """Fits to the training part alone and predicts the rest of it."""
+    """The result of fitting to the training part alone and predicting the rest."""
     predictor = fit_device(fold.train, fold.left_out)
     trained = [each for one in fold.train.inferences for each in one.layers if each.shape not in fold.left_out]
     linear = LinearLatency({name: seconds_by_shape(trained, name) for name in predictor.latencies})
@@ -169,7 +169,7 @@ def validate(fold: Fold) -> FoldResult:
 
 
 def _figures(ours: PredictedInference, linear: LinearLatency, roofline: Roofline) -> dict[str, _Figures]:
-    """Figures by method; the line has this model's rest and host, the roofline nothing that was fitted."""
+    """Predicted seconds by method; the line has this model's rest and host, the roofline nothing that was fitted."""
     in_line = [linear.layer_s(each.shape, each.runs) for each in ours.layers]
     line_s = sum(in_line) + ours.rest_s
     found = {
@@ -197,7 +197,7 @@ def _compared(fold: Fold, method: str, inference: MeasuredInference, figures: _F
 
 
 def _energies(fold: Fold, predictor: DevicePredictor) -> list[PredictedAndMeasured]:
-    """Predicted from predicted times."""
+    """Energies predicted from predicted times."""
     found = []
     for each in fold.test.energies:
         if predictor.energy is None or each.energy_j is None or each.asked not in predictor.algorithms:
@@ -223,7 +223,7 @@ METHODS = (OURS, ROOFLINE, LINEAR)
 
 @dataclass(frozen=True)
 class ScoreRow:
-    """One score.
+    """A score with its kind of fold, level and method.
 
     Attributes:
         fold: the model or the sizes left out, or `all` folds of the kind together.
@@ -259,7 +259,7 @@ def score_rows(results: Sequence[FoldResult]) -> list[ScoreRow]:
 
 
 def score_of(rows: Sequence[ScoreRow], kind: str, level: str, algorithm: str = ALL) -> ScoreRow | None:
-    """This model's, over all folds of a kind; None where there is none."""
+    """The score of this model over all folds of a kind; None where there is none."""
     wanted = (kind, ALL, OURS, level, algorithm)
     for row in rows:
         if (row.fold_kind, row.fold, row.method, row.level, row.algorithm) == wanted:

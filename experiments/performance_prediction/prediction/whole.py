@@ -59,7 +59,9 @@ class HostModel:
 
 
 def fit_rest(inferences: Sequence[MeasuredInference], operations: Sequence[NetworkOperations]) -> RestModel:
-    """Relative least squares, coefficients of 0 and more, over the median rest of each network and size."""
+    """The rest model by relative least squares, coefficients of 0 and more, over the median rest of each network and
+    size.
+    """
     rests: dict[NetworkKey, list[float]] = {}
     of_key: dict[NetworkKey, NetworkOperations] = {}
     for inference, its in zip(inferences, operations, strict=True):
@@ -76,7 +78,7 @@ def fit_rest(inferences: Sequence[MeasuredInference], operations: Sequence[Netwo
 
 
 def fit_host(inferences: Sequence[MeasuredInference], operations: Sequence[NetworkOperations]) -> HostModel | None:
-    """Relative least squares over the inferences that waited for the host; None where none did."""
+    """The host model by relative least squares over the inferences that waited for the host; None where none did."""
     waited = [
         (inference, its)
         for inference, its in zip(inferences, operations, strict=True)
@@ -99,7 +101,7 @@ def fit_host(inferences: Sequence[MeasuredInference], operations: Sequence[Netwo
 
 
 def run_as(inference: MeasuredInference) -> list[AlgorithmName]:
-    """What each convolution runs as: the algorithm that was requested, or `guess` where it fell back."""
+    """The algorithm that each convolution runs as: the requested one, or `guess` where it fell back."""
     return ["guess" if layer.fell_back else layer.asked for layer in inference.layers]
 
 
@@ -113,7 +115,7 @@ LEAST_ENERGIES = 8
 
 @dataclass(frozen=True)
 class ConvolutionWork:
-    """One convolution: what runs, for how long, and how much it is."""
+    """A convolution: what runs, for how long, and how much work it is."""
 
     runs: AlgorithmName
     seconds: float
@@ -122,7 +124,7 @@ class ConvolutionWork:
 
 @dataclass(frozen=True)
 class EnergyModel:
-    """Coefficients of 0 and more, beyond those of the seconds of a whole inference.
+    """A model of energy with coefficients of 0 and more, beyond those of the seconds of a whole inference.
 
     Attributes:
         convolution_w, per_flop_j: by algorithm that ran; one whose energy was not measured is not in them.
@@ -140,7 +142,8 @@ class EnergyModel:
     def joules(
         self, whole_s: float, rest_s: float, convolutions: Iterable[ConvolutionWork]
     ) -> tuple[float | None, str | None]:
-        """Joules of one inference in a row of them; None with the reason where an algorithm's energy was not measured.
+        """The energy of one inference in a row of them; None with the reason where an algorithm's energy was not
+        measured.
 
         Args:
             whole_s: with the host.
@@ -176,7 +179,9 @@ def fit_energy(measured: Measurements) -> tuple[EnergyModel | None, str | None]:
 
 
 def _energy_columns(inference: MeasuredInference, algorithms: Sequence[AlgorithmName]) -> list[float]:
-    """Seconds whole and of the rest, then seconds and FLOPs of the convolutions by algorithm."""
+    """The columns of the fit: seconds whole and of the rest, then seconds and FLOPs of the convolutions by
+    algorithm.
+    """
     assert inference.energy_s is not None
     of = {name: [layer for layer in inference.layers if layer.runs == name] for name in algorithms}
     rest_s = max(inference.device_s - sum(layer.latency_s for layer in inference.layers), 0.0)

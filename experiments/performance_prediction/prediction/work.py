@@ -80,7 +80,7 @@ class _Sizes:
 
     @property
     def depth(self) -> float:
-        """Products of one output element, in thousands: what a block goes through one after the other."""
+        """Products of one output element, in thousands, which a block computes one after the other."""
         return self.inner * self.taps / 1e3
 
     def blocks(self, rows: float, tile: tuple[int, int]) -> int:
@@ -90,12 +90,12 @@ class _Sizes:
         return math.ceil(blocks / (self.multiprocessors * at_once))
 
     def tiles(self, side: int) -> int:
-        """Square tiles of so many outputs a side."""
+        """The number of square tiles of so many outputs a side."""
         return math.prod(math.ceil(size / side) for size in self.shape.output_size) * self.planes
 
 
 def work_terms(shape: ConvShape, algorithm: AlgorithmName, device: str) -> dict[str, float]:
-    """What a time may be a sum of, by name; `one` is the cost of a call.
+    """The terms of a time by name; `one` is the cost of a call.
 
     Args:
         device: its name; where its multiprocessors are not known, waves are blocks.
@@ -113,7 +113,7 @@ def work_terms(shape: ConvShape, algorithm: AlgorithmName, device: str) -> dict[
 
 
 def features(shape: ConvShape, algorithm: AlgorithmName, device: str) -> list[float]:
-    """Logarithms (base 2) of sizes and terms, and what rules of alignment look at."""
+    """Logarithms (base 2) of sizes and terms, and whether sizes are aligned (1 or 0)."""
     sizes = _Sizes(shape, MULTIPROCESSORS.get(device, 1))
     side, pixels = shape.output_size[0], sizes.pixels
     logarithms = [sizes.inner, sizes.outer, side, shape.kernel[0], shape.stride[0], max(shape.padded_size)]
@@ -123,12 +123,12 @@ def features(shape: ConvShape, algorithm: AlgorithmName, device: str) -> list[fl
 
 
 def matrix_of_terms(shapes: Sequence[ConvShape], algorithm: AlgorithmName, device: str) -> np.ndarray:
-    """[N, terms]."""
+    """The terms of each shape, [N, terms]."""
     return np.array([list(work_terms(shape, algorithm, device).values()) for shape in shapes], dtype=np.float64)
 
 
 def matrix_of_features(shapes: Sequence[ConvShape], algorithm: AlgorithmName, device: str) -> np.ndarray:
-    """[N, features]."""
+    """The features of each shape, [N, features]."""
     return np.array([features(shape, algorithm, device) for shape in shapes], dtype=np.float64)
 
 
@@ -166,7 +166,7 @@ def _winograd(sizes: _Sizes) -> dict[str, float]:
 
 
 def _winograd_nonfused(sizes: _Sizes) -> dict[str, float]:
-    """4x4 outputs of a tile with a kernel of 3x3; 5x5 with one of 5x5, as the kernels' names say."""
+    """The terms of 4x4 outputs a tile with a kernel of 3x3; 5x5 with one of 5x5, as the kernels' names say."""
     outputs = 5 if sizes.shape.kernel[0] == 5 else 4
     samples = (outputs + sizes.shape.kernel[0] - 1) ** 2
     tiles = sizes.tiles(outputs)
@@ -179,7 +179,7 @@ def _winograd_nonfused(sizes: _Sizes) -> dict[str, float]:
 
 
 def _fft(sizes: _Sizes) -> dict[str, float]:
-    """Planes padded to a power of two."""
+    """The terms of planes padded to a power of two."""
     side = 2 ** math.ceil(math.log2(max(*sizes.shape.padded_size, _SMALLEST_PLANE)))
     return {
         "transforms": (sizes.inner + sizes.outer) * sizes.planes * side**2 / 1e6,
@@ -189,7 +189,7 @@ def _fft(sizes: _Sizes) -> dict[str, float]:
 
 
 def _fft_tiling(sizes: _Sizes) -> dict[str, float]:
-    """Tiles of 32x32 of which those outputs are kept that no edge touches; rows of 32 for 1x1."""
+    """The terms of tiles of 32x32 of which the outputs without wrap-around are kept; rows of 32 for 1x1."""
     shape = sizes.shape
     if max(shape.kernel) == 1:
         tiles, samples = math.ceil(sizes.pixels / _TILE), _TILE

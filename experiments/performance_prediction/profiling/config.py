@@ -28,7 +28,7 @@ MOST_PIXELS, MOST_IMAGES = 100_000, 1_000_000
 
 
 def evenly_spread(smallest: int, largest: int, count: int) -> tuple[int, ...]:
-    """`count` whole numbers from `smallest` to `largest`, both among them; a single one is the smallest.
+    """Whole numbers (`count` of them) from `smallest` to `largest`, both included; a single one is the smallest.
 
     Raises:
         ConfigurationError: no size, or fewer whole numbers in the range than sizes.
@@ -67,7 +67,7 @@ SMALLEST, LARGEST = 224, 512
 
 @dataclass(frozen=True)
 class ProfiledPair:
-    """One model with one algorithm, and the input sizes in ascending order."""
+    """A model with an algorithm, and the input sizes in ascending order."""
 
     settings: ProfileSettings
     sizes: tuple[int, ...]
@@ -75,7 +75,7 @@ class ProfiledPair:
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """What a command asks for.
+    """The values that a command requests.
 
     Attributes:
         stage: folder of the results below `output_dir`.
@@ -142,7 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def profile_config(arguments: argparse.Namespace) -> ProfileConfig:
-    """Everything that can be validated before a model is built.
+    """The configuration, with everything validated that can be before a model is built.
 
     Raises:
         ConfigurationError: what is unknown, missing, or does not go together.

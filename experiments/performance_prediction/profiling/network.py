@@ -28,7 +28,7 @@ from experiments.performance_prediction.profiling.records import ProfileSettings
 
 
 class AlgorithmConv2d(nn.Module):
-    """A convolution by a chosen algorithm, then the bias where there is one; no gradient.
+    """A convolution by a chosen algorithm, followed by the bias where there is one; no gradient.
 
     Args:
         replaced: whose weight and bias are used.
@@ -41,7 +41,7 @@ class AlgorithmConv2d(nn.Module):
         self.prepared = prepared
 
     def forward(self, given: Tensor) -> Tensor:
-        """Raises ConfigurationError for an input of another shape than the prepared one."""
+        """The convolution's output; raises ConfigurationError for an input of another shape than the prepared one."""
         if tuple(given.shape) != self.prepared.shape.input_shape:
             raise ConfigurationError(
                 f"the layer is prepared for an input of {self.prepared.shape.input_shape}, not {tuple(given.shape)}"
@@ -107,7 +107,9 @@ class SwappedConvolutions:
         return self._swapped
 
     def restore(self) -> None:
-        """Put the network's own convolutions back and release what the others hold; a second call does nothing."""
+        """Put the network's own convolutions back and release the resources of the others; a second call does
+        nothing.
+        """
         for name, module in self._swapped.items():
             self._model.set_submodule(name, module.replaced)
         self._swapped.clear()
@@ -170,13 +172,13 @@ class RunningNetwork:
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """What to hook, by layer."""
+        """The module to hook, by layer."""
         return {name: layer.module for name, layer in self.layers.items()}
 
 
 @contextmanager
 def running(model: nn.Module, shapes: Mapping[str, ConvShape], settings: ProfileSettings) -> Iterator[RunningNetwork]:
-    """Inside, the network's convolutions run as asked. For `torch` it is left as it is: the baseline.
+    """A context in which the network's convolutions run as requested. For `torch` it is unchanged: the baseline.
 
     Raises:
         AlgorithmRefused, OutOfMemory, CudnnFailed, ConfigurationError: as `SwappedConvolutions`.

@@ -70,7 +70,7 @@ def kernel_names(run: Callable[[], object], device: torch.device) -> tuple[str, 
 
 
 def kernel_names_of_each(runs: Sequence[Callable[[], object]], device: torch.device) -> list[tuple[str, ...]] | None:
-    """The same for several runs in one session, which takes long to begin and to end.
+    """The kernel names of several runs in one session, which takes long to begin and to end.
 
     None where there is no GPU, or where the session's list cannot be parted: a kernel that no run has, before each of
     them, is what it is parted at.
@@ -88,7 +88,7 @@ def kernel_names_of_each(runs: Sequence[Callable[[], object]], device: torch.dev
 
 
 def parted(names: Sequence[str], count: int) -> list[tuple[str, ...]] | None:
-    """The names behind each occurrence of the first one; None where it does not occur `count` times."""
+    """The names after each occurrence of the first one; None where it does not occur `count` times."""
     if not names or names.count(names[0]) != count:
         return None
     parts: list[list[str]] = []
@@ -101,7 +101,7 @@ def parted(names: Sequence[str], count: int) -> list[tuple[str, ...]] | None:
 
 
 def counted(names: Sequence[str]) -> str:
-    """Each name once, in the order in which they are met, with how often it ran: "a x2 + b"."""
+    """Each name once, in the order of first occurrence, with how often it ran: "a x2 + b"."""
     return " + ".join(name if times == 1 else f"{name} x{times}" for name, times in Counter(names).items())
 
 
@@ -120,7 +120,7 @@ def without_arguments(name: str) -> str:
 
 
 def layer_kernels(layers: Mapping[str, RunningLayer], device: torch.device) -> dict[str, tuple[str, ...]] | None:
-    """Kernels by layer, without those of the bias; None where they are not known. Layers of one shape are looked at
+    """Kernels by layer, without those of the bias; None where they are not known. Layers of one shape are measured
     once.
     """
     first: dict[ConvShape, RunningLayer] = {}

@@ -20,7 +20,7 @@ from experiments.performance_prediction.algorithms.support import CombinationRep
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """How a network is profiled, whatever the input size.
+    """The settings of a profile that do not depend on the input size.
 
     Attributes:
         on_unsupported: what happens to a layer that refuses `algorithm`.
@@ -41,7 +41,7 @@ class ProfileSettings:
 
 @dataclass(frozen=True)
 class WholeTimes:
-    """The whole-model pass; nothing is hooked.
+    """The results of the whole-model pass, in which nothing is hooked.
 
     Attributes:
         inferences_s: of each measured inference, from an idle device to the last operation's end.
@@ -58,7 +58,7 @@ class WholeTimes:
 
 @dataclass(frozen=True)
 class LayerPass:
-    """The layer pass.
+    """The results of the layer pass.
 
     Attributes:
         inferences_s: of each inference of this pass. On a GPU the host has queued it before it begins, so that it can
@@ -72,7 +72,7 @@ class LayerPass:
 
 @dataclass(frozen=True)
 class PowerWindow:
-    """What a power monitor saw between start and stop.
+    """The readings of a power monitor between start and stop.
 
     Attributes:
         seconds: from start to stop; None where nothing was read.
@@ -92,7 +92,7 @@ class PowerWindow:
 
 @dataclass(frozen=True)
 class InferenceEnergy:
-    """Energy of one inference, from a window in which it was repeated without a pause.
+    """The energy of one inference, from a window in which it was repeated without a pause.
 
     Attributes:
         joules, bound_j, power_w: idle power included; None with a `reason`.
@@ -113,7 +113,7 @@ class InferenceEnergy:
 
 @dataclass(frozen=True)
 class LayerError:
-    """Relative L2 distance of a layer's output from a float64 reference on the same input; None with a `reason`."""
+    """The relative L2 distance of a layer's output from a float64 reference on the same input; None with a `reason`."""
 
     relative: float | None
     reason: str | None
@@ -121,7 +121,7 @@ class LayerError:
 
 @dataclass(frozen=True)
 class SizeProfile:
-    """Everything about one input size.
+    """The profile of one input size.
 
     Attributes:
         errors: by layer.
@@ -148,7 +148,7 @@ _FAMILIES = ("NVIDIA ", "Tesla ", "GeForce ", "RTX ")
 
 
 def device_name(device: torch.device) -> str:
-    """As the driver or the kernel tells it."""
+    """The device's name as the driver or the kernel reports it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name() or "CPU"
 
 
@@ -165,7 +165,7 @@ def device_label(device: torch.device) -> str:
 
 
 def peaks_of(placement: Placement) -> Peaks:
-    """Peaks from the GPU's data sheet; None for the CPU."""
+    """The peaks from the GPU's data sheet; None for the CPU."""
     if placement.device.type != "cuda":
         return Peaks(None, None, None, None, "the peaks of a CPU are not known")
     products = {"fma": "float32", "tf32": "tf32"}.get(placement.precision, str(placement.dtype).removeprefix("torch."))
@@ -206,12 +206,12 @@ def provenance_cells(settings: ProfileSettings) -> Mapping[str, Cell]:
 
 
 def timestamp() -> str:
-    """Now, in UTC."""
+    """The current time in UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _driver(device: torch.device) -> tuple[str | None, float | None]:
-    """Version and enforced power limit; None where the driver does not tell."""
+    """The driver's version and the enforced power limit; None where the driver does not report them."""
     uuid = gpu_uuid(device)
     if uuid is None:
         return None, None

@@ -45,7 +45,7 @@ Rows = tuple[dict[str, Cell], list[dict[str, Cell]]]
 
 @dataclass(frozen=True)
 class SweepCount:
-    """Sizes of a combination: measured now, not measurable, there already."""
+    """The numbers of a combination's sizes: measured now, not measurable, measured before."""
 
     measured: int
     unmeasured: int
@@ -53,7 +53,8 @@ class SweepCount:
 
 
 def check_support(profiler: UnifiedProfiler, sizes: Sequence[int]) -> list[str]:
-    """Asks at the smallest and the largest size, between which an algorithm's limit may lie, before anything is timed.
+    """Check the support at the smallest and the largest size, between which an algorithm's limit may lie, before
+    anything is timed.
 
     Returns:
         Lines for the user where layers are not covered; such sizes become rows, or layers of them fall back.
@@ -78,7 +79,7 @@ def check_support(profiler: UnifiedProfiler, sizes: Sequence[int]) -> list[str]:
 
 
 def _report(profiler: UnifiedProfiler, size: int) -> CombinationReport | None:
-    """None where it cannot be asked for, for lack of memory or because cuDNN broke off: the size's row will say so."""
+    """The report of a size; None where memory was too small or cuDNN failed, which the size's row will say."""
     try:
         return profiler.support(size)
     except AlgorithmRefused:
@@ -92,7 +93,7 @@ def _report(profiler: UnifiedProfiler, size: int) -> CombinationReport | None:
 def sweep(
     profiler: UnifiedProfiler, tables: ResultTables, sizes: Sequence[int], gpu: str, stop: StopRequest
 ) -> SweepCount:
-    """Every size that has no row yet.
+    """Measure every size that has no row yet.
 
     Raises:
         Stopped: someone asked for it, between two sizes.
@@ -153,7 +154,7 @@ NOT_COVERED = 2
 
 
 def run_profiles(config: ProfileConfig, stop: StopRequest) -> int:
-    """Exit code: 0, or 2 where a combination is not covered; the others are measured all the same.
+    """Run all profiles. Exit code: 0, or 2 where a combination is not covered; the others are measured all the same.
 
     Raises:
         ConfigurationError: the device here is not the one that was requested.

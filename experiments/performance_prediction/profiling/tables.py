@@ -33,14 +33,14 @@ APPORTIONED = "apportioned by time"
 
 
 def layer_means_s(layers: LayerPass) -> dict[str, float]:
-    """Mean time of each layer."""
+    """The mean time of each layer."""
     return {name: math.fsum(seconds) / len(seconds) for name, seconds in layers.layers_s.items()}
 
 
 def layer_rows(
     profile: SizeProfile, element_bytes: int, peak_flops_per_s: float | None, known: Mapping[str, Cell]
 ) -> list[dict[str, Cell]]:
-    """One row a layer.
+    """The rows of layers.
 
     Args:
         element_bytes: of a number of input, weight and output.
@@ -117,7 +117,7 @@ def _time_cells(profile: SizeProfile, layer: str) -> dict[str, Cell]:
 
 
 def _by(pair: tuple[int, int]) -> str:
-    """ "3x3"."""
+    """A pair as text, such as "3x3"."""
     return f"{pair[0]}x{pair[1]}"
 
 
@@ -195,12 +195,12 @@ def measured_row(profile: SizeProfile, batch_size: int) -> dict[str, Cell]:
 
 
 def unmeasured_row(input_size: int, status: Status, reason: str) -> dict[str, Cell]:
-    """The same of a size that was not measured: no figure, and why."""
+    """The measured columns of a size that was not measured: no figure, and the reason."""
     return {**dict.fromkeys(MEASURED_COLUMNS), "input_size": input_size, "status": status, "reason": reason}
 
 
 def complete_row(measured: Mapping[str, Cell], provenance: Mapping[str, Cell]) -> dict[str, Cell]:
-    """All columns in their order; None where a row has no figure."""
+    """The row with all columns in their order; None in columns that it has no figure for."""
     known = {**measured, **provenance}
     return {column: known.get(column) for column in OVERALL_COLUMNS}
 
@@ -209,7 +209,7 @@ Row = Mapping[str, Cell]
 
 
 def combination_name(model: str, algorithm: str) -> str:
-    """As folders and files begin: spaces become underscores."""
+    """The beginning of folder and file names: spaces become underscores."""
     return f"{model}_{algorithm.replace(' ', '_')}"
 
 
@@ -230,7 +230,7 @@ class ResultTables:
         self.layers_path = self.folder / f"{name}_layers.csv"
 
     def done_sizes(self) -> frozenset[int]:
-        """Input sizes that have a row.
+        """The input sizes that have a row.
 
         Raises:
             ResultsError: the table is of another model, device, precision, …, or not one of this version's.
@@ -238,7 +238,7 @@ class ResultTables:
         return frozenset(_size_of(row) for row in self._overall())
 
     def append(self, overall: Row, layers: Sequence[Row]) -> None:
-        """One size's rows; none where another process has written them meanwhile. Raises as `done_sizes`."""
+        """Append one size's rows, unless another process has written them meanwhile. Raises as `done_sizes`."""
         with locked(self.overall_path):
             known = self._overall()
             done = {_size_of(row) for row in known}
