@@ -102,7 +102,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def implementations(model: nn.Module) -> dict[str, str | None]:
-    """transformers' attention and experts in force; None for a model without experts, or that is not transformers'.
+    """The attention and experts implementations in force; None for a model without experts, or that is not
+    transformers'.
 
     On a GPU `generate()` takes `batched_mm` for the decode steps where `grouped_mm` is in force, and so do the stages.
     """

@@ -48,7 +48,7 @@ from experiment_core_utils.tasks.interface import Sample
 
 
 class TransformersModel:
-    """Any image-text-to-text or causal language model of transformers behind the staged interface.
+    """The staged interface of an image-text-to-text or causal language model of transformers.
 
     Args:
         name: path or hub id that the model came from.

@@ -163,7 +163,7 @@ def _grids(crops: CropRange) -> list[tuple[int, int]]:
 
 
 def _canvases(crops: CropRange, tile: int) -> list[list[int]]:
-    """[height, width] in pixels of every grid."""
+    """The size [height, width] in pixels of every grid."""
     return [[rows * tile, cols * tile] for rows, cols in _grids(crops)]
 
 

@@ -46,7 +46,7 @@ class ProcessedImage:
 
 
 def tilings_within(crops: CropRange) -> list[Tiling]:
-    """All (rows, columns) whose product lies in the range, by product and then rows."""
+    """The tilings (rows, columns) whose product is in the range, by product and then rows."""
     most = crops.max_crops
     found = [(r, c) for r in range(1, most + 1) for c in range(-(-crops.min_crops // r), most // r + 1)]
     return sorted(found, key=lambda rc: (rc[0] * rc[1], rc[0]))

@@ -85,7 +85,7 @@ class Hypervolume:
 
 @dataclass(frozen=True)
 class Front:
-    """All settings, cheapest first, and the hypervolume up to (`reference_cost`, accuracy 0)."""
+    """The front of all settings, cheapest first, and the hypervolume up to (`reference_cost`, accuracy 0)."""
 
     points: tuple[FrontPoint, ...]
     reference_cost: float

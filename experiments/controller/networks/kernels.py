@@ -26,7 +26,7 @@ RMS_EPS = tl.constexpr(1e-8)
 def mean_row_kernel(  # type: ignore[no-untyped-def]
     ids, count, table, mean, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
 ):
-    """mean [WIDTH] of the `count` first rows `ids` of the table, zeros of none; programs: blocks of columns."""
+    """Compute mean [WIDTH] of the `count` first rows `ids` of the table, zeros of none; programs: blocks of columns."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < WIDTH
     number = tl.load(count)
@@ -74,7 +74,7 @@ def budget_kernel(  # type: ignore[no-untyped-def]
     COLUMNS: tl.constexpr,
     HIDDEN: tl.constexpr,
 ):
-    """A budget's features [CODE] -> its part of stage 1, known [width], and its token [HIDDEN].
+    """Compute a budget's part of stage 1, known [width], and its token [HIDDEN], from its features [CODE].
 
     `squares` [CODE + 1, CODE + 1] has the products of the columns of [embed, embed_bias]: by it the token's length is
     known before the token. Programs: blocks of the token's columns.
@@ -102,7 +102,9 @@ def budget_kernel(  # type: ignore[no-untyped-def]
 def inner_kernel(  # type: ignore[no-untyped-def]
     states, weight, known, known_row, inner, WIDTH: tl.constexpr, PADDED: tl.constexpr, STATES: tl.constexpr
 ):
-    """inner [w] = gelu(weight [w, STATES, WIDTH] times the normalised states + known [rows, w]); a program a neuron."""
+    """Compute inner [w] = gelu(weight [w, STATES, WIDTH] times the normalised states + known [rows, w]); a program a
+    neuron.
+    """
     neuron, width = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
@@ -127,7 +129,7 @@ def odds_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     VALUES: tl.constexpr,
 ):
-    """odds [values] = weight [values, width] times inner + bias; one program, padded to WIDTH and VALUES."""
+    """Compute odds [values] = weight [values, width] times inner + bias; one program, padded to WIDTH and VALUES."""
     value, column = tl.arange(0, VALUES), tl.arange(0, WIDTH)
     there = (value < values)[:, None] & (column < width)[None, :]
     weights = tl.load(weight + value[:, None] * width + column[None, :], mask=there, other=0.0)

@@ -39,7 +39,9 @@ def summed_norm_kernel(  # type: ignore[no-untyped-def]
     EMBED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """stream = source + the weighted sum of its experts' rows, in their order; unit = its norm. Programs: requests."""
+    """Compute stream = source + the weighted sum of its experts' rows, in their order, and unit = its norm. Programs:
+    requests.
+    """
     request = tl.program_id(0)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
@@ -76,7 +78,8 @@ def routed_norm_kernel(  # type: ignore[no-untyped-def]
     NORMALISE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """unit = the norm of `stream`; topk_ids [B, TOP_K], the experts with the largest logits, and their weights.
+    """Compute unit = the norm of `stream`, and topk_ids [B, TOP_K], the experts with the largest logits, with their
+    weights.
 
     Programs: (request, block of columns). Each gives its columns' `parts` [B, blocks, E] of the logits, and the last of
     a request to finish ranks its experts.

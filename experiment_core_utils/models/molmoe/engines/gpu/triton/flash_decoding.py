@@ -87,7 +87,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     PADDED_SPLITS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """attended [B, Q, D] of one token over the KV cache; programs: (head, split, request).
+    """Compute attended [B, Q, D] of one token over the KV cache; programs: (head, split, request).
 
     The first split also takes the new token, and stores its key and value.
     """

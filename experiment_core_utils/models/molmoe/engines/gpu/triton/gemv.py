@@ -72,7 +72,9 @@ def normed_product_kernel(  # type: ignore[no-untyped-def]
     EMBED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """output [B, rows] = weight [rows, WIDTH] times the norm of the stream; programs: (request, STEPS row blocks)."""
+    """Compute output [B, rows] = weight [rows, WIDTH] times the norm of the stream; programs: (request, STEPS row
+    blocks).
+    """
     request = tl.program_id(0)
     row = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
     column = tl.arange(0, PADDED)
@@ -108,8 +110,8 @@ def head_kernel(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """logits [B, rows] = weight [rows, WIDTH] times the norm of the stream, with each block's largest and its row, the
-    first of equal ones.
+    """Compute logits [B, rows] = weight [rows, WIDTH] times the norm of the stream, with each block's largest and its
+    row, the first of equal ones.
     """
     request = tl.program_id(0)
     block = tl.program_id(1)

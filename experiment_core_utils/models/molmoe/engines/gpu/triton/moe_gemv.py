@@ -83,7 +83,7 @@ def output_kernel(  # type: ignore[no-untyped-def]
     EMBED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """stream [B, rows] = source + weight [rows, WIDTH] times `attended`; programs: (request, block of rows).
+    """Compute stream [B, rows] = source + weight [rows, WIDTH] times `attended`; programs: (request, block of rows).
 
     With it the experts' order `topk_ids` [B, E], their weights `topk_weights` [B, E] (right for the first top_k), and
     `spread` [B], the factor of the norm before them.
@@ -144,7 +144,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """products [B, top_k, INNER] = silu(gate) * up; programs: (request and choice, STEPS blocks of rows).
+    """Compute products [B, top_k, INNER] = silu(gate) * up; programs: (request and choice, STEPS blocks of rows).
 
     The first program of each slot notes in `used` [B, top_k] whose weights it took.
     """
@@ -192,7 +192,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
     EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """stream [B, rows] += the weighted sum over choices, in their order; programs: (request, block of rows).
+    """Compute stream [B, rows] += the weighted sum over choices, in their order; programs: (request, block of rows).
 
     The first AT_ONCE slots' weights are read before the wait: the last kernel but one chose the experts.
     """

@@ -45,7 +45,8 @@ def small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """output [B, rows] = weight [rows, WIDTH] times `given` [B, WIDTH]; programs: (REQUESTS requests, block of rows).
+    """Compute output [B, rows] = weight [rows, WIDTH] times `given` [B, WIDTH]; programs: (REQUESTS requests, block of
+    rows).
 
     FULL: no program has fewer requests. ADDED: the products are added to what stands in `output`. RANKED: with each
     block's largest and its row, the first of equal ones, in `best_values` and `best_rows` [B, blocks].
