@@ -23,7 +23,7 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tiles_for
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import Card, tiles_for
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
@@ -91,14 +91,9 @@ def filled_kv_cache(decoder: DecoderWeights, batch: int) -> KVCache:
     return kv_cache
 
 
-@torch.inference_mode()
-def kernels(decoder: DecoderWeights, top_k: int) -> None:
-    """The rows of the kernels."""
-    kv_cache, tiles = filled_kv_cache(decoder, 1), tiles_for(decoder, top_k, MAX_SEQ_LEN)
-    buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, tiles)
-    step = DecodeStep(decoder, kv_cache, buffers, tiles, use_pdl=torch.cuda.get_device_capability()[0] >= 9)
-    step.launch(EngineKnobs(top_k, (0, 1)))
-    launches: dict[str, Callable[[BlockWeights, int], None]] = {
+def launches_of(step: DecodeStep, buffers: StepBuffers, top_k: int) -> dict[str, Callable[[BlockWeights, int], None]]:
+    """The launch of each kernel of a step, for a block and its place."""
+    return {
         "qkv": lambda block, row: step.launch_qkv(block, buffers.stream, embed=False),
         "attention": lambda block, row: step.launch_attention(block, row),
         "output": lambda block, row: step.launch_output(block, buffers.stream, top_k, embed=False),
@@ -106,6 +101,16 @@ def kernels(decoder: DecoderWeights, top_k: int) -> None:
         "down": lambda block, row: step.launch_down(block, top_k),
         "head": lambda block, row: step.launch_head(),
     }
+
+
+@torch.inference_mode()
+def kernels(decoder: DecoderWeights, top_k: int) -> None:
+    """One row a kernel."""
+    kv_cache, tiles = filled_kv_cache(decoder, 1), tiles_for(decoder, top_k, MAX_SEQ_LEN)
+    buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, tiles)
+    step = DecodeStep(decoder, kv_cache, buffers, tiles, use_pdl=Card.of(decoder.device).is_hopper)
+    step.launch(EngineKnobs(top_k, (0, 1)))
+    launches = launches_of(step, buffers, top_k)
     read = kernel_bytes(decoder, top_k, POSITIONS)
     graphs = CudaGraphPool(limit=len(launches))
     for name, launch in launches.items():

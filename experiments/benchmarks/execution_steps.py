@@ -18,10 +18,9 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, CudaGraphs, GraphCapturer, Reruns
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.gpu.decode import FIRST_OVERLAPPING
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tiles_for
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import Card, tiles_for
 from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import (
@@ -84,7 +83,7 @@ def decode_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights,
             name,
             _replayed(graph_capturer, DecodeStep(decoder, kv_cache, buffers, tiles, use_pdl=False), kv_cache, knobs),
         )
-    if torch.cuda.get_device_capability()[0] >= FIRST_OVERLAPPING:
+    if Card.of(decoder.device).is_hopper:
         step = DecodeStep(decoder, kv_cache, buffers, tiles, use_pdl=True)
         yield "the same, kernels overlapping", _replayed(graph_capturer, step, kv_cache, knobs)
 

@@ -12,11 +12,16 @@ import torch
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
-from experiment_core_utils.models.molmoe.engines.gpu.triton import grouped_gemm as grouped_product
 from experiment_core_utils.models.molmoe.engines.gpu.triton.batched_decode_forward import BatchBuffers, BatchedStep
 from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
-from experiment_core_utils.models.molmoe.engines.gpu.triton.small_batch_gemm import SmallBatchTile, small_batch_gemm
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import BatchTiles, StepTiles, Tile
+from experiment_core_utils.models.molmoe.engines.gpu.triton.small_batch_gemm import small_batch_gemm
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
+    BatchTiles,
+    ProductTile,
+    SmallBatchTile,
+    StepTiles,
+    Tile,
+)
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
 from tests.conftest import tiny_config
@@ -33,7 +38,7 @@ TILES = StepTiles(
     head=Tile(64, 4),
 )
 # The largest chunk of an expert has two parts, and popular experts need several chunks.
-EXPERTS = grouped_product.ProductTile(16, 16, head=2, tail=1, warps=4, stages=2)
+EXPERTS = ProductTile(16, 16, head=2, tail=1, warps=4, stages=2)
 SHARED = SmallBatchTile(32, 16, warps=4, stages=2)
 BATCH_TILES = BatchTiles(SHARED, TILES.attention, 3, SHARED, (EXPERTS, EXPERTS), SHARED)
 MAX_SEQ_LEN = 12

@@ -13,9 +13,10 @@ from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecor
 from experiment_core_utils.models.molmoe.engines.gpu.triton import prefill_forward as prefill_kernels
 from experiment_core_utils.models.molmoe.engines.gpu.triton import prefill_forward as split_kernels
 from experiment_core_utils.models.molmoe.engines.gpu.triton import vision_forward as vision_kernels
-from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import ProductTile, expert_rows
+from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import expert_rows
 from experiment_core_utils.models.molmoe.engines.gpu.triton.norms import norm
 from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import align_blocks, route
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import ProductTile
 from experiment_core_utils.models.molmoe.engines.gpu.vision import cut_patches, real_crops
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import fuse_decoder_weights, fuse_vision_weights

@@ -14,7 +14,7 @@ import torch
 from experiment_core_utils.models.common.cuda_graphs import WARM_UPS, CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tiles_for
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import Card, batch_tiles_for, tiles_for, tuning_of
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -27,17 +27,8 @@ MOST_EXPERTS, MOST_WIDTH = 128, 4096
 MOST_GRAPHS = 512
 
 
-# From so many requests on a step that reads weights once for all of them was the faster one on an H200, at MolmoE-1B's
-# widths and top-k 8 as well as 1; with 4 it was not.
-FEWEST_TOGETHER = 6
-
-
 # Its products take columns in steps of this at least.
 COLUMNS_AT_ONCE = 16
-
-
-# Launch with overlap (programmatic dependent launch) came with compute capability 9.
-FIRST_OVERLAPPING = 9
 
 
 def graphed_decode_unsupported_reason(decoder: DecoderWeights) -> str | None:
@@ -72,7 +63,8 @@ class GraphedDecode:
 
     Args:
         graphs: shared with the other stages' engines; None makes its own.
-        fewest_together: from so many requests on a step reads weights once for all, where its widths allow that.
+        fewest_together: from so many requests on a step reads weights once for all, where its widths allow that;
+            None takes the number that was the faster one on this card.
 
     Raises:
         ConfigurationError: `graphed_decode_unsupported_reason` has something against the decoder, or Triton is not
@@ -80,7 +72,7 @@ class GraphedDecode:
     """
 
     def __init__(
-        self, decoder: DecoderWeights, graphs: CudaGraphPool | None = None, fewest_together: int = FEWEST_TOGETHER
+        self, decoder: DecoderWeights, graphs: CudaGraphPool | None = None, fewest_together: int | None = None
     ) -> None:
         reason = graphed_decode_unsupported_reason(decoder)
         if reason is not None:
@@ -90,9 +82,11 @@ class GraphedDecode:
         self._graphs = CudaGraphPool(MOST_GRAPHS) if graphs is None else graphs
         self._kv_caches: dict[int, KVCache] = {}
         self._buffers: dict[tuple[int, int], Any] = {}
-        self._fewest_together = fewest_together if can_share_weights(decoder) else None
+        card = Card.of(decoder.device)
+        fewest = tuning_of(card.name).fewest_together if fewest_together is None else fewest_together
+        self._fewest_together = fewest if can_share_weights(decoder) else None
         self._stepped: tuple[int, int] | None = None
-        self._use_pdl = torch.cuda.get_device_capability(decoder.device)[0] >= FIRST_OVERLAPPING
+        self._use_pdl = card.is_hopper
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache) -> None:
         """See `DecodeEngine.warm_up`.
@@ -143,7 +137,7 @@ class GraphedDecode:
         decoder, size = self._decoder, (kv_cache.batch, kv_cache.max_seq_len)
         if self._fewest_together is not None and kv_cache.batch >= self._fewest_together:
             kind, buffers = self._batched.BatchedStep, self._batched.BatchBuffers
-            tiles = self._batched.batch_tiles_for(decoder, knobs.top_k, kv_cache.max_seq_len, kv_cache.batch)
+            tiles = batch_tiles_for(decoder, knobs.top_k, kv_cache.max_seq_len, kv_cache.batch)
         else:
             kind, buffers = self._kernels.DecodeStep, self._kernels.StepBuffers
             tiles = tiles_for(decoder, knobs.top_k, kv_cache.max_seq_len)

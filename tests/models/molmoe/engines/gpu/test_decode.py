@@ -10,19 +10,21 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import count_experts
 from experiment_core_utils.models.molmoe.engines.gpu.decode import (
-    FEWEST_TOGETHER,
     GraphedDecode,
     can_share_weights,
     graphed_decode_unsupported_reason,
     shape_unsupported_reason,
 )
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import graphed_prefill_unsupported_reason
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import TUNINGS
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferenceDecode
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 from tests.same_floats import assert_same_floats
+
+FEWEST_TOGETHER = TUNINGS["H200"].fewest_together
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 KNOBS = EngineKnobs(3, (0, 1, 3))

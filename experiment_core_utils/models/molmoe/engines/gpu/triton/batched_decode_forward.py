@@ -17,11 +17,9 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.flash_decoding impor
 from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import launch_next_token
 from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import expert_rows
 from experiment_core_utils.models.molmoe.engines.gpu.triton.small_batch_gemm import small_batch_gemm
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import BatchTiles, batch_tiles_for
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import BatchTiles
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
-
-__all__ = ["BatchBuffers", "BatchedStep", "batch_tiles_for"]
 
 
 @dataclass(frozen=True)

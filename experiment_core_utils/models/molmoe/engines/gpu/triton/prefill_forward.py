@@ -10,12 +10,7 @@ from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import (
-    FEWEST_ROWS,
-    ProductTile,
-    expert_rows,
-    tiles_of_few_rows,
-)
+from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import expert_rows
 from experiment_core_utils.models.molmoe.engines.gpu.triton.norms import (
     apply_rope_and_store,
     combine_norm,
@@ -23,11 +18,13 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.norms import (
     norm_last,
 )
 from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import route
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
+    FEWEST_ROWS,
+    Card,
+    ProductTile,
+    tiles_of_few_rows,
+)
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
-
-# The first generation of GPUs on which cuDNN's kernel is the faster one: on an H200 it takes 25 us where the flash
-# kernel takes 60 for a prompt of 1053 tokens, and 64 where that takes 86 for 13 crops.
-FIRST_WITH_FASTER_CUDNN = 9
 
 
 def attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:
@@ -56,7 +53,9 @@ def attention_of_last(
 def _cudnn_is_faster(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool, grouped: bool
 ) -> bool:
-    if not queries.is_cuda or torch.cuda.get_device_capability(queries.device)[0] < FIRST_WITH_FASTER_CUDNN:
+    # On an H200 it takes 25 us where the flash kernel takes 60 for a prompt of 1053 tokens, and 64 where that takes 86
+    # for 13 crops.
+    if not Card.of(queries.device).is_hopper:
         return False
     return can_use_cudnn_attention(SDPAParams(queries, keys, values, None, 0.0, causal, grouped))
 

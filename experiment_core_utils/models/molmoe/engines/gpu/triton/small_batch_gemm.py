@@ -3,7 +3,6 @@
 Sums are in float32; the rows are in the weights' dtype. Importing this module needs Triton.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,19 +10,10 @@ import triton
 import triton.language as tl
 
 from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import launch, wait_for_previous
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import SmallBatchTile
 
 # Requests of one program: a product on tensor cores takes 16 at least, and registers bound them.
 FEWEST_REQUESTS, MOST_REQUESTS = 16, 64
-
-
-@dataclass(frozen=True)
-class SmallBatchTile:
-    """Sizes of one program: rows of the weight and columns of one step, warps, and loads in flight."""
-
-    rows: int
-    step: int
-    warps: int
-    stages: int
 
 
 @triton.jit

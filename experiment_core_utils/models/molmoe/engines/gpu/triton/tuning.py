@@ -1,40 +1,74 @@
-"""Tile sizes of the decode step's kernels, by a decoder's widths, top-k and the length of the KV cache."""
+"""Tile sizes of the GPU's own kernels, by device, and what a device can do.
+
+`TUNINGS` has a row for each card that was measured; any other runs with the H200's, and results say so.
+`python -m experiments.benchmarks.tune` measures the row of the card at hand and prints it. A row holds what was fastest
+at MolmoE-1B's widths in bfloat16; for other widths and dtypes the functions below take tiles of as many bytes, or such
+as fit. Importing this module does not need Triton.
+"""
 
 from dataclasses import dataclass
 
-from experiment_core_utils.models.molmoe.engines.gpu.triton import grouped_gemm as grouped_product
-from experiment_core_utils.models.molmoe.engines.gpu.triton import tuning as tiles
-from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import (
-    FEWEST_ROWS,
-    MOST_ROWS,
-    divisor,
-    tiles_of_few_rows,
-)
-from experiment_core_utils.models.molmoe.engines.gpu.triton.small_batch_gemm import SmallBatchTile
+import torch
+
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 
-# Sizes of tiles, and the choices between kernels, were measured on this card alone.
-TUNED_ON = "H200"
+# Programs that share one head's positions are no more than are put together at once.
+MOST_SPLITS = 32
+
+
+# The same in a step of several requests, at least and at most.
+FEWEST_BATCH_SPLITS, MOST_BATCH_SPLITS = 2, 24
 
 
 # Slots whose down-projections a program reads before it multiplies them.
 SLOTS_AT_ONCE = 8
 
 
-def untuned_reason(card: str) -> str | None:
-    """The note that the project's kernels were not tuned on a card of that name; None on the one that they were tuned
-    on.
+# Shared memory of a program, in bytes, that the widest tile takes.
+MEMORY_OF_WIDE_TILES = 160 * 1024
+
+
+# Rows of one expert where they are few: what tensor cores take at least, and what shared memory bounds.
+FEWEST_ROWS, MOST_ROWS = 16, 32
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a device can do; everything is missing where it is no CUDA device.
+
+    Attributes:
+        capability: the first number of its compute capability.
+        shared_memory: bytes that a program may have.
     """
-    return (
-        None if TUNED_ON in card else f"own kernels run with sizes that were tuned on an {TUNED_ON}, not on an {card}"
-    )
+
+    name: str = ""
+    capability: int = 0
+    shared_memory: int = 0
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Card":
+        """The card of a device."""
+        if device.type != "cuda":
+            return cls()
+        found = torch.cuda.get_device_properties(device)
+        return cls(found.name, found.major, getattr(found, "shared_memory_per_block_optin", 0))
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether its tensor cores multiply tf32."""
+        return self.capability >= 8
+
+    @property
+    def is_hopper(self) -> bool:
+        """Whether it has what came with Hopper: PDL (launches that overlap), bulk copies, cuDNN's faster attention."""
+        return self.capability >= 9
 
 
 @dataclass(frozen=True)
 class Tile:
     """Sizes of one program: in each of so many steps, so many rows of a weight, by so many warps.
 
-    In attention the rows are positions of the store, and the steps as many as there are.
+    In attention the rows are positions of the KV cache, and the steps as many as there are.
     """
 
     rows: int
@@ -43,8 +77,122 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class ReadTile:
+    """A `Tile` of weight rows that fill so many KiB.
+
+    A tile is read by one load for each thread's part, so that all of it is on its way at once; registers bound it.
+    Where a tile has two steps, the second is read while the first is multiplied.
+    """
+
+    kibibytes: int
+    warps: int
+    steps: int = 1
+
+    def of_rows(self, row_bytes: int) -> Tile:
+        """The power of two of rows that fill it, at least 1."""
+        padded = 1 << (row_bytes - 1).bit_length()
+        return Tile(max(1, self.kibibytes * 1024 // padded), self.warps, self.steps)
+
+
+@dataclass(frozen=True)
+class SmallBatchTile:
+    """Rows of the weight and columns of one step that a program takes, its warps, and its loads in flight."""
+
+    rows: int
+    step: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """Sizes of one program: weight rows, factor step, rows of the two parts of a chunk, warps and loads in flight.
+
+    Without a second part (`tail` 0) every chunk is computed as a whole one, which takes less shared memory.
+    `bulk`: the weights come by the bulk copy engine, which GPUs have from Hopper on.
+    """
+
+    strip: int
+    step: int
+    head: int
+    tail: int
+    warps: int
+    stages: int
+    bulk: bool = False
+
+    @property
+    def chunk(self) -> int:
+        """Rows of one expert that a program takes at once."""
+        return self.head + self.tail
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was fastest on one card.
+
+    Attributes:
+        qkv, attention, output, gate_up, down, head: kernels of a decode step of one request.
+        fewest_splits: programs that share one head's positions there: many enough to fill the card.
+        fewest_together: from so many requests on a step that reads weights once for all of them is the faster one.
+        attention_programs: about so many share all heads' positions there.
+        batch_dense: its QKV product and its head.
+        batch_output: its output product.
+        prefill_gate_up, prefill_down: grouped GEMM of a prompt's experts.
+    """
+
+    qkv: ReadTile
+    attention: ReadTile
+    output: ReadTile
+    gate_up: ReadTile
+    down: ReadTile
+    head: ReadTile
+    fewest_splits: int
+    fewest_together: int
+    attention_programs: int
+    batch_dense: SmallBatchTile
+    batch_output: SmallBatchTile
+    prefill_gate_up: ProductTile
+    prefill_down: ProductTile
+
+
+# By a part of the card's name.
+TUNINGS = {
+    "H200": Tuning(
+        qkv=ReadTile(kibibytes=16, warps=4, steps=2),
+        attention=ReadTile(kibibytes=16, warps=2),
+        output=ReadTile(kibibytes=32, warps=4),
+        gate_up=ReadTile(kibibytes=8, warps=4, steps=2),
+        down=ReadTile(kibibytes=32, warps=4),
+        head=ReadTile(kibibytes=32, warps=8),
+        fewest_splits=24,
+        fewest_together=6,
+        attention_programs=512,
+        batch_dense=SmallBatchTile(rows=64, step=128, warps=4, stages=4),
+        batch_output=SmallBatchTile(rows=16, step=128, warps=4, stages=4),
+        prefill_gate_up=ProductTile(strip=128, step=64, head=128, tail=32, warps=8, stages=3),
+        prefill_down=ProductTile(strip=256, step=64, head=128, tail=32, warps=8, stages=4, bulk=True),
+    ),
+}
+
+
+DEFAULT = "H200"
+
+
+def tuning_of(card: str) -> Tuning:
+    """The row of a card of that name, or the default's."""
+    return next((row for name, row in TUNINGS.items() if name in card), TUNINGS[DEFAULT])
+
+
+def untuned_reason(card: str) -> str | None:
+    """What is to be said of own kernels on a card of that name; None on one that has a row."""
+    if any(name in card for name in TUNINGS):
+        return None
+    return f"own kernels run with sizes that were tuned on an {DEFAULT}, not on an {card}"
+
+
+@dataclass(frozen=True)
 class StepTiles:
-    """The tiles of all kernels of a decode step."""
+    """The tiles of a decode step of one request."""
 
     qkv: Tile
     attention: Tile
@@ -55,77 +203,107 @@ class StepTiles:
     head: Tile
 
 
-# Programs that share one head's positions: many enough to fill the card, and no more than are put together at once.
-FEWEST_SPLITS, MOST_SPLITS = 24, 32
-
-
-def tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int) -> StepTiles:
-    """The tiles that were fastest on an H200 at MolmoE-1B's widths in bfloat16; for others, tiles of as many bytes.
-
-    A tile is read by one load for each thread's share, so that all of it is on its way at once; registers bound it.
-    Where a tile has two steps, the second is read while the first is multiplied.
-    """
-    width, inner, size = decoder.width, decoder.expert_width, decoder.dtype.itemsize
-    attended = decoder.num_heads * decoder.head_width
-    positions = _rows(16, decoder.head_width * size)
-    used = min(top_k, SLOTS_AT_ONCE)
+def tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int, row: Tuning | None = None) -> StepTiles:
+    """The tiles of a decode step by a row of the table; None takes that of the decoder's device."""
+    tuned = tuning_of(Card.of(decoder.device).name) if row is None else row
+    size = decoder.dtype.itemsize
+    width, inner, head = decoder.width * size, decoder.expert_width * size, decoder.head_width * size
+    attention, down = tuned.attention.of_rows(head), tuned.down.of_rows(min(top_k, SLOTS_AT_ONCE) * inner)
     return StepTiles(
-        qkv=Tile(_rows(16, width * size), 4, 2),
-        attention=Tile(positions, 2),
-        splits=min(MOST_SPLITS, max(FEWEST_SPLITS, -(-max_seq_len // positions))),
-        output=Tile(_rows(32, attended * size), 4),
-        gate_up=Tile(_rows(8, width * size), 4, 2),
-        down=Tile(min(2, _rows(32, used * inner * size)), 4),
-        head=Tile(_rows(32, width * size), 8),
+        qkv=tuned.qkv.of_rows(width),
+        attention=attention,
+        splits=min(MOST_SPLITS, max(tuned.fewest_splits, -(-max_seq_len // attention.rows))),
+        output=tuned.output.of_rows(decoder.num_heads * head),
+        gate_up=tuned.gate_up.of_rows(width),
+        down=Tile(min(2, down.rows), down.warps),
+        head=tuned.head.of_rows(width),
     )
-
-
-def _rows(kibibytes: int, row_bytes: int) -> int:
-    """The power of two of rows that fills so many kibibytes, at least 1."""
-    return max(1, kibibytes * 1024 // _padded(row_bytes))
-
-
-def _padded(size: int) -> int:
-    """The smallest power of two that is not below a size."""
-    return 1 << (size - 1).bit_length()
-
-
-# A head's positions are shared out over so many programs that there are about so many in all, within these bounds.
-ATTENTION_PROGRAMS, FEWEST_BATCH_SPLITS, MOST_BATCH_SPLITS = 512, 2, 24
 
 
 @dataclass(frozen=True)
 class BatchTiles:
-    """The tiles of all kernels of a step of several requests."""
+    """The tiles of a decode step of several requests together."""
 
     qkv: SmallBatchTile
-    attention: tiles.Tile
+    attention: Tile
     splits: int  # programs that share one head's positions
     output: SmallBatchTile
-    experts: tuple[grouped_product.ProductTile, grouped_product.ProductTile]  # gate and up; down
+    experts: tuple[ProductTile, ProductTile]  # gate and up; down
     head: SmallBatchTile
 
 
 def batch_tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int, batch: int) -> BatchTiles:
-    """The tiles that were fastest on an H200 at MolmoE-1B's widths in bfloat16; for others, some that fit."""
-    half = decoder.dtype.itemsize == 2
-    step = divisor(decoder.width, 128 if half else 32)
-    single = tiles.tiles_for(decoder, top_k, max_seq_len)
-    programs = batch * decoder.num_heads
-    stages = 4 if half else 2
+    """As `tiles_for`, for a step of several requests."""
+    tuned = tuning_of(Card.of(decoder.device).name)
+    programs, rows = batch * decoder.num_heads, _rows_of_expert(decoder, top_k, batch)
+    dense = _fitting(tuned.batch_dense, decoder.width, decoder.dtype)
     return BatchTiles(
-        qkv=SmallBatchTile(64, step, 4, stages),
-        attention=single.attention,
-        splits=min(MOST_BATCH_SPLITS, max(FEWEST_BATCH_SPLITS, -(-ATTENTION_PROGRAMS // programs))),
-        output=SmallBatchTile(16, divisor(decoder.num_heads * decoder.head_width, 128 if half else 32), 4, stages),
-        experts=tiles_of_few_rows(
-            decoder.width, decoder.expert_width, decoder.head, _rows_of_expert(decoder, top_k, batch)
-        ),
-        head=SmallBatchTile(64, step, 4, stages),
+        qkv=dense,
+        attention=tiles_for(decoder, top_k, max_seq_len, tuned).attention,
+        splits=min(MOST_BATCH_SPLITS, max(FEWEST_BATCH_SPLITS, -(-tuned.attention_programs // programs))),
+        output=_fitting(tuned.batch_output, decoder.num_heads * decoder.head_width, decoder.dtype),
+        experts=tiles_of_few_rows(decoder.width, decoder.expert_width, decoder.head, rows),
+        head=dense,
     )
+
+
+def _fitting(tile: SmallBatchTile, width: int, dtype: torch.dtype) -> SmallBatchTile:
+    if dtype.itemsize == 2:
+        return SmallBatchTile(tile.rows, divisor(width, tile.step), tile.warps, tile.stages)
+    return SmallBatchTile(tile.rows, divisor(width, 32), tile.warps, 2)
 
 
 def _rows_of_expert(decoder: DecoderWeights, top_k: int, batch: int) -> int:
     """The power of two above twice the rows that an expert gets where all are chosen equally often."""
     twice = 2 * batch * top_k // decoder.num_experts
     return min(max(1 << twice.bit_length(), FEWEST_ROWS), MOST_ROWS)
+
+
+def prefill_tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[ProductTile, ProductTile]:
+    """Tiles of a prompt's two grouped products (gate and up; down), for weights like these.
+
+    Both share one list of chunks, so both take the same number of rows.
+    """
+    card, sizes = Card.of(like.device), ((expert_width, width), (width, expert_width))
+    is_wide = card.shared_memory >= MEMORY_OF_WIDE_TILES
+    if like.dtype == torch.float32:
+        stages = 3 if is_wide else 2
+        first, second = (ProductTile(divisor(n, 64), divisor(k, 32), 64, 32, warps=4, stages=stages) for n, k in sizes)
+    elif not is_wide or min(divisor(n, 128) for n, _ in sizes) < 128:
+        first, second = (ProductTile(divisor(n, 64), divisor(k, 64), 64, 32, warps=4, stages=3) for n, k in sizes)
+    else:
+        tuned = tuning_of(card.name)
+        first, second = (
+            _fitting_product(tile, n, k, card.is_hopper)
+            for tile, (n, k) in zip((tuned.prefill_gate_up, tuned.prefill_down), sizes, strict=True)
+        )
+    return first, second
+
+
+def _fitting_product(tile: ProductTile, outer: int, inner: int, is_hopper: bool) -> ProductTile:
+    """The tile with sizes that divide the weight's; without bulk copies the largest is too large."""
+    step = divisor(inner, tile.step)
+    if tile.bulk and not is_hopper:
+        return ProductTile(128, step, tile.head, tile.tail, warps=8, stages=3)
+    return ProductTile(divisor(outer, tile.strip), step, tile.head, tile.tail, tile.warps, tile.stages, tile.bulk)
+
+
+def tiles_of_few_rows(width: int, expert_width: int, like: torch.Tensor, rows: int) -> tuple[ProductTile, ProductTile]:
+    """As `prefill_tiles_for`, where reading weights is what takes the time: chunks of `rows`, FEWEST_ROWS to
+    MOST_ROWS.
+    """
+    card = Card.of(like.device)
+    wide = card.shared_memory >= MEMORY_OF_WIDE_TILES and like.dtype != torch.float32
+    most, steps = (128, 128 if card.is_hopper else 64) if wide else (64, 32)
+
+    def tile(outer: int, inner: int, warps: int) -> ProductTile:
+        strip, step = divisor(outer, most), divisor(inner, steps)
+        bulk = card.is_hopper and wide and strip == most
+        return ProductTile(strip, step, head=rows, tail=0, warps=warps, stages=3 if wide else 2, bulk=bulk)
+
+    return tile(expert_width, width, 8 if wide else 4), tile(width, expert_width, 4)
+
+
+def divisor(size: int, most: int) -> int:
+    """The largest power of two up to `most` that divides `size`."""
+    return min(size & -size, most)
