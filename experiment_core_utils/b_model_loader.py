@@ -19,13 +19,13 @@ from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.text import Quantisation, TextConfig, validated
 from experiment_core_utils.models.common.checkpoint_files import (
     check_files,
-    compatible_attentions,
     download,
     refuse_hub_code,
     refuse_misfit,
     refuse_not_finite,
     refuse_too_large,
 )
+from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import supported_types
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.models.hf.adapter import TransformersModel

@@ -14,7 +14,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from experiment_core_utils.config.text import ImpossibleCombination, TextConfig
 from experiment_core_utils.models.common.checkpoint_files import (
     check_files,
-    compatible_attentions,
     download,
     refuse_files_not_finite,
     refuse_hub_code,
@@ -23,6 +22,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_too_large,
     weights_stamp,
 )
+from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import (
     own_method,
     refuse_impossible,

@@ -13,7 +13,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import GenerationConfig
 from transformers.utils import is_kernels_available
 
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
@@ -199,14 +199,6 @@ def refuse_hub_code(attention: str | None, named: str, compatible: Sequence[str]
             f"{named}: {attention} needs the package flash-attn and a GPU; transformers would fetch a kernel from the "
             "hub in its place, which is not run; install flash-attn, or give sdpa or eager"
         )
-
-
-def compatible_attentions(auto_class: Any, config: PreTrainedConfig) -> Sequence[str] | None:
-    """The flash attentions that a model's class takes; None where it takes any."""
-    try:
-        return getattr(auto_class._model_mapping[type(config)], "_compatible_flash_implementations", None)
-    except (KeyError, AttributeError):
-        return None
 
 
 def refuse_not_finite(model: nn.Module, folder: Path) -> None:

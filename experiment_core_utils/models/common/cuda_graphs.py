@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from experiment_core_utils.models.common.private_apis import end_allocation_to_pool, release_pool
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 
@@ -119,11 +120,11 @@ class CudaGraphs:
         graph.reset()
         device = self._capturing.device_index
         try:
-            torch._C._cuda_endAllocateToPool(device, self._pool)
+            end_allocation_to_pool(device, self._pool)
         except RuntimeError:
             pass  # The capture had ended, and what it held went with the graph.
         else:
-            torch._C._cuda_releasePool(device, self._pool)
+            release_pool(device, self._pool)
             # torch's allocator of host memory keeps asking it whether it is being captured.
             self._unfinished.append(graph)
         # A pool that no graph holds any more cannot be captured into again.

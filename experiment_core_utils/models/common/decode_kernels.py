@@ -1,8 +1,7 @@
 """transformers' choice of experts' kernels: the switch that `generate()` makes for decode steps, and what really ran.
 
 On a GPU `generate()` decodes with `batched_mm` where `grouped_mm` is in force. The switch walks over all modules, so
-that it belongs around a loop of steps; a step outside of any such loop makes it for itself. This is the one place that
-knows transformers' private name of it, which releases 5.17 to 5.23 share.
+that it belongs around a loop of steps; a step outside of any such loop makes it for itself.
 """
 
 from collections.abc import Iterator
@@ -13,13 +12,20 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from experiment_core_utils.models.common.private_apis import (
+    computes_experts,
+    decode_kernels_switch,
+    experts_implementation,
+    owns_experts,
+)
+
 
 class DecodeKernels:
     """The switch of one model's experts to the kernels of decode steps."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         # Not in all versions, and not in models that do not generate.
-        self._switched: Any = getattr(model, "_optimize_model_for_decode", None)
+        self._switched = decode_kernels_switch(model)
         self._are_taken = False
 
     @property
@@ -48,7 +54,7 @@ class DecodeKernels:
 def experts_in_force(model: nn.Module) -> str | None:
     """The experts implementation of the config; None for a model without experts, or that is not transformers'."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    return next((part.config._experts_implementation for part in parts if part._can_set_experts_implementation()), None)
+    return next((experts_implementation(part.config) for part in parts if owns_experts(part)), None)
 
 
 class RanExperts:
@@ -56,7 +62,7 @@ class RanExperts:
 
     def __init__(self, model: nn.Module) -> None:
         # What transformers' decorator of experts gives to each class of them.
-        self._experts = [module for module in model.modules() if hasattr(module, "_apply_gate")]
+        self._experts = [module for module in model.modules() if computes_experts(module)]
         self._found: dict[str, None] = {}
         self._handles: list[Any] = []
 
@@ -74,4 +80,4 @@ class RanExperts:
             handle.remove()
 
     def _note(self, module: Any, _inputs: Any) -> None:
-        self._found[str(module.config._experts_implementation)] = None
+        self._found[str(experts_implementation(module.config))] = None

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, experts_in_force
+from experiment_core_utils.models.common.private_apis import attention_implementation
 from experiment_core_utils.models.common.quantisation import own_method
 from experiment_core_utils.records.requests import ArchitectureSizes
 
@@ -113,7 +114,7 @@ def implementations(model: nn.Module) -> dict[str, str | None]:
     with torch.no_grad(), DecodeKernels(model).taken():
         decode = experts_in_force(model)
     return {
-        "attn_implementation": model.config.get_text_config(decoder=True)._attn_implementation,
+        "attn_implementation": attention_implementation(model.config.get_text_config(decoder=True)),
         "experts_implementation": experts,
         "experts_implementation_decode": decode,
     }

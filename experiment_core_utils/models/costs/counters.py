@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 from transformers import PreTrainedModel
 
+from experiment_core_utils.models.common.private_apis import without_weights
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
 
 # Counting pictures of these operators, which torch's counter does not know; rows are routed token-expert pairs.
@@ -170,7 +171,7 @@ def meta_twin(model: nn.Module) -> PreTrainedModel:
     vars(config).pop("quantization_config", None)
     try:
         with torch.device("meta"):
-            twin = type(model)._from_config(config, attn_implementation="eager", dtype=torch.float32)
+            twin = without_weights(model, config)
     except (RuntimeError, NotImplementedError, ValueError, TypeError, LookupError) as error:
         raise MeterUnavailable(f"no copy of {type(model).__name__} without weights: {first_line(error)}") from error
     # An architecture without experts may refuse.

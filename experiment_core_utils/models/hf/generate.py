@@ -20,6 +20,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation import BaseStreamer
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
+from experiment_core_utils.models.common.private_apis import carried_kwargs, position_ids, takes_dynamic_cache
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.records.requests import StageName, TimedTokens
@@ -204,7 +205,7 @@ class GenerateStages:
         ids = inputs["input_ids"]
         kwargs = {name: value for name, value in inputs.items() if name != "input_ids"}
         if self._takes_positions:
-            kwargs["position_ids"] = model._prepare_position_ids_for_generation(ids, kwargs)
+            kwargs["position_ids"] = position_ids(model, ids, kwargs)
         if "attention_mask" in kwargs and bool((kwargs["attention_mask"] == 1).all()):
             kwargs["attention_mask"] = None
         kwargs |= self._last_only
@@ -251,8 +252,7 @@ class GenerateStages:
         del state.steps[-steps:]
 
     def _carried_on(self, outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        carried: dict[str, Any] = self._model._update_model_kwargs_for_generation(outputs, dict(kwargs))
-        return carried
+        return carried_kwargs(self._model, outputs, kwargs)
 
 
 def stages_unsupported_reason(model: PreTrainedModel, made: Set[str]) -> str | None:
@@ -262,7 +262,7 @@ def stages_unsupported_reason(model: PreTrainedModel, made: Set[str]) -> str | N
         model: after its decoder ran a prompt.
         made: its `loose_tensors` before that.
     """
-    if not model._supports_default_dynamic_cache():
+    if not takes_dynamic_cache(model):
         return "it has its own kind of cache, which prefill and decode steps cannot share outside generate()"
     left = sorted(loose_tensors(model) - made)
     if left:

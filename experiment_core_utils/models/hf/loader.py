@@ -28,6 +28,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_not_finite,
     refuse_too_large,
 )
+from experiment_core_utils.models.common.private_apis import owns_experts
 from experiment_core_utils.models.common.quantisation import (
     QuantisationOptions,
     own_method,
@@ -223,7 +224,7 @@ def _with_experts(model: Any, load_options: LoadOptions) -> Any:
 
 def _owners_of_experts(model: PreTrainedModel) -> list[PreTrainedModel]:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
-    return [part for part in parts if part._can_set_experts_implementation()]
+    return [part for part in parts if owns_experts(part)]
 
 
 def _validate_quantisation(source: HFSource, load_options: LoadOptions) -> None:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, StaticLayer
 
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
+from experiment_core_utils.models.common.private_apis import set_cached_tokens
 from experiment_core_utils.models.hf.generate import GenerationState
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -143,7 +144,7 @@ class FixedCacheDecode:
     def _set_length(self, tokens: int) -> None:
         self._length = tokens
         for layer in self._cache.layers:
-            layer.cumulative_length.fill_(tokens)
+            set_cached_tokens(layer, tokens)
 
     def _run(self) -> None:
         step = self._step

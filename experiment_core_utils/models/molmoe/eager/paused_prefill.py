@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
 
+from experiment_core_utils.models.common.private_apis import attention_implementation
 from experiment_core_utils.models.molmoe.engines.kv_cache import suffix_mask, suffix_positions
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
@@ -234,7 +235,7 @@ def trace_prompts(
         rows: embeddings [R, H].
     """
     before = shared.shape[1] - 1
-    if not before or model.config.text_config._attn_implementation not in TAKE_ANY_MASK:
+    if not before or attention_implementation(model.config.text_config) not in TAKE_ANY_MASK:
         prompts = (torch.cat([shared, text[None]], dim=1) for text in texts)
         return [trace_prefill(model, prompt, features, blocks, rows) for prompt in prompts]
     model.reset_knobs()

@@ -1,0 +1,81 @@
+"""The private names of torch and transformers that models use, each in one function.
+
+A release may drop any of them. `TRIED_WITH` gives the releases that have them all; look here first after an upgrade.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+TRIED_WITH = {"torch": ("2.13",), "transformers": ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")}
+
+
+def end_allocation_to_pool(device: int, pool: Any) -> None:
+    """Take the allocator out of a pool that a broken capture left it in; RuntimeError where the capture had ended."""
+    torch._C._cuda_endAllocateToPool(device, pool)
+
+
+def release_pool(device: int, pool: Any) -> None:
+    """Give a pool of a broken capture back."""
+    torch._C._cuda_releasePool(device, pool)
+
+
+def decode_kernels_switch(model: PreTrainedModel) -> Any:
+    """What makes the context of `generate()`'s decode steps; None in a model that does not generate."""
+    return getattr(model, "_optimize_model_for_decode", None)
+
+
+def owns_experts(part: PreTrainedModel) -> bool:
+    """Whether the part has experts whose implementation can be chosen."""
+    return bool(part._can_set_experts_implementation())
+
+
+def experts_implementation(config: Any) -> str | None:
+    """The implementation of experts in force."""
+    return config._experts_implementation  # type: ignore[no-any-return]
+
+
+def computes_experts(module: nn.Module) -> bool:
+    """Whether transformers' decorator of experts made the module's class."""
+    return hasattr(module, "_apply_gate")
+
+
+def attention_implementation(config: Any) -> str | None:
+    """The implementation of attention in force."""
+    return config._attn_implementation  # type: ignore[no-any-return]
+
+
+def compatible_attentions(auto_class: Any, config: PreTrainedConfig) -> Sequence[str] | None:
+    """The flash attentions that a model's class takes; None where it takes any."""
+    try:
+        return getattr(auto_class._model_mapping[type(config)], "_compatible_flash_implementations", None)
+    except (KeyError, AttributeError):
+        return None
+
+
+def without_weights(model: PreTrainedModel, config: PreTrainedConfig) -> Any:
+    """Another model of the class, in float32 with eager attention, on the device in force."""
+    return type(model)._from_config(config, attn_implementation="eager", dtype=torch.float32)
+
+
+def position_ids(model: PreTrainedModel, ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Any:
+    """The positions of a prompt, as `generate()` makes them."""
+    return model._prepare_position_ids_for_generation(ids, kwargs)
+
+
+def carried_kwargs(model: PreTrainedModel, outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What `generate()` gives to the next step."""
+    return model._update_model_kwargs_for_generation(outputs, dict(kwargs))  # type: ignore[no-any-return]
+
+
+def takes_dynamic_cache(model: PreTrainedModel) -> bool:
+    """Whether the family keeps keys and values in transformers' own cache."""
+    return bool(model._supports_default_dynamic_cache())
+
+
+def set_cached_tokens(layer: Any, tokens: int) -> None:
+    """Put a layer of a static cache so far, on its device."""
+    layer.cumulative_length.fill_(tokens)
