@@ -9,11 +9,15 @@ _REWEIGHTINGS = 8
 _HUBER = 1.345
 
 
-def relative_nonnegative(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """[P] coefficients >= 0 of `columns` [S, P] with the least sum of squared errors relative to `target` [S] > 0."""
-    scale = columns.mean(axis=0)
-    # Columns of like size keep their digits.
-    scale = np.where(scale > 0, scale, 1.0)
+def relative_nonnegative(columns: np.ndarray, target: np.ndarray, *, scaled: bool = False) -> np.ndarray:
+    """[P] coefficients >= 0 of `columns` [S, P] with the least sum of squared errors relative to `target` [S] > 0.
+
+    Args:
+        scaled: each column is divided by its mean, so that none loses digits; otherwise they keep their magnitudes, and
+            of collinear ones the largest comes first.
+    """
+    mean = columns.mean(axis=0)
+    scale = np.where(mean > 0, mean, 1.0) if scaled else np.ones(columns.shape[1])
     found, _ = nnls(columns / scale / target[:, None], np.ones(len(target)))
     return np.asarray(found / scale)
 

@@ -42,7 +42,7 @@ class LinearLatency:
 
     def __init__(self, measured: Mapping[AlgorithmName, Mapping[ConvShape, float]]) -> None:
         self._coefficients = {
-            algorithm: relative_nonnegative(_columns(list(seconds)), np.array(list(seconds.values())))
+            algorithm: relative_nonnegative(_columns(list(seconds)), np.array(list(seconds.values())), scaled=True)
             for algorithm, seconds in measured.items()
         }
 

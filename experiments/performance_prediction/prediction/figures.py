@@ -1,5 +1,6 @@
 """Figures of measurements, a predictor and its validation, as PNG and SVG."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,6 +63,13 @@ _CURVE_POINTS = 13
 
 # A thinner part of the longest bar, about 4 pixels, would be lightened to another colour by an edge.
 _LEAST_FRACTION_WITH_EDGE = 0.02
+
+
+def figure_folders(devices: Sequence[str], folder: Path) -> dict[str, Path]:
+    """The folder itself for the pictures of one device; a folder in it for each of several, which have the same names."""
+    if len(devices) == 1:
+        return {devices[0]: folder}
+    return {device: folder / re.sub(r"[^\w.-]+", "_", device) for device in devices}
 
 
 def save_figures(

@@ -10,7 +10,7 @@ from experiments.performance_prediction.algorithms.convolution import AlgorithmN
 from experiments.performance_prediction.algorithms.support import FALLBACK
 from experiments.performance_prediction.networks.registry import model_named
 from experiments.performance_prediction.prediction.device import DevicePredictor, PredictedInference, fit_device
-from experiments.performance_prediction.prediction.figures import save_figures
+from experiments.performance_prediction.prediction.figures import figure_folders, save_figures
 from experiments.performance_prediction.prediction.measurements import Measurements, agreement_lines, read_measurements
 from experiments.performance_prediction.prediction.mix import MeasuredGain, best_mix, counts_of, measured_gains
 from experiments.performance_prediction.prediction.predictor_file import FittedDevice, load_fitted, save_fitted
@@ -180,7 +180,8 @@ def fit(results: Sequence[Path], output: Path, held_out_sizes: Sequence[int], fi
         ResultsNotSaved: the disk does not take the file.
     """
     measured = read_measurements(results)
-    fitted = [_fit_device(measured.of_device(device), held_out_sizes, figures) for device in measured.devices]
+    folders = dict.fromkeys(measured.devices) if figures is None else figure_folders(measured.devices, figures)
+    fitted = [_fit_device(measured.of_device(each), held_out_sizes, folder) for each, folder in folders.items()]
     save_fitted(fitted, output)
     print(f"\n{output} written")
 

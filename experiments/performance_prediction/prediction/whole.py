@@ -166,7 +166,7 @@ def fit_energy(measured: Measurements) -> tuple[EnergyModel | None, str | None]:
     algorithms = sorted({layer.runs for each in energies for layer in each.layers})
     target = np.array([each.energy_j for each in energies], dtype=np.float64)
     columns = np.array([_energy_columns(each, algorithms) for each in energies], dtype=np.float64)
-    found = relative_nonnegative(columns, target).tolist()
+    found = relative_nonnegative(columns, target, scaled=True).tolist()
     count = len(algorithms)
     return EnergyModel(
         whole_w=found[0],

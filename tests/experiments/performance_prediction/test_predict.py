@@ -16,7 +16,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.analyses.charts.style import new_figure, save_figure
 from experiments.performance_prediction.predict import build_parser, main
-from experiments.performance_prediction.prediction.figures import COLOURS, KERNELS, breakdown_figure
+from experiments.performance_prediction.prediction.figures import COLOURS, KERNELS, breakdown_figure, figure_folders
 from experiments.performance_prediction.prediction.measurements import read_measurements
 from experiments.performance_prediction.prediction.predictor_file import load_fitted
 
@@ -62,6 +62,13 @@ def test_what_was_printed_is_what_was_left_out(fitted: tuple[Path, str, Path]) -
 def test_pictures_are_drawn(fitted: tuple[Path, str, Path]) -> None:
     names = {"time_against_size", "layer_breakdown", "predicted_against_measured"}
     assert {path.stem for path in fitted[2].glob("*.png")} == names
+
+
+def test_each_of_several_devices_has_a_folder_for_its_pictures() -> None:
+    assert figure_folders(["NVIDIA H200"], Path("p")) == {"NVIDIA H200": Path("p")}
+    assert figure_folders(["NVIDIA H200", "A/B (80 GB)"], Path("p")) == {
+        "NVIDIA H200": Path("p/NVIDIA_H200"), "A/B (80 GB)": Path("p/A_B_80_GB_"),
+    }  # fmt: skip
 
 
 def test_a_file_that_was_read_predicts_as_the_fit_did(fitted: tuple[Path, str, Path]) -> None:
