@@ -7,7 +7,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ResultsNotSaved
 from experiments.analyses.charts.style import new_figure
-from experiments.analyses.files import AnalysisFiles
+from experiments.analyses.files import AnalysisFiles, json_text
 
 ROWS = [{"stage": "vision", "ms": 1.5}, {"stage": "decode", "ms": None}]
 
@@ -25,3 +25,14 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsNotSaved):
         AnalysisFiles({"shares": {}}, {}, {}).write(tmp_path / "file")
+
+
+def test_each_item_of_a_list_has_a_line() -> None:
+    content = {"n": 2, "rows": ROWS, "none": []}
+    assert json.loads(json_text(content)) == content and json.loads(json_text({})) == {}
+    assert json_text({"rows": ROWS}).splitlines()[2:4] == [
+        '  {"stage": "vision", "ms": 1.5},',
+        '  {"stage": "decode", "ms": null}',
+    ]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        json_text({"ms": float("nan")})
