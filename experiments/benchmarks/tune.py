@@ -52,7 +52,7 @@ def product_tiles(card: Card) -> list[ProductTile]:
     """Candidates of a grouped product; all take as many rows, as the two products of a prompt must."""
     bulk = (False, True) if card.is_hopper else (False,)
     sizes = [(strip, warps, stages) for strip in (64, 128, 256) for warps in (4, 8) for stages in (2, 3, 4)]
-    return [ProductTile(strip, 64, 128, 32, *rest, each) for strip, *rest in sizes for each in bulk]
+    return [ProductTile(strip, 64, 128, 32, warps, stages, each) for strip, warps, stages in sizes for each in bulk]
 
 
 def fastest(microseconds: Mapping[T, Sequence[float]]) -> T:
@@ -60,6 +60,12 @@ def fastest(microseconds: Mapping[T, Sequence[float]]) -> T:
     if not microseconds:
         raise ConfigurationError("no candidate of a kernel runs on this card; report its name and Triton's version")
     return min(microseconds, key=lambda candidate: statistics.median(microseconds[candidate]))
+
+
+def row_with(row: Tuning, part: str, tile: ReadTile | ProductTile) -> Tuning:
+    """The row with another tile of one kernel."""
+    changed: dict[str, Any] = {part: tile}
+    return replace(row, **changed)
 
 
 def row_text(card: Card, tuned: Tuning) -> str:
@@ -92,7 +98,7 @@ def tuned_step(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tunin
     for part in PARTS:
 
         def run_with(candidate: ReadTile, part: str = part, row: Tuning = row) -> Callable[[], torch.Tensor]:
-            tiles = tiles_for(decoder, TOP_K, MAX_SEQ_LEN, replace(row, **{part: candidate}))
+            tiles = tiles_for(decoder, TOP_K, MAX_SEQ_LEN, row_with(row, part, candidate))
             buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, tiles)
             step = DecodeStep(decoder, kv_cache, buffers, tiles, Card.of(decoder.device).is_hopper)
             step.launch(EngineKnobs(TOP_K, (0, 1)))
@@ -105,7 +111,7 @@ def tuned_step(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tunin
 
             return every_block
 
-        row = replace(row, **{part: timed(read_tiles(part), run_with, kv_cache)})
+        row = row_with(row, part, timed(read_tiles(part), run_with, kv_cache))
     return row
 
 
@@ -139,7 +145,7 @@ def tuned_prefill(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tu
 
             return every_block
 
-        row = replace(row, **{name: timed(product_tiles(Card.of(decoder.device)), run_with, kv_cache)})
+        row = row_with(row, name, timed(product_tiles(Card.of(decoder.device)), run_with, kv_cache))
     return row
 
 

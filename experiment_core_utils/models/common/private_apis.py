@@ -35,7 +35,7 @@ def owns_experts(part: PreTrainedModel) -> bool:
 
 def experts_implementation(config: Any) -> str | None:
     """The implementation of experts in force."""
-    return config._experts_implementation  # type: ignore[no-any-return]
+    return config._experts_implementation
 
 
 def computes_experts(module: nn.Module) -> bool:
@@ -45,7 +45,7 @@ def computes_experts(module: nn.Module) -> bool:
 
 def attention_implementation(config: Any) -> str | None:
     """The implementation of attention in force."""
-    return config._attn_implementation  # type: ignore[no-any-return]
+    return config._attn_implementation
 
 
 def compatible_attentions(auto_class: Any, config: PreTrainedConfig) -> Sequence[str] | None:
@@ -68,7 +68,7 @@ def position_ids(model: PreTrainedModel, ids: torch.Tensor, kwargs: Mapping[str,
 
 def carried_kwargs(model: PreTrainedModel, outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What `generate()` gives to the next step."""
-    return model._update_model_kwargs_for_generation(outputs, dict(kwargs))  # type: ignore[no-any-return]
+    return model._update_model_kwargs_for_generation(outputs, dict(kwargs))
 
 
 def takes_dynamic_cache(model: PreTrainedModel) -> bool:

@@ -66,7 +66,7 @@ _LEAST_FRACTION_WITH_EDGE = 0.02
 
 
 def figure_folders(devices: Sequence[str], folder: Path) -> dict[str, Path]:
-    """The folder itself for the pictures of one device; a folder in it for each of several, which have the same names."""
+    """The folder itself for one device; for several, whose pictures have the same names, a folder in it for each."""
     if len(devices) == 1:
         return {devices[0]: folder}
     return {device: folder / re.sub(r"[^\w.-]+", "_", device) for device in devices}

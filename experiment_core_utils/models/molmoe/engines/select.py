@@ -84,7 +84,7 @@ def choose_engines(
     chosen = decoder_engines(decoder, most_copied_bytes)
     vision, way, reason, is_large = _vision_engine(model, most_copied_bytes)
     reasons = dict(chosen.reasons) if reason is None else {**chosen.reasons, "vision": reason}
-    large = chosen.large.union({"vision"} if is_large else ())
+    large = chosen.large | (frozenset[StageName]({"vision"}) if is_large else frozenset())
     return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons, large=large)
 
 

@@ -206,8 +206,8 @@ class PoolingKernel:
         """
         crops, width = len(features), self.query.columns
         inner, patches = self.query.weights.shape[1], (self.cells * self.side) ** 2
-        refuse_others("features", crops, patches, inner)
-        refuse_others("masks", crops, patches)
+        refuse_others("features", features, crops, patches, inner)
+        refuse_others("masks", masks, crops, patches)
         attended = torch.empty(crops, self.cells**2, width)
         windows = _Windows(crops, self.cells, self.side, self.heads)
         _ends_library().vision_pool(

@@ -137,7 +137,7 @@ class GraphedDecode:
         decoder, size = self._decoder, (kv_cache.batch, kv_cache.max_seq_len)
         if self._fewest_together is not None and kv_cache.batch >= self._fewest_together:
             kind, buffers = self._batched.BatchedStep, self._batched.BatchBuffers
-            tiles = batch_tiles_for(decoder, knobs.top_k, kv_cache.max_seq_len, kv_cache.batch)
+            tiles: Any = batch_tiles_for(decoder, knobs.top_k, kv_cache.max_seq_len, kv_cache.batch)
         else:
             kind, buffers = self._kernels.DecodeStep, self._kernels.StepBuffers
             tiles = tiles_for(decoder, knobs.top_k, kv_cache.max_seq_len)
