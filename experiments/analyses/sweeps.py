@@ -45,7 +45,7 @@ COMMON = {
 }
 
 
-# Behind the columns that the CSV of settings has.
+# After the columns that the CSV of settings has.
 SETTING_END = (
     "num_total_blocks",
     "target_vision_tokens_mean",

@@ -1,4 +1,4 @@
-"""The captured decode step and each of its kernels, at MolmoE-1B's shape: time, bytes, share of the memory's rate.
+"""The graphed decode step and its kernels at MolmoE-1B's shape: time, bytes, fraction of the memory's rate.
 
     python -m experiments.benchmarks.decode_kernels --check
     python -m experiments.benchmarks.decode_kernels --top_k_list 8 --block_counts 16 --batch_sizes 1 4 8 16 32

@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.execution_steps
 
-Random weights in bfloat16, one request, on a GPU: a prompt of 1053 tokens, 13 crops, decode steps behind that prompt.
+Random weights in bfloat16, one request, on a GPU: a prompt of 1053 tokens, 13 crops, decode steps after that prompt.
 Each row is the median device time of one run after the other, gaps between kernels among it, and how many times shorter
 that is than the row before. Host's work that no kernel waits for is not in it.
 """

@@ -62,7 +62,7 @@ def work_of(config: MolmoeConfig, shape: Shape, element_bytes: int) -> dict[str,
     """The work of each stage that the request has.
 
     Attention counts half of the rectangle in the prefill, as a causal kernel computes it. Weights are read once, of the
-    experts those that tokens choosing evenly hit. A decode step is the first one behind the prompt.
+    experts those that tokens choosing evenly hit. A decode step is the first one after the prompt.
     """
     text = config.text_config
     tokens, width = shape.prompt_tokens, text.hidden_size
@@ -224,7 +224,7 @@ MARKERS = dict(zip(STAGES, "so^", strict=True))
 LARGEST, SMALLEST = 11.0, 4.0
 
 
-# Ways in the same place stand beside each other, each this many times the abscissa of the one before.
+# Ways in the same place are drawn beside each other, each this many times the abscissa of the one before.
 STEP = 1.12
 
 

@@ -1,9 +1,9 @@
 """How well the search finds a full grid's front, and in what share of its model time.
 
 The full grid is measured once and kept as a small table (settings x samples: score and milliseconds). The search is
-then replayed over the table: it asks, the table answers; each seed puts the samples in another order.
+then replayed over the table, which answers its requests; each seed puts the samples in another order.
 
-    # 1. The full grid of the embedded model by the ordinary pipeline; started again, it goes on where it stopped.
+    # 1. The full grid of the embedded model by the ordinary pipeline; started again, it resumes where it stopped.
     torchrun --nproc-per-node=8 -m experiments.benchmarks.pareto_search --collect table.json \\
         --results_dir results/pareto_grid --device cpu --num_threads 2 --num_samples 250
     # 2. The replay.

@@ -1,4 +1,4 @@
-"""Parts of a captured prefill and of the captured vision tower, with their variants, at MolmoE-1B's shape.
+"""Parts of a graphed prefill and of the graphed vision tower, with their variants, at MolmoE-1B's shape.
 
 python -m experiments.benchmarks.prefill_parts --check --parts --whole
 
@@ -146,7 +146,7 @@ def whole(model: MolmoeForConditionalGeneration, decoder: DecoderWeights) -> Non
     kv_cache = KVCache.allocate(decoder, 1152)
     engine = GraphedPrefill(decoder)
     every = tuple(range(len(decoder.blocks)))
-    # What building the model left unused would otherwise be given back among the captures.
+    # What building the model left unused would otherwise be released between captures.
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
     for tokens in (1053, 300):

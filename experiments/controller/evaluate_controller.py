@@ -220,7 +220,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     from experiments.controller.training.run import load_networks
 
     if given.learned is not None:
-        # Read for use behind the model's warm-up; a file that is not a checkpoint is refused before anything slow.
+        # Read for use after the model's warm-up; a file that is not a checkpoint is refused before anything slow.
         load_networks(given.learned)
     grid, seed = load_grid(given.results), given.evaluation_seed
     calibration = grid if given.calibration is None else load_grid(given.calibration)

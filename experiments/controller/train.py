@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def check_flags(argv: Sequence[str] | None) -> None:
     """Raises ConfigurationError for a replay flag with an environment on which it has no effect."""
-    # A name that stands in the namespace gets no default: what is not None was given, be it the default itself.
+    # A name that is in the namespace gets no default: what is not None was given, even if it is the default itself.
     given = build_parser().parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OF_A_REPLAY)))[0]
     unwanted = [f"--{name}" for name in OF_A_REPLAY if getattr(given, name) is not None]
     if given.environment != "replay" and unwanted:

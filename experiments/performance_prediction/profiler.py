@@ -152,7 +152,7 @@ def seconds_of_layers(called: Sequence[str], spans: Sequence[float]) -> dict[str
 
     Args:
         called: layers in the order of their calls.
-        spans: between the marks: before the first call, the call, up to the next, the call, …, behind the last.
+        spans: between the marks: before the first call, the call, up to the next, the call, …, after the last.
     """
     layers: dict[str, float] = defaultdict(float)
     for name, seconds in zip(called, spans[1::2], strict=True):

@@ -339,7 +339,7 @@ def run_leg(
         share: the batch source's shared progress, kept up to date.
 
     Raises:
-        FloatingPointError: the loss is not a number; the state saved last is the one to go on from.
+        FloatingPointError: the loss is not a number; resume from the state saved last.
     """
     started = time.monotonic()
     sums: dict[str, list[float]] = defaultdict(list)

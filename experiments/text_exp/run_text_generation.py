@@ -45,7 +45,7 @@ def _content(given: argparse.Namespace) -> dict[str, Any]:
     short = {name: getattr(given, name) for name in ("num_input_prompts", "max_output_tokens")}
     overrides = [*given.set, *(f"{name}={value}" for name, value in short.items() if value is not None)]
     content = with_overrides(read_yaml(given.config) if given.config else {}, overrides)
-    # As it stands: a name may mean something else in YAML.
+    # As given: a name may mean something else in YAML.
     return content if given.model_name is None else {**content, "model_name": given.model_name}
 
 

@@ -36,7 +36,7 @@ class BlockModules:
         matrix_elements: of all its products, packed weights as many as before packing; None where packed weights do
             not tell.
         patched: the module, by its name in the block, whose `forward` was put in place of its class's, so that what it
-            computes is not told by its weights; the hooks of accelerate, which go on to the class's, are none.
+            computes is not known from its weights; accelerate's hooks, which then call the class's own, do not count.
     """
 
     block: "weakref.ref[nn.Module]"

@@ -48,7 +48,7 @@ class GraphCapturer(Protocol):
         What that function returns may be overwritten by its next call.
 
         Raises:
-            ConfigurationError: it cannot be replayed; its message is the reason.
+            ConfigurationError: it cannot be captured; its message is the reason.
             OutOfMemory: there is no memory left to run or to record it; nothing of it is kept.
         """
         ...
@@ -91,7 +91,7 @@ class CudaGraphs:
                 output = work()
         except RuntimeError as error:
             if isinstance(error.__context__, torch.OutOfMemoryError):
-                # Behind it the capture could not be ended either.
+                # After it the capture could not be ended either.
                 raise error.__context__ from None
             raise ConfigurationError(f"it cannot be captured ({first_line(error)})") from error
 
@@ -115,7 +115,7 @@ class CudaGraphs:
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """Give back what a failed capture took.
 
-        Where torch cannot end a capture, its allocator goes on taking it for one under way, and refuses the next one.
+        Where torch cannot end a capture, its allocator still believes that it is under way, and refuses the next one.
         """
         graph.reset()
         device = self._capturing.device_index
@@ -127,7 +127,7 @@ class CudaGraphs:
             release_pool(device, self._pool)
             # torch's allocator of host memory keeps asking it whether it is being captured.
             self._unfinished.append(graph)
-        # A pool that no graph holds any more cannot be captured into again.
+        # A pool that no graph uses any more cannot be captured into again.
         self._pool = torch.cuda.graph_pool_handle()
 
 

@@ -78,8 +78,8 @@ def generate_async(
 ) -> TimedTokens:
     """The answer of `generate_greedily`, where each step is launched before the token before it is read.
 
-    A mark lies behind the copy of each token to the host. The step behind the last token is launched in vain and lies
-    behind the last mark.
+    A mark is set after the copy of each token to the host. The step after the last token is launched in vain and comes
+    after the last mark.
     """
     tokens = TokenCopies(stages.device, max_new_tokens)
     spans: list[StageName] = []

@@ -26,7 +26,7 @@ def refuse_other_logits(
     every third pass. In float16 0.5 %, in float32 below 1e-6.
 
     Args:
-        found: by what is replayed, for the message.
+        found: by the name of the graph, for the message.
         source: what gave the logits that are expected.
         dtype: in which both were computed.
         same_experts: of each, whether the last token's experts are the same in both; None where they are in all.

@@ -21,8 +21,8 @@ class PrefilledRequest(Generic[Setting]):
 
     Attributes:
         setting: at which the prompt ran.
-        prompt: [1, T]; another state of the same tensor at the same setting and pause has filled the same slots.
-        length: slots in use.
+        prompt: [1, T]; another state of the same tensor at the same setting and pause has filled the same cache.
+        length: positions of the KV cache in use.
         pause: blocks that ran before the setting was chosen, with the model's own knobs; 0 where it ran as a whole.
     """
 
@@ -83,10 +83,10 @@ class RequestSlot(Generic[Setting]):
     def resume(self, state: PrefilledRequest[Setting]) -> None:
         """Give the slot to a state: the one that has it, or one whose prompt ran in the same way.
 
-        What stands in the slots behind the state's length is the caller's to forget.
+        The caller must ignore what is in the KV cache after the state's length.
 
         Raises:
-            SettingError: another request is in the slots.
+            SettingError: another request is in the KV cache.
         """
         held = self._prefilled
         if held is not state:

@@ -118,7 +118,7 @@ def count_with_ptflops(model: Callable[..., object], input_ids: torch.Tensor) ->
             input_constructor=lambda _shape: {"input_ids": input_ids},
         )
     if shell.failure is not None:
-        # ptflops prints it and goes on.
+        # ptflops prints it and continues.
         raise shell.failure
     if products is None:
         raise MeterUnavailable(f"ptflops gives no figure: {message.getvalue().strip().splitlines()[:1]}")

@@ -17,7 +17,7 @@ class ProjectorShape:
     Attributes:
         widths: of the features and after each layer.
         dropped_tokens: of each picture that do not enter it (the class token).
-        merged: tokens that stand side by side in one feature.
+        merged: tokens that are side by side in one feature.
         copies: projectors of this shape that run on as many features (one for each depth that is passed on).
         gated_width: inner width of a gated MLP on what comes out; 0 without one.
     """

@@ -56,7 +56,7 @@ class TransformersModel:
         requests: of the same checkpoint.
         execution: as asked for; `describe` and each setting's proof tell how it runs.
         graph_capturer: makes the replays; None for CUDA graphs.
-        eager_reason: why `auto` leaves the modules in place, whatever can be replayed; None where it may choose.
+        eager_reason: why `auto` leaves the modules in place, whatever can be graphed; None where it may choose.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-# Along the prompt, with what stands in the padding of each; the ids get the pad token.
+# Along the prompt, with the padding value of each; the ids get the pad token.
 _ALONG_THE_PROMPT = {"attention_mask": 0, "mm_token_type_ids": 0, "token_type_ids": 0}
 
 

@@ -157,7 +157,7 @@ class GenerationState:
     """The state between two tokens.
 
     Attributes:
-        steps: ids so far and what `generate()` would carry on with, behind the prefill and behind each step since.
+        steps: ids so far and what `generate()` would carry on with, after the prefill and after each step since.
     """
 
     steps: list[tuple[torch.Tensor, dict[str, Any]]]

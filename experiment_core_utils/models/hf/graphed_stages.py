@@ -20,11 +20,11 @@ from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 
-# Slots of a cache are a multiple of this, so that requests of similar length share a recording.
+# The length of a cache is a multiple of this, so that requests of similar length use the same graph.
 SLOT_STEP = 256
 
 
-# Settings whose recordings are kept; each has a cache of its own.
+# Settings whose graphs are kept; each has its own cache.
 MOST_SETTINGS = 8
 
 
@@ -33,8 +33,8 @@ class _Graphed:
     """The graphs of one setting.
 
     Attributes:
-        prefill_unsupported_reason: why prompts run as ever; None where they are replayed.
-        ready: shapes of inputs that were warmed up, and the names of the recordings that serve each.
+        prefill_unsupported_reason: why prefills run eagerly; None where they are graphed.
+        ready: shapes of inputs that were warmed up, and the names of the graphs for each.
     """
 
     decode: FixedCacheDecode

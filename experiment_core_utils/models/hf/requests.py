@@ -53,7 +53,7 @@ class PromptLayout:
     Attributes:
         tokenizer: renders the template.
         template: None for a base model.
-        image_token: what stands for a picture; None for a text model.
+        image_token: the placeholder of a picture; None for a text model.
         takes_parts: whether the template takes a message as a list of parts; else it takes a text.
     """
 

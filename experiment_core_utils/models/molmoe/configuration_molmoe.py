@@ -22,7 +22,7 @@ class MolmoeConfig(PreTrainedConfig):
         keep_unused_vision_blocks: run the blocks after the last one whose output is used. It changes no output;
             it exists so that latency can be compared with implementations that run them.
         bos_token_id, image_start_token_id, image_end_token_id, image_patch_token_id, image_column_token_id: the
-            ids that stand around and inside the image part of a prompt.
+            ids around and inside the image part of a prompt.
     """
 
     model_type = "molmoe"

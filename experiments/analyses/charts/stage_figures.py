@@ -279,7 +279,7 @@ def _mfu_diagonals(
     for share in (1.0, 0.1, 0.01, 0.001, 0.0001):
         times = ends * 1e12 / (peak_flops_per_s * share) * 1e3
         axes.plot(ends, times, color=QUIET, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
-        # The name stands where the diagonal leaves the picture, a little inside.
+        # The name is where the diagonal leaves the picture, a little inside.
         at = min(right, top / (1e3 * 1e12 / (peak_flops_per_s * share))) / 1.5
         height = at * 1e12 / (peak_flops_per_s * share) * 1e3
         if left < at < right and bottom < height < top:

@@ -68,7 +68,7 @@ class SingleKnob:
     """A knob that varies alone, with the others at their largest values.
 
     Attributes:
-        others: the other knobs and where they stand.
+        others: the other knobs and their values.
         num_settings: of that line in the grid; 0 where the grid does not have it, with no `loss`.
         loss: against the joint front.
     """

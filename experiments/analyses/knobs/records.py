@@ -17,7 +17,7 @@ from experiments.analyses.knobs.objectives import FEWEST_PICTURES, Cost, NoObjec
 Row = dict[str, Cell]
 
 
-# Below, percentiles stand on the one or two longest times.
+# Below, percentiles depend on the one or two longest times.
 FEWEST_FOR = {"p95": 20, "p99": 100}
 
 

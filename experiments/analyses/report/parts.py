@@ -91,7 +91,7 @@ class Report:
 
     Attributes:
         title: model and device.
-        subtitle: what is behind it, in a line.
+        subtitle: what it is based on, in a line.
         facts: (name, value) of how it was measured.
         commands: that measured.
         statements: what the data say, most important first.

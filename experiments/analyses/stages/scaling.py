@@ -18,7 +18,7 @@ class LineFit:
 
     The intervals are percentiles of 2000 fits to clusters drawn with replacement, with a fixed seed, because points of
     one cluster are not independent. Where points are clustered in several ways (by picture, and by the setting during
-    which they were measured), each way gives an interval, and what stands here reaches from the lowest end to the
+    which they were measured), each way gives an interval, and the one here reaches from the lowest end to the
     highest.
 
     Attributes:

@@ -92,7 +92,7 @@ def open_live(
     """Parse and load, prepare every sample at every tier, and warm up.
 
     Args:
-        grid: that is behind the policies.
+        grid: that the policies are based on.
         learned: the checkpoint of a two-stage controller that is to run, too.
 
     Raises:

@@ -169,7 +169,7 @@ def paired(
     """The difference of a policy and a baseline over the budgets at the places `at`, each budget counting the same.
 
     Pictures are drawn with replacement, with a fixed seed; a drawn picture brings all of its requests at all of these
-    budgets. Accuracies stand on the requests to which both gave an answer that has a score at all of these budgets.
+    budgets. Accuracies are over the requests to which both gave an answer that has a score at all of these budgets.
 
     Raises:
         ValueError: no budgets.

@@ -88,7 +88,7 @@ def budget_kernel(  # type: ignore[no-untyped-def]
     inner += tl.load(known_bias + neuron, mask=neuron < width, other=0.0)
     if tl.program_id(0) == 0:
         tl.store(known + neuron, inner, mask=neuron < width)
-    # With a one behind the code the bias is one of the columns.
+    # With a one after the code the bias is one of the columns.
     longer = tl.where(place == CODE, 1.0, code)
     length = tl.sum(longer * rows_times(squares, place, CODE + 1, longer, CODE + 1, PADDED), axis=0)
     scale = embedding_rms * tl.rsqrt(length / HIDDEN + RMS_EPS)
@@ -144,7 +144,7 @@ class OddsLayers:
 
     Attributes:
         weight: [w, S, H] of S states; the norms have no weights.
-        known: [R, w], what stands in front of the inner layer without the states; one row is taken.
+        known: [R, w], the inner layer's input without the states; one row is taken.
         out_weight, out_bias: [V, w], [V].
     """
 
@@ -162,7 +162,7 @@ class BudgetLayers:
         encode, encode_bias: features [C] -> code [C], before its gelu.
         code_in, known_bias: code -> known [w].
         embed, embed_bias: code -> token [H], before it is scaled.
-        squares: [C + 1, C + 1], products of the columns of embed and of its bias behind them.
+        squares: [C + 1, C + 1], products of the columns of embed and of its bias after them.
         embedding_rms: that the token has.
     """
 

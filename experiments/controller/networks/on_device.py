@@ -67,7 +67,7 @@ class DeviceQuestion:
         return answer
 
 
-# A question's number of ids and the features of its budget stand before the ids.
+# A question's number of ids and the features of its budget come before the ids.
 BEFORE_IDS = 1 + 2 * FREQUENCIES
 
 

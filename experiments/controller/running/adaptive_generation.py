@@ -44,8 +44,8 @@ class PausedStages:
     """The `Stages` of one request, in whose prefill the remaining knobs are chosen.
 
     Args:
-        appended: row [1, 1, H] behind the prompt in the first blocks; None for none.
-        choose: states behind the pause -> the knobs; see `PausedPrefillStages.begin` for those states.
+        appended: row [1, 1, H] after the prompt in the first blocks; None for none.
+        choose: states at the pause -> the knobs; see `PausedPrefillStages.begin` for those states.
 
     Attributes:
         device, eos_token_ids: as of `Stages`.
@@ -146,7 +146,7 @@ class AdaptiveTimes:
         first_stage_s: prompt's ids -> tier and pause, both on the host; where modules run, their knobs are reset in it.
         vision_s: None without a picture.
         prefill_s: both parts, first token on the host; stage 2 is not in it.
-        second_stage_s: states behind the pause -> top-k and blocks on the host.
+        second_stage_s: states at the pause -> top-k and blocks on the host.
         decode_s: None for fewer than 2 tokens.
         preprocess_s: host time for cutting and tokenising at the chosen tier; outside the total, as in plain runs.
         transfer_s: host to device; outside the total.

@@ -62,7 +62,7 @@ class Decider(Protocol):
         """Stage 2's decision, for the request of the last call of `first`.
 
         Args:
-            states: [2, H] behind the pause: of the prompt's last token, and of the budget token; without such a token
+            states: [2, H] at the pause: of the prompt's last token, and of the budget token; without such a token
                 the first row alone.
         """
         ...

@@ -137,7 +137,7 @@ def warm_start(
 ) -> list[float]:
     """Train by cross-entropy of tier, top-k and blocks with the teacher's best choice; returns the loss of each step.
 
-    Pauses are drawn evenly among those behind which the best number of blocks is still possible, and are not taught.
+    Pauses are drawn evenly among those after which the best number of blocks is still possible, and are not taught.
     """
     optimiser = torch.optim.Adam([each for each in networks.parameters() if each.requires_grad], lr=learning_rate)
     trained = environment.trained_choices(recipe, teacher)

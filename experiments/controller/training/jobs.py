@@ -218,7 +218,7 @@ def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) ->
     # Before the budgets are measured.
     check_scored(metric, requests)
     limit = max_new_tokens_of(config.task, task)
-    # A training that goes on is asked at the budgets that it began with.
+    # A resumed training uses the budgets that it began with.
     went = stored_environment(given.controller_dir / CHECKPOINT) if given.resume else None
     if went is not None and went["kind"] == "live":
         budgets_ms = went["budgets_ms"]

@@ -98,7 +98,7 @@ def score_fractions_among(metric: Metric, requests: Sequence[LiveRequest], answe
     """Each answer's score as a fraction of the metric's best, scored among answers to all of the requests.
 
     A metric that judges answers together, `cider_score`, takes its document frequencies from the references of all
-    pictures that it is given. Empty answers to all requests stand beside the answers, so that these are always the
+    pictures that it is given. Empty answers to all requests are added to the answers, so that these are always the
     references of the same pictures, whichever of them were asked.
 
     Raises:

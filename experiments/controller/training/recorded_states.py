@@ -65,7 +65,7 @@ def questions_by_picture(
 ) -> tuple[list[list[PictureQuestion]], dict[SampleKey, str]]:
     """Each sample once, in the order in which pictures first occur; and why samples could not be read.
 
-    A sample without a picture stands alone.
+    A sample without a picture is a group of its own.
     """
     by_picture: dict[str | SampleKey, list[PictureQuestion]] = {}
     failed: dict[SampleKey, str] = {}
@@ -158,7 +158,7 @@ def record_states(
     source: Mapping[str, str],
     progress: LogLines | None = None,
 ) -> RecordedStates:
-    """Run vision and the first blocks at every tier: once for each picture, and behind it each sample's text.
+    """Run vision and the first blocks at every tier: once for each picture, and after it each sample's text.
 
     Args:
         asked: task and sample id; those that come back are in this order.

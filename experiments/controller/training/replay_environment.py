@@ -80,7 +80,7 @@ def replay_environment(grid: MeasuredGrid, states: RecordedStates) -> TabledEnvi
         },
         "budgets_ms": [1000 * float(budget) for budget in states.budgets_s],
         "model": dict(states.model),
-        # Absent of older states, so that a training on them still goes on.
+        # Absent from older states, so that a training on them can still be resumed.
         **({} if states.splits is None else {"splits": {task: states.splits[task] for task in set(used.tasks)}}),
         "mean_latency_ms": 1000 * float(used.total_s.mean()),
         "mean_accuracy": float(used.shares.mean()),

@@ -154,7 +154,7 @@ def summary_writer() -> Any:
 class TensorboardCurves:
     """Writes the columns of learning_curves.csv over the updates to `folder`/tensorboard.
 
-    A training that goes on takes back what is there and writes all of its rows anew: what ran after its last checkpoint
+    A resumed training removes what is there and writes all of its rows anew: what ran after its last checkpoint
     is not in them, and some may have been trained without TensorBoard.
 
     Args:

@@ -25,7 +25,7 @@ class Tables:
 
     Attributes:
         prompts: [S, H].
-        last: [S, T, P, H], the prompt's last token behind the pause.
+        last: [S, T, P, H], the prompt's last token at the pause.
         tokens: [S, T, P, L, H], the budget token there.
         budgets_s: [L], float64, ascending.
         accuracy: [S, T, K, C], shares of the metric's best score.

@@ -115,7 +115,7 @@ class ConvShape:
 
     @property
     def products_per_output(self) -> int:
-        """Multiply-adds behind one output element."""
+        """Multiply-adds for one output element."""
         return prod(self.weight_shape[1:])
 
     @property
@@ -196,7 +196,7 @@ class PreparedConvolution:
     Attributes:
         shape: of the only call that it covers.
         asked: the algorithm that was requested.
-        runs: the one that runs; another than `requested` only for `guess`, which stands for its choice.
+        runs: the one that runs; another than `requested` only for `guess`, which makes a choice.
         engine: whose code runs.
         workspace_bytes: beside input, weight and output, while it runs; None where the engine does not tell.
         run: input [N,C,H,W] and weight [K,C/groups,R,S], both contiguous, to output [N,K,Ho,Wo]; no bias.

@@ -72,7 +72,7 @@ class CudnnLibrary:
     """The functions of cuDNN, each status turned into an error.
 
     Args:
-        functions: the loaded library, or what stands in for it: an object with functions of the same names.
+        functions: the loaded library, or an object with functions of the same names in its place.
 
     Raises:
         ConfigurationError: a function is not there (a cuDNN that has dropped this interface).

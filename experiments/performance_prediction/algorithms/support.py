@@ -43,7 +43,7 @@ class LayerSupport:
         asked: the algorithm that was requested.
         runs: the algorithm that runs; None where none does.
         engine: whose code; None where none.
-        fell_back: `runs` stands in for `requested`, which was refused.
+        fell_back: `runs` replaces `requested`, which was refused.
         reason: of the refusal; None where `requested` was granted.
         workspace_bytes: of what runs; None where not known.
     """

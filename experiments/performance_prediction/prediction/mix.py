@@ -13,7 +13,7 @@ from experiments.performance_prediction.prediction.device import DevicePredictor
 from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
 from experiments.performance_prediction.prediction.operations import network_operations
 
-# It stands for a network as it is, with whatever torch chooses: no algorithm of a layer.
+# It means an unchanged network, with whatever torch chooses: no algorithm of a layer.
 NO_CANDIDATE: AlgorithmName = "torch"
 
 

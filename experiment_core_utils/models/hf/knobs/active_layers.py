@@ -48,7 +48,7 @@ _NOT_ATTENTION = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "m
 _NO_CONSTANTS = ("layer_idx", "top_k", "training")
 
 
-# What foreign properties raise where they do not apply to a config.
+# What a config's own properties raise where they do not apply to it.
 _PROPERTY_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# Marks in the names of arguments that say who attends to whom, and where a token stands.
+# Marks in the names of arguments that say who attends to whom, and where a token is.
 _ABOUT_PLACES = ("mask", "position", "rope", "rotary", "freq", "cos", "sin")
 
 
@@ -26,7 +26,7 @@ class BlockInputs:
     """The inputs of one block, over all its runs.
 
     Attributes:
-        runs: for each run the tensors by name; `None` stands for a mask that is not needed.
+        runs: for each run the tensors by name; `None` is a mask that is not needed.
         layer: kind and window of its layer of the cache; None where it has none.
     """
 

@@ -44,7 +44,7 @@ class TensorRows:
     Attributes:
         target: the native tensor.
         into: index of the place in it; empty for the whole.
-        rows: first row of the published tensor and the one behind the last; None takes them all.
+        rows: first row of the published tensor and the one after the last; None takes them all.
         axes: order of the place's axes in which it takes the values, row by row; None where it is the natural one.
     """
 

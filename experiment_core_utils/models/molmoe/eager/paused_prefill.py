@@ -29,7 +29,7 @@ class PausedPrefill:
     """A prefill of which the first blocks have run.
 
     Attributes:
-        states: [B, T, H] of the prompt behind the last block that ran, not normalised.
+        states: [B, T, H] of the prompt after the last block that ran, not normalised.
         appended: [B, R, H] of the rows that were appended, at the same place; R may be 0.
         cache: of the prompt alone, in the blocks that ran.
         blocks_run: how many did: block 0 to `blocks_run` - 1.
@@ -72,7 +72,7 @@ def begin_prefill(
     Args:
         input_ids: [B, T], no padding.
         blocks_run: 1 to the number of blocks.
-        appended: embeddings [B, R, H] of the rows behind the prompt; None for none.
+        appended: embeddings [B, R, H] of the rows after the prompt; None for none.
 
     Raises:
         ConfigurationError: `blocks_run` is not possible.
@@ -118,7 +118,7 @@ class TracedPrefill:
 
     Attributes:
         last: [P, H] of the prompt's last token.
-        appended: [P, R, H] of R rows, each as if it alone stood behind the prompt.
+        appended: [P, R, H] of R rows, each as if it alone came after the prompt.
     """
 
     last: torch.Tensor
@@ -155,7 +155,7 @@ class SuffixedPrompt:
     """A cache for a suffix of a prompt; the suffix is not kept.
 
     Args:
-        rows: so many stand there, each alone; they are a batch.
+        rows: so many are appended, each alone; they are a batch.
     """
 
     def __init__(self, prompt: Cache, rows: int) -> None:
@@ -230,7 +230,7 @@ def trace_prompts(
 
     Args:
         shared: [1, T], their first tokens, at least one; the features' places are among them.
-        texts: [S] of each, the tokens behind them; S may be 0.
+        texts: [S] of each, the tokens after them; S may be 0.
         blocks: P, from the first on.
         rows: embeddings [R, H].
     """

@@ -45,7 +45,7 @@ def answer_together(
     open_answers = set(range(len(requests)))
     with DecodeKernels(model).taken():
         for step in range(1, max_new_tokens + 1):
-            # The rows whose answers have ended go on unheeded; no row sees another.
+            # Rows whose answers have ended still run and are ignored; no row sees another.
             tokens = logits.argmax(dim=-1, keepdim=True)
             chosen = tokens.flatten().tolist()
             for row in tuple(open_answers):

@@ -48,7 +48,7 @@ class ExpertTrace(Protocol):
     def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
         """Expert ids [T, k] of that call's T tokens, of each block that ran, by block.
 
-        They come from where the experts are computed, so that a captured stage reports of itself: what was left out is
+        They come from where the experts are computed, so that a graphed stage reports its own run: what was left out is
         no expert's id.
         """
         ...
@@ -66,7 +66,7 @@ class PrefillEngine(ExpertTrace, Protocol):
     ) -> torch.Tensor:
         """Logits [1, V] of the last position of embeddings [T, H]; the next call may overwrite them.
 
-        Fills the request's slots 0 to T - 1; its length is set by the caller, afterwards.
+        Fills the request's positions 0 to T - 1; the caller sets its length afterwards.
         """
         ...
 
@@ -85,7 +85,7 @@ class DecodeEngine(ExpertTrace, Protocol):
 
         Puts the likeliest of those into `kv_cache.next_tokens` and advances `kv_cache.device_lengths` by one, all in
         the order of the current stream and without waiting for it. The caller notes the step on the host
-        (`kv_cache.note_step`) and has made sure that there is a slot.
+        (`kv_cache.note_step`) and has made sure that there is room for the token.
         """
         ...
 

@@ -43,7 +43,7 @@ class BatchedExecution:
         for _ in range(max_new_tokens - 1):
             if all(ended):
                 break
-            # The rows whose answers have ended go on unheeded; no row sees another.
+            # Rows whose answers have ended still run and are ignored; no row sees another.
             decode.step(knobs, kv_cache)
             kv_cache.note_step()
             for row, token in enumerate(kv_cache.next_tokens.tolist()):

@@ -47,7 +47,7 @@ class ExpertRecord:
         wrote any.
 
         T is 1 in the block `alone`, where there is such a one. k is as small as holds the last id that was written;
-        NOT_WRITTEN stands where one before it was left out.
+        NOT_WRITTEN where one before it was left out.
         """
         found = {}
         for block, ids in enumerate(self.ids.cpu().long()):

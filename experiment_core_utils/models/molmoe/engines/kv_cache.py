@@ -13,14 +13,14 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 class KVCache:
     """Keys and values of L blocks, B requests, KV heads of width D and T positions each.
 
-    Row i of L belongs to the i-th block that runs, whatever its index in the whole decoder. A request's slots from its
-    length on are never read, whatever stands there, so nothing is ever cleared.
+    Row i of L belongs to the i-th active block, whatever its index in the whole decoder. A request's positions from its
+    length on are never read, so nothing is ever cleared.
     """
 
     keys: torch.Tensor  # [L, B, KV, T, D], contiguous
     values: torch.Tensor  # [L, B, KV, T, D], contiguous
-    lengths: list[int]  # [B], slots in use, as the host knows them
-    device_lengths: torch.Tensor  # [B] int64, the same beside the keys; a captured step reads and advances it itself
+    lengths: list[int]  # [B], positions in use, as the host knows them
+    device_lengths: torch.Tensor  # [B] int64, the same beside the keys; a graphed step reads and advances it itself
     next_tokens: torch.Tensor  # [B] int64, the last token of each request: a step reads it and puts its choice there
 
     @classmethod

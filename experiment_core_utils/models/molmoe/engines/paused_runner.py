@@ -36,7 +36,7 @@ class PausedPrefillShape:
     Attributes:
         tokens: of its prompt.
         crops: the overview counted; None without a picture.
-        choices: a pause and the knobs behind it, each that may come.
+        choices: each pause that may come, and the knobs after it.
     """
 
     tokens: int

@@ -38,15 +38,15 @@ class ReferenceSuffix:
     ) -> torch.Tensor:
         """States [P, S + R, H] after blocks 0 to P - 1, not normalised, of embeddings [S, H] and [R, H].
 
-        Every block uses the model's own number of experts. Slots from `shared` on are overwritten.
+        Every block uses the model's own number of experts. Positions from `shared` on are overwritten.
 
         Args:
             text: the prompt's last tokens, at least one.
-            rows: each is behind the prompt as if it were alone there.
-            shared: tokens of the prompt before them, whose slots are filled in the first `blocks` blocks.
+            rows: each comes after the prompt as if it were alone there.
+            shared: tokens of the prompt before them, whose keys and values are in the first `blocks` blocks.
 
         Raises:
-            ConfigurationError: the store has too few slots.
+            ConfigurationError: the KV cache is too short.
         """
         last, end = shared + len(text), shared + len(text) + len(rows)
         if end > kv_cache.max_seq_len:

@@ -30,7 +30,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditi
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import KnobProof, StageName
 
-# Stores grow by so many slots, so that longer requests seldom need a new one; captures are lost with the old one.
+# The KV cache grows in these steps, so that longer requests seldom need a new one; graphs are lost with the old one.
 SLOT_STEP = 512
 
 
@@ -44,10 +44,10 @@ class Executed:
 
     Attributes:
         mode: `eager`, by the modules; else by what runs decode steps: `graph`, `cpu` (C++) or `reference` (plain
-            torch on packed weights).
-        reason: why it is not `graph` in all stages though that was requested; None where it is, or nobody asked.
+            torch on fused weights).
+        reason: why it is not `graph` in all stages though that was requested; None where it is, or was not requested.
         stages: the name of the engine of each stage; names are in `models.interface`.
-        untuned: that captured kernels run on another card than the one that they were tuned on; None where they do not.
+        untuned: a note that kernels run on another card than the one that they were tuned on; None where they do not.
     """
 
     mode: str
@@ -90,7 +90,7 @@ class EngineStages:
     """A MolmoE model's stages without its modules.
 
     Raises:
-        ConfigurationError: the decoder cannot be packed, or on a GPU its steps cannot be captured.
+        ConfigurationError: the decoder's weights cannot be fused, or on a GPU its steps cannot be captured.
     """
 
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
@@ -163,7 +163,7 @@ class EngineStages:
     def _replace_kv_cache(self, kv_cache: KVCache) -> None:
         self._kv_cache = kv_cache
         if self.is_graphed:
-            # Their captures hold the addresses of the store that was.
+            # Their graphs contain the addresses of the old KV cache.
             made = decoder_engines(self._decoder)
             self._engines = replace(self._engines, prefill=made.prefill, split=made.split, decode=made.decode)
 
@@ -207,7 +207,7 @@ class EngineStages:
         """The prefill that may be finished, whichever engine began it.
 
         Raises:
-            SettingError: it was finished, or the store was used for something else since.
+            SettingError: it was finished, or the KV cache was used for something else since.
         """
         return self._slot.paused_request
 

@@ -22,7 +22,7 @@ def fusing_unsupported_reason(layers: Iterable[nn.Module], weights: Iterable[tor
 
     Args:
         layers: what has to be a plain `nn.Linear`.
-        weights: all that is packed, of layers and of anything else.
+        weights: all that is fused, of layers and of anything else.
     """
     weights = list(weights)
     if any(type(layer) is not nn.Linear for layer in layers) or not all(map(torch.is_floating_point, weights)):
@@ -120,7 +120,7 @@ def fuse_decoder_weights(model: MolmoeForConditionalGeneration) -> DecoderWeight
     """The decoder's weights; those of queries, keys and values in the modules become views of the fused tensor.
 
     Raises:
-        ConfigurationError: what the blocks compute is not what the packed path does (quantised weights, clipped or
+        ConfigurationError: what the blocks compute is not what the fused path does (quantised weights, clipped or
             biased attention, a sliding window, another activation or rotary scaling), or the weights are not all on
             one device in one dtype.
     """
@@ -295,7 +295,7 @@ def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
     """The weights of the vision tower and the connector; fused ones become views in the modules.
 
     Raises:
-        ConfigurationError: the tower computes something else than the packed path does (another activation), or its
+        ConfigurationError: the tower computes something else than the fused path does (another activation), or its
             weights are quantised, not loaded, or not all on one device in one dtype.
     """
     tower, vision = model.model.vision_tower, model.config.vision_config

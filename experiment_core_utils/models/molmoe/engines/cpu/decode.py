@@ -71,12 +71,12 @@ class DecodeStepKernel:
 
         Args:
             cos_sin: cosines and signed sines [1, 1, D] of the token's position.
-            kv_cache: of one request; it has a slot left.
-            blocks: that run, one a row of the store.
+            kv_cache: of one request; it has a position left.
+            blocks: the active ones, one a row of the KV cache.
             experts: per token, of each of them.
 
         Raises:
-            ValueError: a tensor or the store has another shape, dtype or layout; nothing was written.
+            ValueError: a tensor or the KV cache has another shape, dtype or layout; nothing was written.
         """
         decoder, position = self._decoder, kv_cache.lengths[0]
         self._refuse_others(state, cos_sin, kv_cache, blocks, experts)

@@ -55,7 +55,7 @@ class DecoderBlockKernel:
         block: norms, and the sizes.
         joint: products of queries, keys and values as one.
         gate_up: [E, P, H, tile], half of a panel gates, half their ups.
-        down: panels of all experts' [H, I], one expert behind the other.
+        down: panels of all experts' [H, I], one expert after the other.
         eps: of the norms.
         normalises: whether the chosen experts' weights are made to sum to 1.
         memory: that calls work in; may be shared with other blocks.
@@ -94,7 +94,7 @@ class DecoderBlockKernel:
 
         Args:
             cos_sin: cosines and signed sines [T, 1, D], as of `RotaryTable`.
-            kept: [KV, T, D] each, parts of a store in which the slots of a head are neighbours.
+            kept: [KV, T, D] each, parts of a KV cache in which the positions of a head are neighbours.
             heads: Q.
 
         Raises:

@@ -58,7 +58,7 @@ class VisionBlockKernel:
     Attributes:
         first_norm: before queries, keys and values.
         joint: their products [3 * C, C] as one.
-        output: [C, C], behind attention.
+        output: [C, C], after attention.
         second_norm: before the inner product.
         inner: [I, C], then the quick GELU.
         outer: [C, I].

@@ -92,7 +92,7 @@ class GraphedDecode:
         """See `DecodeEngine.warm_up`.
 
         Raises:
-            ConfigurationError: Triton cannot build the kernels here, or the store is too small to try them.
+            ConfigurationError: Triton cannot build the kernels here, or the KV cache is too small to try them.
         """
         self._capture_graphs(knobs, kv_cache)
 

@@ -214,7 +214,7 @@ class GraphedPrefill(_PaddedPrefill):
 class GraphedPausedPrefill(_PaddedPrefill):
     """A `PausedPrefillEngine`.
 
-    Making a length ready runs a prompt of zeros: the slots of the request are overwritten.
+    Warming up a length runs a prompt of zeros: keys and values of the request are overwritten.
 
     Raises:
         ConfigurationError: the reason, where the decoder cannot be captured.

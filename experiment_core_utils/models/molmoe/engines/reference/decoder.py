@@ -158,7 +158,7 @@ class ReferencePrefill(_Reference):
     ) -> torch.Tensor:
         """Logits [1, V] of the last position, from states [T, H] before the active blocks without the first `ran`.
 
-        Fills the request's slots 0 to T - 1 of those blocks.
+        Fills the request's positions 0 to T - 1 of those blocks.
         """
         return self._logits(self.through(states, knobs, kv_cache, request, ran, last_alone=True))
 
@@ -178,7 +178,7 @@ class ReferencePrefill(_Reference):
             self._topk_ids = {}
         for row, index in enumerate(knobs.blocks[ran:], ran):
             kept = kv_cache.keys[row, request, :, :tokens], kv_cache.values[row, request, :, :tokens]
-            # Behind the last block nothing but the last position is read.
+            # After the last block only the last position is read.
             run = self._last_block if last_alone and row == len(knobs.blocks) - 1 else self._block
             states = run(index, states, kept, rotary, knobs.top_k)
         return states[-1:] if last_alone else states
@@ -196,7 +196,7 @@ class ReferencePrefill(_Reference):
 
         Args:
             kept: both [KV, E, D], filled before those.
-            seen: [T, E], which slots each row looks at.
+            seen: [T, E], which positions each row looks at.
         """
         block, top_k = self._decoder.blocks[index], self._decoder.default_top_k
         queries, keys, values = self._projected(block, states, rotary, len(states))
@@ -219,7 +219,7 @@ class ReferencePrefill(_Reference):
     ) -> torch.Tensor:
         found = self._projected(self._decoder.blocks[index], states, rotary, asking)
         queries, keys, values = (heads.transpose(0, 1) for heads in found)
-        # Read back from the store, where a head's rows are neighbours.
+        # Read back from the KV cache, where a head's rows are neighbours.
         used_keys, used_values = _written(kept[0], keys)[None], _written(kept[1], values)[None]
         attended = self._attended(queries[None], used_keys, used_values, None, causal=asking > 1)
         return self._finished(index, states[-asking:], attended, top_k)

@@ -61,7 +61,7 @@ class BatchedStep:
     """One decode step of all requests of a KV cache together.
 
     Args:
-        buffers: for this store's batch and slots, made with these tiles.
+        buffers: for this cache's batch and max_seq_len, made with these tiles.
         use_pdl: whether a kernel may start while the one before it ends; needs Hopper or newer.
     """
 

@@ -38,7 +38,7 @@ class StepBuffers:
     topk_ids: torch.Tensor  # [B, E] int32, the experts by rank
     topk_weights: torch.Tensor  # [B, E], their weights
     used: ExpertRecord  # of B tokens, whose products were taken
-    products: torch.Tensor  # [B, E, I] in the weights' dtype, for up to E slots
+    products: torch.Tensor  # [B, E, I] in the weights' dtype, for up to E choices
     logits: torch.Tensor  # [B, V]
     best_logits: torch.Tensor  # [B, blocks of the head]
     best_rows: torch.Tensor  # [B, blocks of the head] int32
@@ -76,7 +76,7 @@ class DecodeStep:
     """One decode step of all requests of a KV cache, each served separately.
 
     Args:
-        buffers: for this store's batch and slots, made with `tiles` of the same splits and head.
+        buffers: for this cache's batch and max_seq_len, made with `tiles` of the same splits and head.
         use_pdl: whether a kernel may start, and read its weights, while the one before it ends; needs Hopper or newer.
     """
 

@@ -152,8 +152,8 @@ def grouped_gemm(
     Args:
         given: gated: [T, inner], one row a token. Else [S, inner], sorted by expert.
         weight: [E, outer, inner], gated: [E, 2 * outer, inner], rows: gate, up.
-        output: gated: [S, outer], silu(gate) * up, sorted by expert. Else [S, outer] in the order of the slots.
-        order: [S] int32, the slot (token * top_k + choice) that stands at each sorted place.
+        output: gated: [S, outer], silu(gate) * up, sorted by expert. Else [S, outer] in the order of the choices.
+        order: [S] int32, the choice (token * top_k + rank) at each sorted place.
         row_blocks: as `align_blocks` makes them for this tile.
         use_pdl: see `launch`.
     """

@@ -146,7 +146,7 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
 ):
     """Compute products [B, top_k, INNER] = silu(gate) * up; programs: (request and choice, STEPS blocks of rows).
 
-    The first program of each slot notes in `used` [B, top_k] whose weights it took.
+    The first program of each choice notes in `used` [B, top_k] whose weights it took.
     """
     pair = tl.program_id(0)
     request = pair // top_k
@@ -194,7 +194,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
 ):
     """Compute stream [B, rows] += the weighted sum over choices, in their order; programs: (request, block of rows).
 
-    The first AT_ONCE slots' weights are read before the wait: the last kernel but one chose the experts.
+    The first AT_ONCE choices' weights are read before the wait: the last kernel but one chose the experts.
     """
     request = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

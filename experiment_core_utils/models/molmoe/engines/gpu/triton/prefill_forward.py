@@ -86,7 +86,7 @@ def prefill(
         length: one int64, tokens of the prompt, 1 to T.
         top_k: experts per token of every block but block 0, which keeps the model's own number.
         keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block
-            that runs. Slots from `length` to T get the keys and values of the padding.
+            that runs. Positions from `length` to T get the keys and values of the padding.
         rotary: as `rotary_table` makes it for T positions or more.
         used: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs; of
             the last of those, the ids of the last token alone.
@@ -119,7 +119,7 @@ def through(
         after: the norm [H] of what follows.
 
     Returns:
-        the states behind the blocks and their norm, both [T, H].
+        the states after the blocks and their norm, both [T, H].
     """
     eps = decoder.norm_eps
     norms = [*(decoder.blocks[index].input_norm for index in blocks), after]
@@ -147,7 +147,7 @@ def _last_logits(
 ) -> torch.Tensor:
     """Logits [1, V] from states [T, H] before the last block and their norm.
 
-    Behind its keys and values nothing but row `length` - 1 is read, and so nothing else is computed.
+    After its keys and values only row `length` - 1 is read, and so nothing else is computed.
     """
     block, place = decoder.blocks[index], length - 1
     queries = _queries(decoder, block, normed, keys, values, rotary).index_select(0, place)
@@ -225,7 +225,7 @@ def begin(
     """States [T, H] after the first `pause` blocks, each with the model's own number of experts.
 
     Args:
-        length: one int64, tokens of the prompt and the row behind it.
+        length: one int64, tokens of the prompt and the row after it.
         keys, values, rotary, used: as for `prefill`.
     """
     blocks, top_k = range(pause), decoder.default_top_k
@@ -248,7 +248,7 @@ def finish(
     """Logits [1, V] of the prompt's last token, from the states [T, H] of `begin` through the blocks that have not run.
 
     Args:
-        length: one int64, tokens of the prompt alone: on the row behind it no expert is spent any more.
+        length: one int64, tokens of the prompt alone: no expert runs on the row after it any more.
         blocks: none, where all have run.
         keys, values: their rows are those of `blocks`.
     """

@@ -100,7 +100,7 @@ def route(
         topk_ids: [T, k] int32, is filled with the experts, in rows from `length` (one int64) on with E, which is none.
 
     Returns:
-        their shares [T, k] float32, summing to 1 only where `normalise` says so.
+        the weights [T, k] float32, summing to 1 only where `normalise` says so.
     """
     rows, width = normed.shape
     experts, top_k = router.shape[0], topk_ids.shape[1]
@@ -175,12 +175,12 @@ def align_blocks(
     """Sort the choices by expert, without the host.
 
     Args:
-        topk_ids: [T, k] int32; `experts` itself stands for none, its choices come nowhere.
+        topk_ids: [T, k] int32; `experts` itself means none, its choices are ignored.
         row_block: rows of one expert that a program of the product takes.
         use_pdl: see `launch`.
 
     Returns:
-        order [T * k] int32: the slot (token * k + choice) at each sorted place, tokens ascending within an expert, not
+        order [T * k] int32: the choice (token * k + rank) at each sorted place, tokens ascending within an expert, not
         written past the last choice; chunks [1 + 3 * C] int32: their number, then expert, first place and rows of each.
     """
     slots = topk_ids.numel()

@@ -38,7 +38,7 @@ def small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     """Compute output [B, rows] = weight [rows, WIDTH] times `given` [B, WIDTH]; programs: (REQUESTS requests, block of
     rows).
 
-    FULL: no program has fewer requests. ADDED: the products are added to what stands in `output`. RANKED: with each
+    FULL: no program has fewer requests. ADDED: the products are added to `output`. RANKED: with each
     block's largest and its row, the first of equal ones, in `best_values` and `best_rows` [B, blocks].
     """
     request = tl.program_id(0) * REQUESTS + tl.arange(0, REQUESTS)
@@ -53,7 +53,7 @@ def small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
         if FULL:
             taken = tl.load(right + start)
         else:
-            # All programs would wait for the one row that stood for the others.
+            # All programs would wait for one row in place of the others.
             taken = tl.load(right + start, mask=(request < requests)[None, :], other=0.0)
         total = tl.dot(tl.load(left + start), taken, total, input_precision=PRECISION)
     inside = (row < rows)[:, None] & (request < requests)[None, :]
@@ -83,7 +83,7 @@ def small_batch_gemm(
 
     Args:
         best: [B, N / tile.rows] float32 and int32 for the largest of each block of rows, and which row that is.
-        added: to what stands in `output`.
+        added: whether to add to what is in `output`.
     """
     requests, width = given.shape
     rows = weight.shape[0]

@@ -20,7 +20,7 @@ MOST_SPLITS = 32
 FEWEST_BATCH_SPLITS, MOST_BATCH_SPLITS = 2, 24
 
 
-# Slots whose down-projections a program reads before it multiplies them.
+# Choices whose down-projections a program reads before it multiplies them.
 SLOTS_AT_ONCE = 8
 
 
@@ -199,7 +199,7 @@ class StepTiles:
     splits: int  # programs that share one head's positions
     output: Tile
     gate_up: Tile  # rows of the gate, and as many of the up-projection
-    down: Tile  # rows of each slot's expert
+    down: Tile  # rows of each choice's expert
     head: Tile
 
 
