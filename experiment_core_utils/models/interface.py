@@ -1,4 +1,4 @@
-"""What the pipeline asks of a model: prepare a request, run its three stages under a setting, prove the knobs acted."""
+"""The interface of models: prepare a request, run its three stages under a setting, prove that the knobs acted."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -66,7 +66,7 @@ class LanguageModelSource:
 
     Attributes:
         name: the folder or hub id as given.
-        folder: where the files lie.
+        folder: where the files are.
         revision: commit on the hub, None for a local folder.
         config: the model's config; MolmoE's native one where the checkpoint has its published layout.
         quant_method: how the weights are quantised already, None where they are not.

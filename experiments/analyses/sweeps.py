@@ -24,7 +24,7 @@ from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.knobs import own_target
 from experiment_core_utils.records.setting_result import HardwareUtilisation, Record, SettingResult
 
-# Folders inside a run's folder that hold other things than its measurements.
+# Folders inside a run's folder that contain other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")
 
 
@@ -84,7 +84,7 @@ class SweepProvenance:
         caveats: of all settings, each once.
         peak_flops_per_s: of the GPU for `dtype`, by its data sheet; None with `peak_reason`.
         peak_bytes_per_s: of its memory; None with `peak_reason`.
-        peak_reason: why a peak, or a share of it, is not known; None where all are.
+        peak_reason: why a peak, or a fraction of it, is not known; None where all are.
     """
 
     device: str

@@ -143,7 +143,7 @@ class _Found:
     """The measurements of one request.
 
     Attributes:
-        new_budget: at a budget that was never asked for, next to the one that was.
+        new_budget: at a budget that was never requested, next to the one that was.
         on_host: with the networks computed on the host; None where that is how `adaptive` ran.
         plain_s: a plain run at the setting that `adaptive` chose.
     """

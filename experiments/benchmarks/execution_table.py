@@ -22,7 +22,7 @@ from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, 
 STAGES = ("vision", "prefill", "decode")
 
 
-# What the others are held against.
+# What the others are compared with.
 PLAIN, EAGER = "generate", "eager"
 
 
@@ -234,7 +234,7 @@ NOTE = f"a stage of a case has one abscissa: its ways are drawn around it, each 
 def draw_roofline(rows: Sequence[Mapping[str, Any]], work: Mapping[str, Mapping[str, Work]], rates: Rates) -> Figure:
     """Draw operations per second over operations per byte, for each stage, way and case, below what the device attains.
 
-    Colours tell ways, shapes stages, sizes cases.
+    Colours show ways, shapes stages, sizes cases.
     """
     ways = list(dict.fromkeys(row["way"] for row in rows))
     cases = list(dict.fromkeys(row["case"] for row in rows))

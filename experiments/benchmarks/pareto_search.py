@@ -1,4 +1,4 @@
-"""How well the search finds a full grid's front, and in what share of its model time.
+"""How well the search finds a full grid's front, and in what fraction of its model time.
 
 The full grid is measured once and kept as a small table (settings x samples: score and milliseconds). The search is
 then replayed over the table, which answers its requests; each seed puts the samples in another order.
@@ -60,8 +60,8 @@ GRID = ("--tier_list low medium high --top_k_list 1 2 4 8 --num_active_blocks_li
 TAIL = 0.025
 
 
-# The made-up grid is shaped like checkpoints/molmoe_tiny/README.md: shares of correct answers of the tiers, and what is
-# left of them with fewer blocks or experts; `reading` is 239 of 500 questions.
+# The made-up grid is shaped like checkpoints/molmoe_tiny/README.md: fractions of correct answers of the tiers, and what
+# is left of them with fewer blocks or experts; `reading` is 239 of 500 questions.
 READING_FRACTION = 0.478
 
 
@@ -81,7 +81,7 @@ QUESTIONS_OF_A_PICTURE = 4
 PICTURE, TIER_CHANCE, BLOCK_CHANCE, TOP_K_CHANCE = 0.15, 0.03, 0.01, 0.005
 
 
-# Times in ms, by the operators' shares in profiles on the CPU: a crop, a token in a block, a token of the answer.
+# Times in ms, by the operators' fractions in profiles on the CPU: a crop, a token in a block, a token of the answer.
 MS_A_CROP, MS_A_TOKEN, MS_A_TOKEN_AND_EXPERT, MS_A_STEP, MS_A_STEP_AND_EXPERT = 180.0, 0.094, 0.0042, 7.0, 0.1
 
 
@@ -100,10 +100,10 @@ class SearchAgreement:
         points: settings of the full run's front, by its means.
         lost: points that no setting found.
         lost_paired: points lost to a harder test: the paired 95 % interval of the difference in accuracy reaches 0.
-        gap: the most that the accuracy of a point lies above the best of those settings, by the full run's means.
+        gap: the most that the accuracy of a point is above the best of those settings, by the full run's means.
         front: settings of the search's front.
         wrong: those of them that the full run's paired 95 % intervals show to be dominated.
-        share: model time of what the search asked for, of the full run's.
+        share: model time of what the search requested, as a fraction of the full run's.
     """
 
     points: int

@@ -1,4 +1,4 @@
-"""What share of a sweep's wall time is measured model time, and where the rest goes, on the embedded grid.
+"""What fraction of a sweep's wall time is measured model time, and where the rest goes, on the embedded grid.
 
 python -m experiments.benchmarks.sweep_efficiency --num_samples 32 --device cuda --precision bfloat16
 

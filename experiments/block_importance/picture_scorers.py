@@ -20,8 +20,8 @@ from experiments.reference_model.packing import make_slot
 class AnsweredPictureScorer:
     """A `BlockSetScorer` of the embedded model: each greedy answer's score, as a fraction of the metric's best.
 
-    What `AnswerScorer` gives too, in a fraction of the time on a CPU, because questions about one picture share it.
-    Every set must hold block 0.
+    The scores of `AnswerScorer`, in a fraction of the time on a CPU: questions about one picture encode it once.
+    Every set must contain block 0.
     """
 
     measure = "accuracy, as a fraction of the metric's best score"

@@ -161,7 +161,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     """Parse and validate the flags, and load.
 
     Raises:
-        ConfigurationError: flags that do not go together, or ask for what the model or a task does not have.
+        ConfigurationError: flags that do not go together, or request what the model or a task does not have.
     """
     own, flags = build_parser().parse_known_args(argv)
     config = parse_config(flags)

@@ -89,7 +89,7 @@ class Lookup:
     fits, the one whose latency is nearest to the budget, which is the fastest.
 
     Attributes:
-        tolerance: share of the budget by which a setting's latency may be above it; 0.05 is five percent.
+        tolerance: fraction of the budget by which a setting's latency may be above it; 0.05 is five percent.
         entries: in order of tier, top-k and blocks.
         sample_ids: task -> the samples that the entries are based on.
         source: provenance of the results.

@@ -22,7 +22,7 @@ from experiments.fitting.folds import drawn_groups
 class MeasuredGrid:
     """The measurements of S choices in order of tier, top-k and blocks for N requests, task by task.
 
-    Scores are those that the run gave. Of a metric that judges a run's answers together (`cider_score`) they depend on
+    Scores are those that the run gave. Of a metric that scores a run's answers together (`cider_score`) they depend on
     the run's other samples through the references alone, never through what was answered, so that scores of different
     choices may be mixed; they remain those of the whole run where only a part of its samples is looked at.
 
@@ -31,13 +31,13 @@ class MeasuredGrid:
         scores: [S, N], by each task's metric; nan where there is none.
         best: [N], the highest score of the request's metric.
         total_s: [S, N], `T_total`; nan for a sample that was not measured there.
-        requests: [N], what a policy may see; None where the results do not tell (a recorded table).
+        requests: [N], what a policy may see; None where the results do not contain it (a recorded table).
         metrics: task -> its metric.
         left_out: settings that no controller chooses, or that not every task has.
         source: provenance, as JSON.
         setup: device, model, how it ran, for captions.
-        model: its name as given; None where the results do not tell.
-        splits: task -> the split that its samples are of; without those that the results do not tell.
+        model: its name as given; None where the results do not contain it.
+        splits: task -> the split that its samples are of; without those that the results do not contain.
     """
 
     choices: tuple[KnobChoice, ...]
@@ -211,7 +211,7 @@ def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[Measu
     pictures, and the rest.
 
     Raises:
-        ConfigurationError: the share does not lie between 0 and 1.
+        ConfigurationError: the fraction is not between 0 and 1.
         ResultsError: one of them would be empty.
     """
     check_fraction("--calibration_share", share)

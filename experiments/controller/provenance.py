@@ -1,6 +1,6 @@
 """Checks that a grid, recorded states, a checkpoint and a model fit together, as refusals and caveats.
 
-Models are told apart by the digests of their weights where both are known, else by the last part of their names.
+Models are distinguished by the digests of their weights where both are known, else by the last part of their names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -193,7 +193,7 @@ def training_caveats(
     """Caveats where a two-stage controller is evaluated on samples of one training.
 
     Args:
-        trained_on: what the training's environment said of itself. A replay keeps a digest of its samples alone, so
+        trained_on: the training environment's description of itself. A replay keeps a digest of its samples alone, so
             that a part of them cannot be recognised.
         sample_ids: of the task, that it is evaluated on.
         how: `LAST` or `BEFORE`.

@@ -29,7 +29,7 @@ ENVIRONMENTS = ("synthetic", "replay", "live")
 SUMMARY = "training.json"
 OF_A_REPLAY = ("states", "calibration_share", "split_seed", "num_budgets")
 # For networks that were taught before, by a warm start or another training: not far away from that, because a grid has
-# too few samples to tell luck from what requests show.
+# too few samples to distinguish luck from what requests show.
 CAREFUL = GrpoRecipe(entropy_weight=0.02, kl_weight=0.1, learning_rate=1e-3)
 
 

@@ -1,5 +1,5 @@
-"""E1, where the time goes: shares of the stages by regime, how each stage grows, operations against time, parts of the
-decoder. Reads a run's folder, writes three JSON files, CSV files and figures.
+"""E1, where the time goes: fractions of the stages by regime, how each stage grows, operations against time, parts of
+the decoder. Reads a run's folder, writes three JSON files, CSV files and figures.
 
 python experiments/core_exp/e1_stage_latency.py results/core_exp
 """

@@ -1,4 +1,4 @@
-"""Profile one dataset after the other, each by a run of the driver of its own: what the shell scripts here share.
+"""Profile one dataset after the other, each by a separate run of the driver; the shell scripts here call it.
 
 bash experiments/core_exp/run_multi_datasets_h100.sh [DATASET ...] [-- FLAG_OF_THE_DRIVER ...]
 
@@ -46,7 +46,7 @@ class DatasetsRequest:
         model_path: None leaves it to the driver.
         num_samples: None leaves it to the driver.
         num_processes: GPUs, or what overrides them; 1 without a GPU.
-        data_dir: holds a folder for each dataset that has a local copy.
+        data_dir: contains a folder for each dataset that has a local copy.
         driver_flags: for every dataset, after all others, so that they win.
     """
 
@@ -161,7 +161,7 @@ def driver_command(dataset: str, request: DatasetsRequest) -> list[str]:
 
 
 class Runner:
-    """Runs the driver dataset by dataset, until someone asks to stop."""
+    """Runs the driver dataset by dataset, until a stop is requested."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None

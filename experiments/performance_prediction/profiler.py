@@ -60,11 +60,11 @@ _MOST_PRODUCTS = 400
 class CUDALayerTimer:
     """Times layers by a mark before and after each: CUDA events on a GPU, the host's clock on the CPU.
 
-    On a GPU the marks tell of the device alone: it is kept busy with products until the host has queued the whole
+    On a GPU the marks measure the device alone: it is kept busy with products until the host has queued the whole
     inference, so that a gap in which it waits for the host is in no layer's time.
 
     Args:
-        layers: modules of the network by name; none lies within another.
+        layers: modules of the network by name; none is inside another.
         device: where they compute.
     """
 

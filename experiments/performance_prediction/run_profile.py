@@ -1,4 +1,4 @@
-"""Profile convolution algorithms in whole networks: parse, ask what is covered, measure size after size.
+"""Profile convolution algorithms in whole networks: parse, check what is covered, measure size after size.
 
 python experiments/performance_prediction/run_profile.py --model vgg16 --algorithm gemm --quick
 """

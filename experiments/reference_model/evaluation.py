@@ -1,6 +1,6 @@
 """Scored answers of the embedded model by family, setting and type, with 95 % intervals.
 
-Questions about one picture share its part of the cache, and settings of one tier share its image features, which
+Questions about one picture use its part of the cache, and settings of one tier use the same image features, which
 changes the cost and not the answers. Intervals are taken between pictures, because questions about one picture are not
 independent.
 """

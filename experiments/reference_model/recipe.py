@@ -61,10 +61,10 @@ class Stage:
     """A stretch of the curriculum.
 
     Attributes:
-        until: share of the whole training time at which the stage ends.
+        until: fraction of the whole training time at which the stage ends.
         tiers: weight of each vision tier among the batches; "single" is one tile on a small canvas.
         items: most items in a scene at the stage's start and end (it grows linearly).
-        readable_share: share of batches whose text is large enough for their tier; the rest draws text as the task.
+        readable_share: fraction of batches whose text is large enough for their tier; the rest draws text as the task.
     """
 
     until: float
@@ -110,9 +110,9 @@ class OptimiserRecipe:
         learning_rate: AdamW's.
         final_share: what is left of both at the end.
         tags_weight: of the tags' loss against the answers'.
-        block_dropout_share: share of batches in which one to four blocks are left out, either the last or any after
-            the first, so that the block knob costs accuracy gradually; larger shares make the knob free.
-        expert_dropout_share: share of batches with fewer experts a token; 0, because with as little as 4 % the model
+        block_dropout_share: fraction of batches in which one to four blocks are left out, either the last or any after
+            the first, so that the block knob costs accuracy gradually; larger fractions make the knob free.
+        expert_dropout_share: fraction of batches with fewer experts a token; 0, because with as little as 4 % the model
             learned to do without half of them.
         router_evenness_weight: of a loss that keeps each token's routing weights even, so that all of its experts carry
             the answer and dropping some of them costs.

@@ -1,7 +1,7 @@
 """The trainer of the embedded model: batches and a time budget to a trained model, its log and a resumable state.
 
 The experts are computed densely here (two products over all of them, the unused ones weighted 0): the same numbers
-as routing, in a form that a GPU runs without asking the host anything. Inference does not do this.
+as routing, in a form that a GPU runs without waiting for the host. Inference does not do this.
 """
 
 import json
@@ -336,7 +336,7 @@ def run_leg(
     """Train for `leg_s` seconds or to the end of the plan; one log line every `LOG_EVERY` steps.
 
     Args:
-        share: the batch source's shared progress, kept up to date.
+        share: the batch source's progress, kept up to date.
 
     Raises:
         FloatingPointError: the loss is not a number; resume from the state saved last.

@@ -19,7 +19,7 @@ _NOT_MATRICES = (*SCALE_SUFFIXES, "_bias")
 
 
 def block_stack(model: PreTrainedModel) -> Any:
-    """The module that holds the blocks of a model's decoder as `layers`; None where there is no such list."""
+    """The module with the blocks of a model's decoder as `layers`; None where there is no such list."""
     decoder = model.get_decoder()
     for stack in (decoder, getattr(decoder, "model", None)):
         if isinstance(getattr(stack, "layers", None), nn.ModuleList):

@@ -21,7 +21,7 @@ from experiment_core_utils.primitives.device import most_memory_bytes
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import read_json, refuse_unreadable
 
-# What transformers opens in a folder, by the ends of the names; those in JSON hold one object each.
+# What transformers opens in a folder, by the ends of the names; JSON files contain one object each.
 _OPENED = (".json", ".safetensors", ".jinja", ".model", ".txt", ".bin")
 
 
@@ -75,7 +75,7 @@ def download(
                 cache_dir=cache_dir,
                 allow_patterns=list(patterns),
                 ignore_patterns=list(ignored) if ignored is not None else None,
-                # Of a commit the hub is asked for the list of files, offline too.
+                # transformers requests the list of files of a commit from the hub, also offline.
                 local_files_only=constants.HF_HUB_OFFLINE,
             )
         )
@@ -177,7 +177,7 @@ def refuse_hub_code(attention: str | None, named: str, compatible: Sequence[str]
     That is a repository's name, and with the package `kernels` also flash attention whose own package is not here.
 
     Args:
-        named: who asks for it.
+        named: what requests it.
         compatible: the flash attentions that the model takes; for another one transformers takes the first of them.
     """
     if attention is None:
@@ -297,7 +297,7 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
 
     Raises:
         ConfigurationError: no files; a file that the index names is not there, or one is there that it does not name;
-            a file that is not whole; a tensor that lies in two files, or is not stored in floating point.
+            a file that is not whole; a tensor that is in two files, or is not stored in floating point.
     """
     found: dict[str, StoredTensor] = {}
     for file in _files_of(folder):
@@ -362,7 +362,7 @@ def read_tensor(name: str, stored: StoredTensor) -> torch.Tensor:
     """A tensor as a view of its file.
 
     The file is mapped anew for each: pages that were read count as this process's memory for as long as the file stays
-    mapped, which here is as long as the tensor is held.
+    mapped, which here is as long as the tensor exists.
     """
     with safe_open(stored.file, framework="pt") as handle:
         tensor: torch.Tensor = handle.get_tensor(name)

@@ -122,7 +122,7 @@ class CudaGraphs:
         try:
             end_allocation_to_pool(device, self._pool)
         except RuntimeError:
-            pass  # The capture had ended, and what it held went with the graph.
+            pass  # The capture had ended, and its memory was released with the graph.
         else:
             release_pool(device, self._pool)
             # torch's allocator of host memory keeps asking it whether it is being captured.

@@ -6,8 +6,8 @@ import torch
 
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 
-# Share of the logits' norm by which a replay may differ, in float32 and in lower precision; and in that where the token
-# was given to other experts, as happens to two that are nearly equally likely.
+# Fraction of the logits' norm by which a graph may differ, in float32 and in lower precision; and in that where the
+# token was given to other experts, as happens to two that are nearly equally likely.
 MOST_DIFFERENCE, MOST_ROUNDED_DIFFERENCE, MOST_WITH_OTHER_EXPERTS = 1e-3, 0.05, 0.2
 
 
@@ -20,7 +20,7 @@ def refuse_other_logits(
 ) -> None:
     """Raises an error where logits in `found` differ from those in `expected`, by the norm of their difference.
 
-    The bounds lie above what rounding was seen to do on an H200 in bfloat16 (180 prompts and as many steps at
+    The bounds are above what rounding was seen to do on an H200 in bfloat16 (180 prompts and as many steps at
     five settings): with MolmoE-1B's widths and random weights at most 1.6 %; with the embedded model's trained weights
     at most 3.5 % where the last token went to the same experts in all blocks, and up to 12 % where it did not, which is
     every third pass. In float16 0.5 %, in float32 below 1e-6.

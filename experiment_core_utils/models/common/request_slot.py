@@ -1,4 +1,4 @@
-"""The slot of the one request that a KV cache of fixed size holds, and which states may be decoded from.
+"""The slot of the one request that a KV cache of fixed size contains, and which states may be decoded from.
 
 A state contains no keys and values, only the position of its request; it becomes invalid with the next request. A
 paused prefill takes the slot when it begins, and loses it in the same way.

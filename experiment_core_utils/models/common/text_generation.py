@@ -24,7 +24,7 @@ class GeneratedBatch:
     Attributes:
         token_ids: [B][n] as generated, what comes after an end-of-sequence included.
         inference_time_s: prompts on the device -> all tokens on the host.
-        ttft_s: -> first token of every row; None where the model's own `generate()` tells nothing of single tokens.
+        ttft_s: -> first token of every row; None where the model's own `generate()` does not report single tokens.
         inter_token_s: from each token to the next.
         begun_s, ended_s: the same window by the host's clock, the device synchronised at both ends.
     """
@@ -44,7 +44,7 @@ class TextGenerator:
     Drawn tokens depend on `random_seed`, the index of the batch's first prompt, which prompts are in the batch and how
     far they are padded, the model with its precision, the kind of device and the versions of torch and transformers.
     They do not depend on the batches before or on warm-ups, and on the number of processes only where that changes
-    which prompts share a batch. The global random state is afterwards as it was before.
+    which prompts are in one batch. The global random state is afterwards as it was before.
 
     Args:
         model: with `generate()`, not wrapped for distribution.
@@ -295,8 +295,8 @@ class PlannedBatch:
 def plan_batches(lengths: Sequence[int], options: Batching) -> tuple[PlannedBatch, ...]:
     """Batches of neighbouring prompts in the order given; every prompt is in one batch.
 
-    Fixed batches hold `batch_size___fixed_batching` prompts, the last one the rest. An adaptive batch takes the next
-    prompt as long as (prompts x longest of them) <= `adaptive_max_tokens` and it holds no more than
+    Fixed batches contain `batch_size___fixed_batching` prompts, the last one the rest. An adaptive batch takes the next
+    prompt as long as (prompts x longest of them) <= `adaptive_max_tokens` and it contains no more than
     `max_batch_size___adaptive_batching`. A prompt that is longer than the limit runs alone. Prompts in order of their
     length make the least padding.
 

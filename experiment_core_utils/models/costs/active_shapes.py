@@ -173,6 +173,6 @@ def _figures(model: nn.Module, sizes: Sequence[RequestSize], limit_s: float) -> 
     if not isinstance(architecture, UnknownArchitecture):
         return [FlopsFigure(architecture.request_flops(size), "formula", None) for size in sizes]
     if not isinstance(model, PreTrainedModel) or isinstance(architecture_of(model.config), Architecture):
-        # The config alone would not tell what runs.
+        # The config alone would not show what runs.
         return [FlopsFigure(None, "formula", architecture.reason)]
     return counted_flops(model.config, sizes, limit_s)

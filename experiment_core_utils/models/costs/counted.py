@@ -88,7 +88,7 @@ def _count_and_send(sending: Connection, config: Any, sizes: Sequence[RequestSiz
 def count_requests(config: Any, sizes: Sequence[RequestSize]) -> list[RequestFlops]:
     """FLOPs of prefill and decode steps of text requests, counted in this process; see `counted_flops`.
 
-    Prompts are counted at four lengths, steps at three, and at every one where these do not lie on a parabola and on a
+    Prompts are counted at four lengths, steps at three, and at every one where these are not on a parabola and on a
     line.
 
     Raises:

@@ -1,9 +1,9 @@
 """Operations of a text decoder by formula, from its shape and token counts.
 
 Convention: one multiply-add is 2 operations. Attention counts the full rectangle of queries and keys, although a causal
-kernel may skip half of it in prefill; a sliding window narrows it in decode only, where the cache holds no more keys
+kernel may skip half of it in prefill; a sliding window narrows it in decode only, where the cache contains no more keys
 than the window. Not counted: look-ups, norms, rotary positions, softmax, biases, the elementwise product of gated
-units, sorting experts; positions of padding, and those of a static cache that hold no token.
+units, sorting experts; positions of padding, and those of a static cache without a token.
 """
 
 import itertools
@@ -69,7 +69,7 @@ class LatentShape:
     Attributes:
         query_rank: width that queries are compressed to; None where they are not.
         kv_rank: width that keys and values are compressed to.
-        rotary_width: of the part of a key that has a position, which all heads share.
+        rotary_width: of the part of a key that has a position, common to all heads.
         expanded_width: heads * (head size of keys without that part + head size of values).
         value_width: heads * head size of values.
     """
@@ -99,7 +99,7 @@ class BlockShape:
         query_width: heads * head size.
         kv_width: key-value heads * head size, of latent attention after expansion.
         window: most keys that a decode step sees; None without a limit.
-        latent: None for attention whose cache holds keys and values themselves.
+        latent: None for attention whose cache contains keys and values themselves.
     """
 
     query_width: int
@@ -124,7 +124,7 @@ class BlockShape:
 
     @property
     def cache_width(self) -> int:
-        """Elements that the cache holds of a position."""
+        """Elements of a position in the cache."""
         return 2 * self.kv_width if self.latent is None else self.latent.kv_rank + self.latent.rotary_width
 
     def weights(self, hidden: int) -> int:

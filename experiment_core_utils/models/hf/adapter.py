@@ -54,7 +54,7 @@ class TransformersModel:
         name: path or hub id that the model came from.
         model: on its device, in its dtype, in evaluation mode. Its generation config is replaced by a greedy one.
         requests: of the same checkpoint.
-        execution: as asked for; `describe` and each setting's proof tell how it runs.
+        execution: as requested; `describe` and each setting's proof show how it runs.
         graph_capturer: makes the replays; None for CUDA graphs.
         eager_reason: why `auto` leaves the modules in place, whatever can be graphed; None where it may choose.
     """

@@ -27,7 +27,7 @@ def decoder_components(
 ) -> dict[Component, list[nn.Module]]:
     """Parts of the active blocks, the norm after them and the product with the vocabulary; empty ones left out.
 
-    `routing` and `experts` lie inside `ffn`.
+    `routing` and `experts` are inside `ffn`.
     """
     ffn = _children(blocks, _FFN)
     norms = [child for block in blocks for child in block.children() if _is_norm(child)]

@@ -2,7 +2,7 @@
 
     request handed over | encoder begins | features ready | first token on the host | second | ... | last
 
-Neighbouring marks bound a stage, so that the stages add up to the whole by construction. What lies before the encoder
+Neighbouring marks bound a stage, so that the stages add up to the whole by construction. What is before the encoder
 and between it and the first token is prefill: `generate()`'s own preparation, the cache, the decoder. Some versions and
 families encode pictures before the prefill, others inside it; the marks are the same.
 """
@@ -170,7 +170,7 @@ class GenerationState:
 
     @property
     def filled_layers(self) -> int:
-        """Layers of the cache that hold keys or a recurrent state."""
+        """Layers of the cache that contain keys or a recurrent state."""
         return sum(map(_is_filled, self.cache.layers))
 
 

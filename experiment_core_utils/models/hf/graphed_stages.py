@@ -110,7 +110,7 @@ class GraphedGeneration:
             self._graphed_settings.pop(setting, None)
             self._unsupported_reasons[setting] = str(error)
         if setting in self._unsupported_reasons:
-            # Not in the handler: until its end the error holds what was half made.
+            # Not in the handler: until its end the error keeps what was half made.
             release_cached_memory(self.device)
 
     def _can_replay(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
@@ -203,7 +203,7 @@ def _shape_of(inputs: Mapping[str, torch.Tensor]) -> Hashable:
 def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) -> str | None:
     """The reason why no setting of a model can be graphed; None where one may be.
 
-    Not judged is what shows only when it is tried; `GraphedGeneration.unsupported_reason` says it of a setting.
+    What shows only when it is tried is not checked; `GraphedGeneration.unsupported_reason` reports it of a setting.
     """
     devices = sorted({str(weight.device) for weight in model.parameters()})
     if len(devices) > 1:

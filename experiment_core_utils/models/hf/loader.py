@@ -1,4 +1,4 @@
-"""Finds a transformers checkpoint, tells what its knobs allow, and loads the model with its weights.
+"""Finds a transformers checkpoint, finds what its knobs allow, and loads the model with its weights.
 
 What the knobs allow is found on a model without storage, before any weight is read.
 """
@@ -148,7 +148,7 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
 
     Raises:
         ConfigurationError: weights are not there, do not fit the config one to one, or an implementation or a
-            quantisation asked for is not available.
+            requested quantisation is not available.
         OutOfMemory: it does not fit the device.
     """
     if random_weights:

@@ -152,7 +152,7 @@ class HFRequests:
         name: path or hub id, for messages.
 
     Attributes:
-        has_vision: whether pictures are used. A text model is asked the same prompts without them.
+        has_vision: whether pictures are used. A text model gets the same prompts without them.
         vision_knob_unsupported_reason: why the number of vision tokens cannot be set; None where it can.
 
     Raises:

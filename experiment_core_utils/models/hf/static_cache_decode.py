@@ -47,11 +47,11 @@ class FixedCacheDecode:
     """The decode step of a model at the setting in force when this was made.
 
     Args:
-        max_seq_len: tokens that the cache holds, prompt and answer together.
+        max_seq_len: tokens that fit into the cache, prompt and answer together.
         graph_capturer: makes the replay.
 
     Raises:
-        ConfigurationError: the family's cache or step cannot be held in fixed memory; the message is the reason.
+        ConfigurationError: the family's cache or step cannot use fixed memory; the message is the reason.
     """
 
     def __init__(self, model: PreTrainedModel, max_seq_len: int, graph_capturer: GraphCapturer) -> None:
@@ -127,7 +127,7 @@ class FixedCacheDecode:
         tokens = grown.get_seq_length()
         if tokens >= self.max_seq_len:
             raise ConfigurationError(f"the cache has {self.max_seq_len} slots and the prompt {tokens} tokens")
-        # A cache may hold more layers than there are blocks that ran.
+        # A cache may have more layers than there are blocks that ran.
         filled = [layer for layer in grown.layers if layer.is_initialized]
         if len(filled) != len(self._cache.layers):
             raise ConfigurationError(

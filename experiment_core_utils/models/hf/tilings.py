@@ -91,7 +91,7 @@ class AspectTiles:
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
         """See `vision_tokens.VisionOptions.geometry_for`.
 
-        Of grids equally near, a later one with more tiles is taken while it holds less than twice the picture's pixels.
+        Of grids equally near, a later one with more tiles is taken while it has less than twice the picture's pixels.
         """
         tile_height, tile_width = self.tile
         best, least_difference = (1, 1), math.inf

@@ -29,7 +29,7 @@ class ProcessedImage:
 
     Attributes:
         pixel_values: [K, 3, S, S] float32, normalised; crop 0 is the whole picture.
-        image_masks: [K, P] share of real (not padded) pixels of each patch, P = patches of a crop. The rows are the
+        image_masks: [K, P] fraction of real (not padded) pixels of each patch, P = patches of a crop. The rows are the
             tiles' masks followed by a row of -1: the official code shifts them by one against the crops, and trained
             weights expect that.
         feature_rows: [K, F] int64, place of each pooled feature in the row-by-row image token layout *without*

@@ -278,7 +278,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
     - `active_blocks`: indices of the blocks that run, ascending, block 0 among them. A skipped block is not
       computed and has no cache entry.
 
-    A setting stays in force until the next stage call asks for another, or `reset_knobs()`; `knobs()` is the same as
+    A setting stays in force until the next stage call requests another, or `reset_knobs()`; `knobs()` is the same as
     a context manager for use around `generate()`.
     """
 
@@ -369,7 +369,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
 
         Args:
             pixel_values: [B, K, 3, S, S] normalised crops; a padding crop is all -1.
-            image_masks: [B, K, P] share of real pixels of each patch.
+            image_masks: [B, K, P] fraction of real pixels of each patch.
             image_input_idx: [B, K, F] position of each feature in the prompt, negative where dropped.
         """
         return self.model.get_image_features(pixel_values, image_masks, image_input_idx)

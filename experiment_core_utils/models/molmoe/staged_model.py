@@ -65,7 +65,7 @@ class MolmoeStagedModel:
         model: on its device, in its dtype, in evaluation mode.
         processor: of the same checkpoint.
         execution: `graph` runs the stages by engines where the model allows it, `auto` where all stages are faster for
-            it, both else eagerly; `describe` tells.
+            it, both else eagerly; `describe` reports it.
         eager_reason: why `auto` leaves the modules in place, whatever engines there are; None where it may choose.
     """
 

@@ -72,7 +72,7 @@ def errors_figure(validation: Validation, device: str, drift: float | None) -> F
     """A figure of the error by stage, estimator beside linear model, with the noise of measuring again as a mark.
 
     Args:
-        drift: mean deviation of the control setting over the run, a share; None where it was not measured.
+        drift: mean deviation of the control setting over the run, a fraction; None where it was not measured.
     """
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)

@@ -9,7 +9,7 @@ from experiments.analyses.charts.style import LIGHT_GREY, SKY, YELLOW
 Trace = dict[str, Any]
 
 
-# Larger sets of dots are thinned evenly: more cannot be told apart, and the page would be large and slow.
+# Larger sets of dots are thinned evenly: more cannot be distinguished, and the page would be large and slow.
 MOST_DOTS = 2500
 
 
@@ -127,7 +127,7 @@ def bars(
 
 
 def whiskers(values: Sequence[float], ends: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """Error bars from intervals that may not hold their value."""
+    """Error bars from intervals that may not contain their value."""
     return {
         "type": "data",
         "symmetric": False,

@@ -1,4 +1,4 @@
-"""The look that all figures share, and their files as PNG and SVG."""
+"""The common look of all figures, and their files as PNG and SVG."""
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager

@@ -26,12 +26,12 @@ class Loss:
 
     Attributes:
         hypervolume: of the part.
-        share: lost of the joint front's; never negative. None where the joint front has none.
+        share: fraction lost of the joint front's; never negative. None where the joint front has none.
         share_ci95: percentile interval over draws.
         unseen_share: mean over draws of the same where budgets' settings are chosen by the draw and counted on the
             samples that it left out: what is lost but for luck; may be negative. None where a draw leaves out none.
         unseen_ci95: percentile interval over draws.
-        beyond_noise: whether that interval lies above 0, also where the other settings' latencies were longer by the
+        beyond_noise: whether that interval is above 0, also where the other settings' latencies were longer by the
             drift that the run showed.
     """
 
@@ -50,7 +50,7 @@ class FixedValue:
     Attributes:
         front: keys of the front of these settings, cheapest first.
         num_on_joint_front: settings of the joint front with this value.
-        probability_on_joint_front: share of draws whose joint front has at least one.
+        probability_on_joint_front: fraction of draws whose joint front has at least one.
         loss: against the joint front.
     """
 
@@ -84,7 +84,7 @@ class BestValue:
     """The value of a knob with the largest hypervolume while another knob has a value, and how often it is that.
 
     Attributes:
-        probability: share of draws in which it is the best; of equal ones the smallest value counts.
+        probability: fraction of draws in which it is the best; of equal ones the smallest value counts.
     """
 
     given: Value
@@ -104,7 +104,7 @@ class Coupling:
             surely.
         witness: for `established`, the two values of `knob` and the two of `given`.
         regret_share: hypervolume lost by the one value of `knob` that is best over all of `given`, against the best at
-            each, as a share of the latter; None where these settings have no right answer.
+            each, as a fraction of the latter; None where these settings have no right answer.
     """
 
     knob: str

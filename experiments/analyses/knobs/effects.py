@@ -38,9 +38,9 @@ class Term:
 
     Attributes:
         knobs: one, two or three.
-        degrees: of freedom; 0 where the grid does not hold what would show it.
-        share: of the sum of squares over settings; None for `degrees` 0.
-        share_ci95: percentile interval over draws; noise adds to every share, so that it may lie above `share`.
+        degrees: of freedom; 0 where the grid does not contain what would show it.
+        share: fraction of the sum of squares over settings; None for `degrees` 0.
+        share_ci95: percentile interval over draws; noise adds to every fraction, so that it may be above `share`.
         noise_share: what the draws' noise alone would add on average.
         p_value: probability that noise alone gives so much: of the draws, centred on the figures.
         settings_p_value: the same by the F test against the highest interaction; None for that one, and where it is 0
@@ -80,7 +80,7 @@ class Effects:
         is_full_grid: whether every combination of values is there, once.
         std: of the figures over settings.
         terms: main effects first; none where `reason` is given.
-        rest_share: 1 less all shares: 0 on a full grid; on others also below 0.
+        rest_share: 1 minus all fractions: 0 on a full grid; on others also below 0.
         level_means: none where the grid does not connect its values.
         reason: why nothing is split.
     """

@@ -40,7 +40,7 @@ class FrontPoint:
     Attributes:
         accuracy_ci95: percentile interval over draws; as `cost_ci95`.
         on_front: by the figures of all samples.
-        probability: share of draws that put it on the front.
+        probability: fraction of draws that put it on the front.
         drift_probability: the same, had all other latencies been longer by the drift that the run showed.
         status: `established`: on the front, and confidently better in accuracy or in cost than each other setting;
             `within_noise`: on the front, but not so against `not_better_than`; `possible`: off it, but with a
@@ -98,7 +98,7 @@ class TaskDifference:
 
     Attributes:
         statuses: task -> status.
-        probabilities: task -> share of draws that put it on the front.
+        probabilities: task -> fraction of draws that put it on the front.
         difference: `established`: established on one front and dominated for another task.
     """
 

@@ -56,8 +56,8 @@ class TaskGrid:
         total_ms: [S, N], `T_total`; samples that were answered in batches have none.
         energy_j: [S, N], of the run whose time it is, idle power included.
         flops: [S, N], of vision, prefill and all decode steps of the request.
-        drift: largest change of the control setting's time around any of the settings, as a share (0.1: a tenth longer,
-            or as much shorter); None where none was read.
+        drift: largest change of the control setting's time around any of the settings, as a fraction (0.1: a tenth
+            longer, or as much shorter); None where none was read.
     """
 
     task: str

@@ -79,7 +79,7 @@ class Objectives:
         accuracy_draws: [B, S].
         cost_draws: [B, S].
         unseen_accuracy: [B, S], on the samples that the draw left out; nan where it left out none.
-        drift_allowance: share by which a latency must be lower to be confidently so; 0 for other costs, and where no
+        drift_allowance: fraction by which a latency must be lower to be confidently so; 0 for other costs, and where no
             drift was read.
         scores: [S, n], of the samples on which all have one.
         clusters: [n], the number of each of these samples' picture.

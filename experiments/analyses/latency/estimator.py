@@ -55,7 +55,7 @@ class Prediction:
         times: name of PREDICTED -> [S]; `T_LLM_decode` and `T_total` are NaN where the output length is not known.
         low: lower end of the interval for one request, same keys.
         high: its upper end.
-        unseen_knobs: [S], whether a knob lies outside the values that were measured.
+        unseen_knobs: [S], whether a knob is outside the values that were measured.
         extrapolated: [S], that, or a prompt that is far from those measured.
     """
 
@@ -72,10 +72,10 @@ class FittedStages:
 
     Attributes:
         stages: name of STAGES -> model; without `T_vision_total` where no sample had a picture.
-        ratios: name of PREDICTED -> (low, high), what measured / predicted lies between, for the interval.
+        ratios: name of PREDICTED -> (low, high), the bounds of measured / predicted, for the interval.
         ranges: column of Requests, or `prompt_tokens` -> (smallest, largest) measured.
         expected_output: task -> mean output tokens.
-        caveats: what the samples could not tell.
+        caveats: what the samples could not show.
     """
 
     stages: Mapping[str, StageModel]
@@ -139,7 +139,7 @@ class LatencyEstimator:
 
     The model is that of `stage_model`: no time is negative, and vision, first token, decode per token and total never
     fall when a knob or a length goes up. (The prefill alone may, with more crops: vision hides its launches.) The
-    interval is split-conformal on ratios: between its ends lies the share `level` of measured / predicted of samples
+    interval is split-conformal on ratios: between its ends is the fraction `level` of measured / predicted of samples
     whose setting was left out of the fit, so it is for one request at a setting that need not have been measured.
     """
 
@@ -255,7 +255,7 @@ def ranges_of(requests: RequestColumns) -> dict[str, tuple[float, float]]:
 
 
 def caveats_of(samples: TimedSamples) -> list[str]:
-    """Caveats of what these samples cannot tell."""
+    """Caveats of what these samples cannot show."""
     found = [
         f"{name} had one value ({smallest:g}): its effect is not known, other values are extrapolated"
         for name, (smallest, largest) in ranges_of(samples.requests).items()

@@ -19,7 +19,7 @@ MEASURED = (*STAGES, "T_total")
 DENSE_EXPERTS = 1
 
 
-# A column of which less than this share is its own is a sum of others, but for rounding.
+# A column of which less than this fraction is its own is a sum of others, except for rounding.
 _OWN_FRACTION = 1e-9
 
 
@@ -203,7 +203,7 @@ def columns_of(terms: Sequence[str], requests: RequestColumns) -> np.ndarray:
 
 
 def identifiable(terms: Sequence[str], requests: RequestColumns) -> tuple[str, ...]:
-    """The terms that these requests can tell apart: one that is a sum of multiples of earlier ones is left out."""
+    """The terms that these requests can distinguish: one that is a sum of multiples of earlier ones is left out."""
     kept: list[str] = []
     basis: list[np.ndarray] = []
     for name in terms:

@@ -12,7 +12,7 @@ from experiments.analyses.latency.features import RequestSetting
 MARGINS = (-0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 
 
-# Budgets that the margin is judged at: these percentiles of the measured total times.
+# Budgets that the margin is evaluated at: these percentiles of the measured total times.
 BUDGET_PERCENTILES = tuple(range(10, 100, 10))
 
 
@@ -31,7 +31,7 @@ class BudgetGuardrail:
 
         Args:
             settings: each with its output tokens, true or expected.
-            margin: share of the prediction that is kept free; negative lets predictions over the budget pass.
+            margin: fraction of the prediction that is kept free; negative lets predictions over the budget pass.
 
         Raises:
             ConfigurationError: a budget that is not above 0, a margin of -1 or less, or no output tokens.

@@ -14,7 +14,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples, columns_of, identifiable
 from experiments.fitting.regression import robust_nonnegative
 
-# Shares of the samples, those of least work first, that a fit begins with on the floor.
+# Fractions of the samples, those of least work first, that a fit begins with on the floor.
 _STARTS = (0.3, 0.7, 1.0)
 
 
@@ -104,7 +104,7 @@ def _affine(part: Mapping[str, float], factor: float, added_ms: float) -> dict[s
 def fit_stage(form: StageForm, requests: RequestColumns, times: np.ndarray, vision_ms: np.ndarray) -> StageModel:
     """The form's coefficients with the least relative error, runs that stand out weighted down.
 
-    Terms that these requests cannot tell apart are left out, see `identifiable`.
+    Terms that these requests cannot distinguish are left out, see `identifiable`.
 
     Args:
         times: [S], measured, above 0.

@@ -60,7 +60,7 @@ class Coverage:
     """The coverage of the intervals of samples whose setting was left out.
 
     Attributes:
-        share: of the samples that lie inside.
+        share: fraction of the samples that are inside.
         width: median of (high - low) / predicted.
     """
 

@@ -25,7 +25,7 @@ class Generation:
     Attributes:
         task, setting: whose.
         vision: label of the vision knob: `low`, `1008 tokens`, or `no picture`.
-        picture: name of the picture, unique among tasks; samples that share it are not independent.
+        picture: name of the picture, unique among tasks; samples of the same one are not independent.
         image_features: that the vision stage computed; None without a picture.
         vision_ms: None without a picture.
         inter_token_ms: time of each decode step.
@@ -64,7 +64,7 @@ class StageFraction:
 
     Attributes:
         share_ci95: percentile bootstrap over pictures; None for a single picture.
-        dominates_share: share of generations in which it takes longest.
+        dominates_share: fraction of generations in which it takes longest.
     """
 
     mean_ms: float
@@ -83,7 +83,7 @@ class Regime:
         n: generations in it; those that ended before `output_tokens` are not.
         num_pictures: they are of.
         num_shorter: generations left out because they ended before.
-        dominant: the stage with the largest share.
+        dominant: the stage with the largest fraction.
     """
 
     task: str

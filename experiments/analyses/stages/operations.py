@@ -18,7 +18,7 @@ class StagePoint:
     Attributes:
         tflop: operations in 10^12, one multiply-add as 2; decode is all steps.
         tflop_per_s: summed operations over summed time.
-        mfu: that as a share of the peak; None where the peak is not known.
+        mfu: that as a fraction of the peak; None where the peak is not known.
     """
 
     task: str

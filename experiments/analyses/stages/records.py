@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1
 Row = dict[str, Cell]
 
 
-# Of x, by stage; in the CSV, where all stages share their columns, it is the unit of `driver`.
+# Of x, by stage; in the CSV, where all stages have the same columns, it is the unit of `driver`.
 _UNITS = {"vision": "feature", "prefill": "token", "decode": "token"}
 
 

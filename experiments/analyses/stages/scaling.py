@@ -22,7 +22,7 @@ class LineFit:
     highest.
 
     Attributes:
-        r2: share of the variance of y that the line explains.
+        r2: fraction of the variance of y that the line explains.
         residual_std: standard deviation of what it does not explain (n - 2).
         n: points.
         num_clusters: the fewest that were drawn from, of the ways that have at least two.

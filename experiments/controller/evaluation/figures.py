@@ -71,7 +71,7 @@ def draw_evaluation(
 
     Args:
         static_latency_s: [S], means over the requests.
-        static_accuracy: [S], mean shares of the best score.
+        static_accuracy: [S], mean fractions of the best score.
     """
     shown = [policy for policy in evaluation.policies if not policy.name.startswith("static_")]
     styles = line_styles([policy.name for policy in shown])

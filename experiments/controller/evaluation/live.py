@@ -48,7 +48,7 @@ class LiveJob:
     Attributes:
         requests: all that can be used; the others are in `failed`, with why.
         measured: those of them that are run one by one.
-        asked: these, as the arithmetic of outcomes takes them.
+        asked: the same, in the form that `outcomes.py` takes.
         num_warm_ups: unmeasured runs, one for each tiling.
     """
 

@@ -35,7 +35,7 @@ class Outcomes:
     Attributes:
         choices: [B][N].
         scores: [B, N], by each task's metric; nan where it has none.
-        latency_s: [B, N], what is held against the budget.
+        latency_s: [B, N], what is compared with the budget.
         overhead_s: [B, N], time that choosing took.
     """
 
@@ -56,7 +56,7 @@ class BudgetFigures:
         accuracy_in_time: the same with 0 for a request that went over the budget.
         violation_rate: fraction of requests that went over it.
         violation_rate_possible: the same among requests that some choice would have kept within it; None where there
-            are none, or where it is not known (only a full grid tells).
+            are none, or where it is not known (only a full grid shows it).
         overhead_share: mean over requests of overhead / latency.
         choices: key -> requests that it was chosen for, most frequent first.
     """
@@ -94,7 +94,7 @@ class Paired:
     """A policy compared with a baseline at one budget, or in the mean over several.
 
     Attributes:
-        accuracy, accuracy_in_time: shares of the best score; None where no request has a score.
+        accuracy, accuracy_in_time: fractions of the best score; None where no request has a score.
         latency_s: means.
     """
 

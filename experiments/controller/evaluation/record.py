@@ -39,7 +39,7 @@ class Budget:
 
     Attributes:
         meetable: whether some setting keeps at least 95 % of the requests within it; None where that is not known.
-        share_possible: share of the requests that some choice keeps within it; None where that is not known.
+        share_possible: fraction of the requests that some choice keeps within it; None where that is not known.
     """
 
     seconds: float

@@ -14,11 +14,11 @@ from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies.interface import Policy, RequestFeatures, check_budget
 
-# A static setting meets a budget where it goes over it for no more than this share of the requests.
+# A static setting meets a budget where it exceeds it for no more than this fraction of the requests.
 VIOLATIONS_ALLOWED = 0.05
 
 
-# Every policy is asked at every budget with every sample.
+# Every policy chooses at every budget for every sample.
 MOST_BUDGETS = 10_000
 
 
@@ -115,7 +115,7 @@ def best_static(grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
     """The best static setting at each budget: the one with the highest `accuracy_in_time` on these very requests, then
     the fastest.
 
-    It is chosen in hindsight, so that no static setting is better: what per-request control is held against.
+    It is chosen in hindsight, so that no static setting is better: what per-request control is compared with.
     """
     picked = np.zeros((len(budgets_s), len(grid)), dtype=np.int64)
     for at, budget_s in enumerate(budgets_s):
@@ -137,7 +137,7 @@ def meetable(grid: MeasuredGrid, budgets_s: Sequence[float]) -> list[bool]:
 def spread_budgets(grid: MeasuredGrid, number: int) -> tuple[float, ...]:
     """Budgets from the median latency of the fastest setting to the 95th percentile of the slowest one, in seconds.
 
-    Each is the same multiple of the one before, since settings lie closer where they are fast.
+    Each is the same multiple of the one before, since settings are closer where they are fast.
 
     Raises:
         ConfigurationError: fewer than 2, or more than `MOST_BUDGETS`.

@@ -22,7 +22,7 @@ from experiments.controller.networks.two_stage import FREQUENCIES, TwoStageNetwo
 class DeviceQuestion:
     """A CUDA graph of the same work on other numbers each time, with its inputs and outputs.
 
-    They lie in memory of the host that a GPU reads and writes itself: a copy there and back would take longer than the
+    They are in memory of the host that a GPU reads and writes itself: a copy there and back would take longer than the
     work does.
 
     Args:

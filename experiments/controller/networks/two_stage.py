@@ -19,7 +19,7 @@ from experiments.controller.knob_choices import KnobSpace
 FREQUENCIES = 12
 
 
-# Of the natural logarithm of the budget in ms: a period of 32 tells 1 ms from a day, one of 0.25 tells 3 % apart.
+# Of the natural logarithm of the budget in ms: a period of 32 distinguishes 1 ms from a day, one of 0.25 steps of 3 %.
 LONGEST_PERIOD, SHORTEST_PERIOD = 32.0, 0.25
 
 

@@ -30,7 +30,7 @@ class RequestFeatures:
     Attributes:
         sample_id: in the task's split; with the task it names the request.
         text_tokens: of the prompt, without image features and markers.
-        shapes: tier -> what the picture becomes; holds every tier that may be chosen.
+        shapes: tier -> what the picture becomes; contains every tier that may be chosen.
         output_tokens: expected of the answer; None where nothing is known of it.
     """
 

@@ -45,7 +45,7 @@ class AdaptiveAnswer:
         token_ids: end-of-sequence included where it came.
         total_s: `T_total`, from the request handed to the model to its last token on the host.
         overhead_s: choosing and putting the choice in force.
-        latency_s: what is held against the budget: both, where the choice is made before the clock of `total_s`
+        latency_s: what is compared with the budget: both, where the choice is made before the clock of `total_s`
             starts; `total_s` alone where it is made inside.
     """
 

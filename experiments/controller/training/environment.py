@@ -15,7 +15,7 @@ class BudgetedRequests:
 
     Attributes:
         samples: [B], places in the environment.
-        levels: [B], places among the budgets that the environment can be asked at; zeros where any is possible.
+        levels: [B], places among the budgets that the environment answers at; zeros where any is possible.
         budgets_s: [B], float64.
     """
 
@@ -38,7 +38,7 @@ class RollOut:
         prompts: [B, H], what stage 1 saw beside the budget.
         states: [B, 2, H], what stage 2 saw.
         actions: [B, 4], columns TIER, PAUSE, TOP_K and BLOCKS: places in the action space.
-        accuracy: [B], share of the metric's best score.
+        accuracy: [B], fraction of the metric's best score.
         latency_s: [B].
     """
 

@@ -1,7 +1,7 @@
 """One update of the networks towards the better ones of a group of roll-outs of the same request (GRPO).
 
 Group relative policy optimisation (Z. Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1) over both stages at
-once: the four actions of a roll-out share its advantage, which is its reward within its group. There is no critic.
+once: the four actions of a roll-out have the same advantage, which is its reward within its group. There is no critic.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ class GrpoRecipe:
     """The hyperparameters of an update.
 
     Attributes:
-        group_size: roll-outs of each ask, which are compared with each other alone.
+        group_size: roll-outs of each request, which are compared with each other alone.
         spread_floor: added to a group's standard deviation where its advantages are normalised by it. Groups whose
             rewards differ by some milliseconds alone would else pull as hard as those that differ in being right, and
-            all choices collapse to the fastest before what tells requests apart is learned.
+            all choices collapse to the fastest before what distinguishes requests is learned.
         asks_per_update: groups in an update.
         epochs: steps on the same roll-outs; from the second on the ratios leave 1 and the clip acts.
         clip: ratios beyond 1 +- this gain nothing more.
@@ -45,7 +45,7 @@ class GrpoRecipe:
     max_grad_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        # A group of one has nothing to compare; an update holds all its roll-outs in memory.
+        # A group of one has nothing to compare; an update keeps all its roll-outs in memory.
         check_within("group_size", self.group_size, 2, MOST_TOGETHER)
         check_within("asks_per_update", self.asks_per_update, 1, MOST_TOGETHER)
         check_within("epochs", self.epochs, 1, MOST_TIMES)

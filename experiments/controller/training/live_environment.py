@@ -25,10 +25,10 @@ class LiveEnvironment:
     The gradient of the budget token does not go through the model: its first layer learns by stage 1, its second one
     stays as it began.
 
-    An answer's score does not depend on what else is asked in the same update: see `score_fractions_among`.
+    An answer's score does not depend on the other requests of the same update: see `score_fractions_among`.
 
     Args:
-        budgets_s: lowest and highest budget; asks are drawn evenly between.
+        budgets_s: lowest and highest budget; budgets are drawn evenly between.
 
     Raises:
         ConfigurationError: the metric has no scores for answers to these requests.
@@ -97,9 +97,9 @@ class LiveEnvironment:
 def score_fractions_among(metric: Metric, requests: Sequence[LiveRequest], answers: Sequence[Answer]) -> list[float]:
     """Each answer's score as a fraction of the metric's best, scored among answers to all of the requests.
 
-    A metric that judges answers together, `cider_score`, takes its document frequencies from the references of all
+    A metric that scores answers together, `cider_score`, takes its document frequencies from the references of all
     pictures that it is given. Empty answers to all requests are added to the answers, so that these are always the
-    references of the same pictures, whichever of them were asked.
+    references of the same pictures, whichever of them were requested.
 
     Raises:
         ConfigurationError: the metric has no score for them (CIDEr of fewer than two pictures).

@@ -113,7 +113,7 @@ class RecordedStates:
         budgets_s: [L], float64.
         budget: weights of the `BudgetToken`.
         failed: "task id" -> why it could not be used.
-        model: name and digest, so that states of other weights are told apart.
+        model: name and digest, so that states of other weights are distinguished.
         splits: task -> the split that its samples are of; None in a file from before splits were kept.
     """
 
@@ -163,7 +163,7 @@ def record_states(
     Args:
         asked: task and sample id; those that come back are in this order.
         networks: their budget token is recorded; on the model's device.
-        progress: is told of each sample that is done, failed ones among them.
+        progress: is called for each sample that is done, failed ones among them.
 
     Raises:
         ResultsError: no sample could be used.

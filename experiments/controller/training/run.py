@@ -40,7 +40,7 @@ class TrainingPlan:
     """Everything that determines the result, except for the environment.
 
     Attributes:
-        seed: of the initial weights, of asks and of draws.
+        seed: of the initial weights, of requests and of draws.
         warm_start: how the networks were taught before; None for not at all.
     """
 
@@ -63,7 +63,7 @@ class TrainingRun:
 
     Attributes:
         rows: one for each update done: `update`, `reward`, `accuracy`, `latency_ms`, `violation_rate` (means over its
-            roll-outs, drawn, not the likeliest), `advantage_groups` (share of groups whose rewards differ) and what
+            roll-outs, drawn, not the likeliest), `advantage_groups` (fraction of groups whose rewards differ) and what
             `grpo.update` returns.
     """
 

@@ -142,7 +142,7 @@ def running_means(values: Sequence[float], window: int) -> np.ndarray:
 def summary_writer() -> Any:
     """The class that writes for TensorBoard; raises ConfigurationError without the package."""
     try:
-        # Optional: nobody else needs it.
+        # Optional: nothing else needs it.
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ConfigurationError(

@@ -15,7 +15,7 @@ from experiments.controller.training.environment import BudgetedRequests, Reward
 Teacher = Literal["per_sample", "per_budget", "per_neighbours"]
 
 
-# Share of the samples whose mean reward tells what is best for a prompt like theirs.
+# Fraction of the samples whose mean reward decides what is best for a prompt like theirs.
 NEIGHBOURHOOD = 0.2
 
 
@@ -28,7 +28,7 @@ class Tables:
         last: [S, T, P, H], the prompt's last token at the pause.
         tokens: [S, T, P, L, H], the budget token there.
         budgets_s: [L], float64, ascending.
-        accuracy: [S, T, K, C], shares of the metric's best score.
+        accuracy: [S, T, K, C], fractions of the metric's best score.
         latency_s: [S, T, K, C].
     """
 
@@ -117,8 +117,8 @@ class TabledEnvironment:
     ) -> torch.Tensor:
         """The choice [N, L, 3] with the highest mean reward over the samples with the prompts nearest to [N, H].
 
-        Nearest by Euclidean distance of the normalised prompts; `neighbourhood` is which share of the samples, above 0.
-        One sample's score is mostly luck; samples that ask for the same kind of thing share what they need.
+        Nearest by Euclidean distance of the normalised prompts; `neighbourhood` is the fraction of samples, above 0.
+        One sample's score is mostly luck; samples with the same kind of question need the same.
         """
         own, asked = (layer_norm(each.float(), each.shape[-1:]) for each in (self.tables.prompts, prompts))
         nearest = torch.cdist(asked, own).topk(math.ceil(neighbourhood * len(own)), largest=False).indices

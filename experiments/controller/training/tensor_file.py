@@ -42,7 +42,7 @@ def write_tensor_file(path: Path, of: FileKind, content: Mapping[str, Any]) -> N
 def read_tensor_file(path: Path, of: FileKind) -> dict[str, Any]:
     """The content without kind and version, on the host; raises ResultsError for a file of anything else.
 
-    Nothing in the file is run: it may hold tensors and plain values alone.
+    Nothing in the file is run: it may contain tensors and plain values only.
     """
     content = _loaded(path, of)
     if not isinstance(content, dict) or "kind" not in content:
@@ -77,6 +77,6 @@ def _loaded(path: Path, of: FileKind) -> Any:
     except OSError as error:
         raise ResultsError(f"{path} cannot be read as a {of.kind} ({error.strerror or error}); {of.advice}") from error
     except (UnpicklingError, RuntimeError, EOFError, ValueError) as error:
-        # What torch says is about loading such a file in another way, which nobody should.
+        # torch's message is about loading such a file in another way, which is unsafe.
         raise ResultsError(f"{path} is not a {of.kind}: it contains more than tensors and plain values, or is damaged; "
                            f"{of.advice}") from error  # fmt: skip

@@ -198,9 +198,9 @@ class PreparedConvolution:
         asked: the algorithm that was requested.
         runs: the one that runs; another than `requested` only for `guess`, which makes a choice.
         engine: whose code runs.
-        workspace_bytes: beside input, weight and output, while it runs; None where the engine does not tell.
+        workspace_bytes: beside input, weight and output, while it runs; None where the engine does not report it.
         run: input [N,C,H,W] and weight [K,C/groups,R,S], both contiguous, to output [N,K,Ho,Wo]; no bias.
-        close: gives back what the engine holds for it; `run` must not be called after.
+        close: releases the engine's resources for it; `run` must not be called after.
     """
 
     shape: ConvShape

@@ -205,7 +205,7 @@ def prepare_cudnn(
 ) -> PreparedConvolution:
     """The convolution by this algorithm, or by the first that works of the heuristic's ranking for `guess`.
 
-    Granted means that it ran once, on zeros: cuDNN tells a workspace size for some that it then refuses.
+    Granted means that it ran once, on zeros: cuDNN reports a workspace size for some that it then refuses.
 
     Raises:
         AlgorithmRefused: cuDNN does not grant it.

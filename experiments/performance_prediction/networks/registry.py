@@ -48,7 +48,7 @@ def build_model(name: str, seed: int = 0) -> nn.Module:
 
     Convolutions are drawn as He et al. do, so that signals keep their size through the network. A batch normalisation
     that ends a residual branch starts at 0.25 in place of 1: with statistics that were never trained, each of fifty
-    branches would else double the signal, beyond what 16 bits hold.
+    branches would else double the signal, beyond the range of 16 bits.
 
     Raises:
         ConfigurationError: no such network.

@@ -209,7 +209,7 @@ def _number(cell: Cell) -> float:
 FAR_LONGER = 2.0
 
 
-# Of the shapes that a table shares with others.
+# Of the shapes that a table has in common with others.
 LARGE_FRACTION = 0.1
 
 

@@ -122,8 +122,8 @@ class FoldResult:
 
     Attributes:
         predictor: fitted to its training part.
-        layers_known: share of the layers left out whose shape was in the training part, at another size.
-        layers_covered: share of them that lie within the interval of 95 % that was predicted.
+        layers_known: fraction of the layers left out whose shape was in the training part, at another size.
+        layers_covered: fraction of them within the interval of 95 % that was predicted.
         support_wrong: layers for which another algorithm was expected to run than did.
     """
 

@@ -43,7 +43,7 @@ _DIRECT_TILE = (128, 16)
 _WINOGRAD_TILE = (16, 32)
 
 
-# Blocks that a multiprocessor may hold at once.
+# Blocks that may run on a multiprocessor at once.
 _OCCUPANCIES = (4, 8)
 
 

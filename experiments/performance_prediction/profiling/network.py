@@ -59,7 +59,7 @@ class SwappedConvolutions:
     Args:
         model: changed in place; on `placement`'s device and in its dtype, weights contiguous.
         shapes: of the convolutions to swap, by layer name, as `conv_shapes` gives them.
-        algorithm: asked for in every layer.
+        algorithm: requested in every layer.
         placement: where.
         on_unsupported: `fail` leaves the network as it was and raises; `fallback` runs `guess` in the layer.
         model_name: for the report.

@@ -24,7 +24,7 @@ from experiments.performance_prediction.profiling.records import LayerError
 def layer_errors(layers: Mapping[str, RunningLayer], inference: Callable[[], object]) -> dict[str, LayerError]:
     """Numerical errors by layer, from one inference that is not timed.
 
-    Each layer is judged on the input that it gets, errors of the layers before it included: they are not counted twice.
+    Each layer is compared on the input that it gets, with the errors of earlier layers: they are not counted twice.
     """
     found: dict[str, LayerError] = {}
     with ExitStack() as hooks:

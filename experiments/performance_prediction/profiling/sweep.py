@@ -53,7 +53,7 @@ class SweepCount:
 
 
 def check_support(profiler: UnifiedProfiler, sizes: Sequence[int]) -> list[str]:
-    """Check the support at the smallest and the largest size, between which an algorithm's limit may lie, before
+    """Check the support at the smallest and the largest size, between which an algorithm's limit may be, before
     anything is timed.
 
     Returns:
@@ -96,14 +96,14 @@ def sweep(
     """Measure every size that has no row yet.
 
     Raises:
-        Stopped: someone asked for it, between two sizes.
+        Stopped: a stop was requested, between two sizes.
         ResultsError, ResultsNotSaved: as `ResultTables`.
     """
     done = tables.done_sizes()
     provenance = {**provenance_cells(profiler.settings), "gpu": gpu, "sizes_asked": len(sizes)}
     missing = [size for size in sizes if size not in done]
     measured = 0
-    # On a terminal only; elsewhere the lines tell.
+    # On a terminal only; elsewhere the lines show it.
     with tqdm(total=len(sizes), initial=len(sizes) - len(missing), unit="size", disable=None) as bar:
         bar.set_description(tables.folder.name)
         for size in missing:
@@ -149,7 +149,7 @@ def _line(name: str, row: Mapping[str, Cell]) -> str:
     )
 
 
-# Of a combination that is not covered: it cannot be done as asked.
+# Of a combination that is not covered: it cannot be done as requested.
 NOT_COVERED = 2
 
 

@@ -61,7 +61,7 @@ class ActiveBlocks:
 
     Attributes:
         every: the blocks of the full model, in order.
-        unsupported_reason: why none of them can be skipped; None if they can, as far as can be told without running
+        unsupported_reason: why none of them can be skipped; None if they can, as far as is known without running
             them.
 
     Raises:
@@ -155,7 +155,7 @@ class ActiveBlocks:
         """Build the decoder without block 0 anew, without storage: its blocks must have the constants of the active
         ones.
 
-        Not told is what a decoder is made of that its config alone does not build.
+        Parts of a decoder that its config alone does not build are not checked.
         """
         total = len(self.every)
         config = vars(self._stack).get("config")

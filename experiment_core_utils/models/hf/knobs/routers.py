@@ -177,7 +177,7 @@ def _has_experts(block: nn.Module) -> bool:
 
 
 def _holders(block: nn.Module) -> list[nn.Module]:
-    # Many blocks hold an unused copy beside the router's: all get the same number.
+    # Many blocks have an unused copy beside the router's: all get the same number.
     return [module for module in block.modules() if "top_k" in vars(module)]
 
 

@@ -18,7 +18,7 @@ from experiment_core_utils.records.requests import StageName
 NOT_WRITTEN = -1
 
 
-# Share of the choices that may be others in float32: two experts that are nearly equally likely can change places.
+# Fraction of the choices that may be others in float32: two experts that are nearly equally likely can change places.
 MOST_OTHER_CHOICES = 0.05
 
 
@@ -46,8 +46,8 @@ class ExpertRecord:
         """The expert ids that a run of T tokens wrote since `forget`: [T, k] int64 on the host, of each block that
         wrote any.
 
-        T is 1 in the block `alone`, where there is such a one. k is as small as holds the last id that was written;
-        NOT_WRITTEN where one before it was left out.
+        T is 1 in the block `alone`, where there is such a one. k is the smallest that includes the last id written, with
+        NOT_WRITTEN where an earlier one was left out.
         """
         found = {}
         for block, ids in enumerate(self.ids.cpu().long()):
@@ -65,7 +65,7 @@ def count_experts(
     """Experts per token of each block in `used`, counted from ids [T, k]; only experts that exist count, each once.
 
     Raises:
-        KnobDidNotAct: a token had more or fewer than the setting asks for.
+        KnobDidNotAct: a token had more or fewer than the setting requests.
     """
     counted = []
     for block, ids in used.items():

@@ -105,7 +105,7 @@ class PromptTraces:
                     return [_suffix_states(stages, suffix, before, text, blocks, rows) for text in texts]
             except ConfigurationError as error:
                 self.reason = str(error)
-            # Not in the handler: until its end the error holds what was half made.
+            # Not in the handler: until its end the error keeps what was half made.
             stages.drop_unready()
             release_cached_memory(shared.device)
         return trace_prompts(self._model, shared, features, texts, blocks, rows)

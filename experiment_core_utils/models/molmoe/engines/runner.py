@@ -34,7 +34,7 @@ from experiment_core_utils.records.requests import KnobProof, StageName
 SLOT_STEP = 512
 
 
-# Room for answers to a request that nobody announced.
+# Room for answers to a request that was not warmed up.
 UNANNOUNCED_TOKENS = 64
 
 
@@ -268,7 +268,7 @@ class EngineStages:
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`; blocks and experts as the engines record them, and the positions that were filled.
 
-        Every engine that is more than plain torch is held against it as well: the tower's features against those of
+        Every engine that is more than plain torch is compared with it as well: the tower's features against those of
         the modules, the decoder's logits and, in float32, its experts against the reference.
 
         Raises:

@@ -76,7 +76,7 @@ def choose_engines(
     """The fastest engine of each stage that takes this model on its device.
 
     Args:
-        most_copied_bytes: of a tower's or a decoder's weights that a CPU's kernels may hold a second time.
+        most_copied_bytes: of a tower's or a decoder's weights that a CPU's kernels may copy.
 
     Raises:
         ConfigurationError: on a GPU, decode steps cannot be captured; without that little is won over the modules.

@@ -196,7 +196,7 @@ def _fuse_weights(block: Any) -> BlockWeights:
         gate_up=mixture.experts.gate_up_proj.detach(),
         down=mixture.experts.down_proj.detach(),
     )
-    # A tensor that came out of a file need not be contiguous; a copy of it would be held twice.
+    # A tensor that came out of a file need not be contiguous; a copy of it would take the memory twice.
     for name, weight in vars(packed).items():
         if not weight.is_contiguous():
             raise ConfigurationError(f"the decoder cannot be packed: its {name} weights are not contiguous")

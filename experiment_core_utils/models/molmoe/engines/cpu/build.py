@@ -189,7 +189,7 @@ MOST_S = 60.0  # that a run of the compiler may take
 def built(source: str, **constants: int) -> ctypes.CDLL:
     """The library of a source with its constants defined; compiled now unless it was compiled before.
 
-    It has every function that the source exports. What was kept is loaded only where nobody but this user can have
+    It has every function that the source exports. What was kept is loaded only where no other user can have
     written it; else it is compiled in a private folder, and a warning gives the reason.
 
     Raises:

@@ -19,11 +19,11 @@ from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
 
-# What one program holds in registers: experts to rank, and one row of a weight.
+# What one program keeps in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
 
 
-# Graphs kept; one holds its list of launches and next to no memory of its own.
+# Graphs kept; each is a list of launches and takes next to no memory of its own.
 MOST_GRAPHS = 512
 
 

@@ -22,7 +22,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, first_li
 BUCKET = 64
 
 
-# Graphs kept; one holds its list of launches and next to no memory of its own.
+# Graphs kept; each is a list of launches and takes next to no memory of its own.
 MOST_GRAPHS = 512
 
 

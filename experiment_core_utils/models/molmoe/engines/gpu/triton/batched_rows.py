@@ -122,7 +122,7 @@ def _rank(  # type: ignore[no-untyped-def]
     # Other programs wrote these: past the first-level cache.
     place = parts + block[:, None] * E + expert[None, :]
     logit = tl.sum(tl.load(place, mask=(expert < E)[None, :], other=0.0, cache_modifier=".cg"), axis=0)
-    # NaN has no order; then the first experts are chosen, which exist, and their shares are NaN.
+    # NaN has no order; then the first experts are chosen, which exist, and their weights are NaN.
     logit = tl.where((expert < E) & (logit == logit), logit, float("-inf"))
     rank, prob = ranked(logit, expert, TOP_K, E, NORMALISE)
     tl.store(topk_ids + rank, expert, mask=rank < TOP_K)
@@ -143,7 +143,7 @@ def summed_norm(
 
     Args:
         source: [B, H], or with `tokens` [B] the embeddings [V, H] of those.
-        experts: their rows [B * k, H] and shares [B, k]; None adds nothing.
+        experts: their rows [B * k, H] and weights [B, k]; None adds nothing.
         unit: [B, H] in the weights' dtype.
     """
     batch, width = stream.shape
@@ -175,7 +175,7 @@ def routed_norm(
     """The RMS norm of `stream` [B, H] -> `unit`, the best k experts -> `topk_ids` [B, k] int32, and their weights [B,
     k].
 
-    The shares are those of a softmax in float32 over all experts, summing to 1 only where `normalise` says so.
+    The weights are those of a softmax in float32 over all experts, summing to 1 only where `normalise` says so.
 
     Args:
         counters: [B] int32, 0 before and after.

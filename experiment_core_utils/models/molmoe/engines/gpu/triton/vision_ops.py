@@ -203,7 +203,7 @@ def stack(
     Args:
         states: [N * (P + 1), D], the class token first in each crop; dropped here.
         is_real: [N] bool, False makes a crop's states zero.
-        masks: [N, P] share of real pixels of each patch, in the states' dtype.
+        masks: [N, P] fraction of real pixels of each patch, in the states' dtype.
         pads: [2, C], added where a patch is all padding, and where it is partly.
         layer: whose columns: layer * D to (layer + 1) * D.
         features: [N * F * W * W, C], `means`: [N * F, C]; C is the width of all feature blocks together.
