@@ -1,4 +1,4 @@
-"""The file of a full grid as a small table: scores and times, settings by samples."""
+"""Scores and times of a full grid, settings by samples: from results to a small table, written and read again."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import read_regular_file
+from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
+from experiment_core_utils.records.setting_result import SettingResult
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,66 @@ class RecordedTable:
     origin: Mapping[str, Any]
 
 
+def table_of(results: Sequence[SettingResult]) -> RecordedTable:
+    """The table of a run's results; raises ResultsError where they do not belong to one run."""
+    if len({result.fingerprint for result in results}) != 1:
+        raise ResultsError("these are results of several runs, or none; give those of one")
+    first = results[0]
+    ids = tuple(first.sample_ids)
+    place = {sample_id: at for at, sample_id in enumerate(ids)}
+    pictures = [""] * len(ids)
+    scores, seconds, costs = (np.full((len(results), len(ids)), np.nan) for _ in range(3))
+    for row, result in enumerate(results):
+        for sample in result.per_sample_results:
+            at = place[sample.sample_id]
+            pictures[at] = sample.metadata.image_id
+            scores[row, at] = np.nan if sample.accuracy is None else sample.accuracy
+            seconds[row, at] = (sample.T_total or np.nan) / 1000
+            costs[row, at] = sum(run.T_total for run in sample.runs) / 1000
+    provenance = first.provenance
+    origin = {
+        "model": Path(str(provenance.model.name)).name,
+        "task": provenance.task.name,
+        "split": provenance.task.split,
+        "metric": first.metric,
+        "hardware": provenance.hardware.content(),
+        "versions": provenance.versions,
+        "precision": provenance.experimental_variables.precision,
+        "num_threads": provenance.experimental_variables.num_threads,
+        "caveats": provenance.caveats,
+    }
+    keys = tuple(setting_key(result) for result in results)
+    return RecordedTable(keys, ids, tuple(pictures), scores, seconds, costs, first.metric_best, origin)
+
+
+def write_table(table: RecordedTable, path: Path) -> None:
+    """One line a setting; milliseconds with one decimal, null where a sample failed."""
+    head = {
+        "origin": table.origin,
+        "best": table.best,
+        "sample_ids": table.sample_ids,
+        "pictures": table.pictures,
+    }
+    lines = [
+        json.dumps(key) + ": " + json.dumps(
+            {
+                "scores": [None if np.isnan(each) else round(float(each), 4) for each in scores],
+                "milliseconds": _milliseconds(seconds),
+                "cost_milliseconds": None if np.array_equal(seconds, costs, equal_nan=True) else _milliseconds(costs),
+            },
+            separators=(",", ":"),
+        )
+        for key, scores, seconds, costs in zip(table.settings, table.scores, table.seconds, table.costs, strict=True)
+    ]  # fmt: skip
+    text = json.dumps(head, separators=(",", ":"))[:-1] + ',"settings":{\n' + ",\n".join(lines) + "\n}}\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text_atomically(text, path)
+
+
+def _milliseconds(seconds: np.ndarray) -> list[float | None]:
+    return [None if np.isnan(each) else round(1000 * float(each), 1) for each in seconds]
+
+
 def read_table(path: Path) -> RecordedTable:
     """The table that `write_table` wrote; raises ResultsError for any other file."""
     try:
@@ -45,7 +107,7 @@ def read_table(path: Path) -> RecordedTable:
         ids, pictures = tuple(content["sample_ids"]), tuple(content["pictures"])
         return RecordedTable(tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ResultsError(f"{path} is not a table of --collect ({error}); give one that it wrote") from error
+        raise ResultsError(f"{path} is not a table of collect_table.py ({error}); give one that it wrote") from error
 
 
 def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:

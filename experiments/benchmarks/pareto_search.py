@@ -1,25 +1,15 @@
 """How well the search finds a full grid's front, and in what fraction of its model time.
 
-The full grid is measured once and kept as a small table (settings x samples: score and milliseconds). The search is
-then replayed over the table, which answers its requests; each seed puts the samples in another order.
+The search is replayed over a table of a full grid (settings x samples: score and milliseconds), which
+`collect_table.py` writes: it asks, the table answers; each seed puts the samples in another order.
 
-    # 1. The full grid of the embedded model by the ordinary pipeline; started again, it resumes where it stopped.
-    torchrun --nproc-per-node=8 -m experiments.benchmarks.pareto_search --collect table.json \\
-        --results_dir results/pareto_grid --device cpu --num_threads 2 --num_samples 250
-    # 2. The replay.
-    python -m experiments.benchmarks.pareto_search --table table.json --seeds 10
+    python -m experiments.benchmarks.pareto_search --table docs/core_exp/pareto_table.json --seeds 10
     python -m experiments.benchmarks.pareto_search --seeds 10        # over made-up tables, one for each seed
-
-Flags that are not in --help go to the pipeline of the first step. Its settings are those of `GRID`, one measured run of
-each sample. Latencies of several processes on one machine are not those of one alone; the table keeps what the run says
-of that under `caveats`.
 """
 
 import argparse
-import json
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,13 +19,8 @@ from scipy import stats
 from tqdm import tqdm
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.l_results_csv_cleaning import setting_key
-from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.distributions import bounded_mean_interval
-from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
-from experiment_core_utils.primitives.files import write_text_atomically
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.sweep.front_search import (
     MeanBound,
     Observation,
@@ -50,11 +35,6 @@ from experiment_core_utils.sweep.front_search import (
 )
 from experiment_core_utils.tasks.comparison import difference_interval
 from experiments.analyses.recorded_table import RecordedTable, read_table
-
-# 3 tiers x 4 numbers of experts x 5 numbers of blocks.
-GRID = ("--tier_list low medium high --top_k_list 1 2 4 8 --num_active_blocks_list 12 13 14 15 16 "
-        "--sampling_strategy full --num_runs_per_sample 1 --num_warmup_runs 1").split()  # fmt: skip
-
 
 # Each side of a 95 % interval.
 TAIL = 0.025
@@ -113,85 +93,6 @@ class SearchAgreement:
     front: int
     wrong: int
     share: float
-
-
-def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str]) -> int:
-    """Run (or finish) the full grid and write its table; exit code as the driver's."""
-    started = time.perf_counter()
-    report = run_profiling(
-        parse_config([*GRID, "--num_samples", str(num_samples), "--output_dir", str(results_dir), *flags])
-    )
-    if not report.is_main_process:
-        return 0
-    for key, failure in report.failed.items():
-        print(f"failed: {key}: {failure.error}: {failure.reason}")
-    table = table_of(report.results)
-    write_table(table, path)
-    print(
-        f"{len(table.settings)} settings x {len(table.sample_ids)} samples: {np.nansum(table.costs):.0f} s of model "
-        f"time, {time.perf_counter() - started:.0f} s of this call; {path} has {path.stat().st_size / 1e3:.0f} kB"
-    )
-    return 1 if report.failed else 0
-
-
-def table_of(results: Sequence[SettingResult]) -> RecordedTable:
-    """The table of a run's results; raises ResultsError where they do not belong to one run."""
-    if len({result.fingerprint for result in results}) != 1:
-        raise ResultsError("these are results of several runs, or none; give those of one")
-    first = results[0]
-    ids = tuple(first.sample_ids)
-    place = {sample_id: at for at, sample_id in enumerate(ids)}
-    pictures = [""] * len(ids)
-    scores, seconds, costs = (np.full((len(results), len(ids)), np.nan) for _ in range(3))
-    for row, result in enumerate(results):
-        for sample in result.per_sample_results:
-            at = place[sample.sample_id]
-            pictures[at] = sample.metadata.image_id
-            scores[row, at] = np.nan if sample.accuracy is None else sample.accuracy
-            seconds[row, at] = (sample.T_total or np.nan) / 1000
-            costs[row, at] = sum(run.T_total for run in sample.runs) / 1000
-    provenance = first.provenance
-    origin = {
-        "model": Path(str(provenance.model.name)).name,
-        "task": provenance.task.name,
-        "split": provenance.task.split,
-        "metric": first.metric,
-        "hardware": provenance.hardware.content(),
-        "versions": provenance.versions,
-        "precision": provenance.experimental_variables.precision,
-        "num_threads": provenance.experimental_variables.num_threads,
-        "caveats": provenance.caveats,
-    }
-    keys = tuple(setting_key(result) for result in results)
-    return RecordedTable(keys, ids, tuple(pictures), scores, seconds, costs, first.metric_best, origin)
-
-
-def write_table(table: RecordedTable, path: Path) -> None:
-    """Write the table, one line a setting; milliseconds with one decimal, null where a sample failed."""
-    head = {
-        "origin": table.origin,
-        "best": table.best,
-        "sample_ids": table.sample_ids,
-        "pictures": table.pictures,
-    }
-    lines = [
-        json.dumps(key) + ": " + json.dumps(
-            {
-                "scores": [None if np.isnan(each) else round(float(each), 4) for each in scores],
-                "milliseconds": _milliseconds(seconds),
-                "cost_milliseconds": None if np.array_equal(seconds, costs, equal_nan=True) else _milliseconds(costs),
-            },
-            separators=(",", ":"),
-        )
-        for key, scores, seconds, costs in zip(table.settings, table.scores, table.seconds, table.costs, strict=True)
-    ]  # fmt: skip
-    text = json.dumps(head, separators=(",", ":"))[:-1] + ',"settings":{\n' + ",\n".join(lines) + "\n}}\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(text, path)
-
-
-def _milliseconds(seconds: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(each) else round(1000 * float(each), 1) for each in seconds]
 
 
 def made_up_table(num_samples: int, seed: int) -> RecordedTable:
@@ -346,25 +247,17 @@ def summary_of(done: Sequence[SearchAgreement]) -> str:
 
 
 def main() -> int:
-    """Collect or replay. Exit code: 0 done, 1 the files do not allow it, or a setting failed while collecting, 2 a
-    wrong flag.
-    """
+    """Exit code: 0 done, 1 the table cannot be read, 2 a wrong flag."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collect", type=Path, metavar="FILE", help="measure the full grid and write its table")
-    parser.add_argument("--results_dir", type=Path, default=Path("results/pareto_grid"), help="of --collect")
     parser.add_argument("--table", type=Path, metavar="FILE", help="replay over this table (default: made-up tables)")
-    parser.add_argument("--num_samples", type=int, default=500, help="of --collect and of made-up tables")
+    parser.add_argument("--num_samples", type=int, default=500, help="of made-up tables")
     parser.add_argument("--seeds", type=int, default=10)
     rules = SearchRules()
     for name in ("margin", "alpha", "doubt", "growth", "share"):
         parser.add_argument(f"--{name}", type=float, default=getattr(rules, name))
     parser.add_argument("--first_samples", type=int, default=rules.first_samples)
-    given, others = parser.parse_known_args()
-    if others and given.collect is None:
-        parser.error(f"unknown flags {' '.join(others)}")
+    given = parser.parse_args()
     try:
-        if given.collect is not None:
-            return collect(given.collect, given.results_dir, given.num_samples, others)
         recorded = read_table(given.table) if given.table is not None else None
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)

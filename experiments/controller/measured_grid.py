@@ -110,7 +110,7 @@ class MeasuredGrid:
 
 
 def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
-    """The grid of folders of runs, read as one sweep, or of one table of `pareto_search.py --collect`.
+    """Folders of runs, read as one sweep, or one table of `collect_table.py`.
 
     Raises:
         ResultsError: no results, broken ones or of different sweeps, random weights, or no setting by tier and top-k.

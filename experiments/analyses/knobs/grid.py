@@ -184,7 +184,7 @@ class Study:
 
 
 def load_study(paths: Sequence[Path]) -> Study:
-    """The study of folders of runs, read as one sweep, or of the one file that `pareto_search.py --collect` wrote.
+    """Folders of runs, read as one sweep, or the one file that `collect_table.py` wrote.
 
     Raises:
         ResultsError: no results, broken ones, ones of different sweeps, or a table among other things.

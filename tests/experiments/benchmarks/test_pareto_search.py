@@ -1,21 +1,14 @@
-"""The replay's table and its judgement, on numbers made by hand."""
-
-from pathlib import Path
+"""The replay and its judgement, on numbers made by hand."""
 
 import numpy as np
 import pytest
 
-from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.sweep.front_search import SearchResult, SearchRules, Standing
-from experiments.analyses.recorded_table import RecordedTable, read_table
+from experiments.analyses.recorded_table import RecordedTable
 from experiments.benchmarks.pareto_search import (
     compare_fronts,
     made_up_table,
     replay,
-    table_of,
-    write_table,
 )
 
 
@@ -52,40 +45,6 @@ def test_a_setting_that_the_full_run_shows_to_be_dominated_is_counted() -> None:
     table = by_hand()
     table.seconds[1] = 4 * table.seconds[3]
     assert compare_fronts(table, found("a", "b", "c", "d", "e")).wrong == 1
-
-
-def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
-    table = by_hand()
-    table.seconds[0, 3] = table.scores[0, 3] = np.nan
-    write_table(table, tmp_path / "new" / "table.json")
-    again = read_table(tmp_path / "new" / "table.json")
-    assert (again.settings, again.sample_ids, again.pictures, again.best) == (
-        table.settings, table.sample_ids, table.pictures, 1.0)  # fmt: skip
-    np.testing.assert_array_equal(again.scores, table.scores)
-    np.testing.assert_allclose(again.seconds, table.seconds, atol=5e-5)
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ResultsError, match="not a table of --collect"):
-        read_table(tmp_path / "other.json")
-
-
-def test_a_table_holds_what_the_results_hold(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    report = run_profiling(
-        parse_config(
-            ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path), "--num_samples", "3", "--tier_list",
-             "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "--num_runs_per_sample", "2",
-             "--num_warmup_runs", "0", "--max_new_tokens", "2", "--num_threads", "1"]
-        )
-    )  # fmt: skip
-    table = table_of(report.results)
-    assert table.settings == ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")
-    sample = report.results[1].content()["per_sample_results"][2]
-    assert table.sample_ids[2] == sample["sample_id"]
-    assert table.pictures[2] == sample["metadata"]["image_id"]
-    assert table.seconds[1, 2] == pytest.approx(sample["T_total"] / 1000)
-    assert table.costs[1, 2] == pytest.approx(sum(run["T_total"] for run in sample["runs"]) / 1000)
-    assert table.origin["caveats"]
-    with pytest.raises(ResultsError, match="several runs, or none"):
-        table_of([])
 
 
 def test_the_replay_keeps_to_its_share_and_finds_the_front_of_a_made_up_grid() -> None:

@@ -46,8 +46,8 @@ class ExpertRecord:
         """The expert ids that a run of T tokens wrote since `forget`: [T, k] int64 on the host, of each block that
         wrote any.
 
-        T is 1 in the block `alone`, where there is such a one. k is the smallest that includes the last id written, with
-        NOT_WRITTEN where an earlier one was left out.
+        T is 1 in the block `alone`, where there is such a one. k is the smallest that includes the last id written,
+        with NOT_WRITTEN where an earlier one was left out.
         """
         found = {}
         for block, ids in enumerate(self.ids.cpu().long()):

@@ -83,7 +83,7 @@ def test_a_table_stands_alone_and_is_one(tmp_path: Path) -> None:
         load_study([TABLE, tmp_path])
     other = tmp_path / "other.json"
     other.write_text("{}")
-    with pytest.raises(ResultsError, match="is not a table"):
+    with pytest.raises(ResultsError, match="not a table of collect_table.py"):
         load_study([other])
     with pytest.raises(ResultsError):
         load_study([tmp_path / "nowhere"])

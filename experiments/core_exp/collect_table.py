@@ -1,0 +1,68 @@
+"""Measure a full grid and write it as one small table, which E2, the controller and the replay of the search read.
+
+torchrun --nproc-per-node=8 experiments/core_exp/collect_table.py table.json --device cpu --num_threads 2
+
+Started again, it resumes where it stopped. Flags that are not in --help go to the pipeline. Its settings are those of
+`GRID`, one measured run of each sample. Latencies of several processes on one machine are not those of one alone; the
+table keeps what the run says of that under `caveats`.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiments.analyses.recorded_table import table_of, write_table
+
+# 3 tiers x 4 numbers of experts x 5 numbers of blocks.
+GRID = ("--tier_list low medium high --top_k_list 1 2 4 8 --num_active_blocks_list 12 13 14 15 16 "
+        "--sampling_strategy full --num_runs_per_sample 1 --num_warmup_runs 1").split()  # fmt: skip
+
+
+def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str]) -> int:
+    """Run (or finish) the full grid and write its table; exit code as the driver's."""
+    started = time.perf_counter()
+    report = run_profiling(
+        parse_config([*GRID, "--num_samples", str(num_samples), "--output_dir", str(results_dir), *flags])
+    )
+    if not report.is_main_process:
+        return 0
+    for key, failure in report.failed.items():
+        print(f"failed: {key}: {failure.error}: {failure.reason}")
+    table = table_of(report.results)
+    write_table(table, path)
+    print(
+        f"{len(table.settings)} settings x {len(table.sample_ids)} samples: {np.nansum(table.costs):.0f} s of model "
+        f"time, {time.perf_counter() - started:.0f} s of this call; {path} has {path.stat().st_size / 1e3:.0f} kB"
+    )
+    return 1 if report.failed else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 done, 1 a setting failed, or the table cannot be written, 2 a flag is wrong."""
+    parser = OneLineParser(prog="collect_table.py", description="Measure a full grid and write it as one small table.")
+    parser.add_argument("table", type=Path, metavar="FILE", help="the table, a JSON file")
+    parser.add_argument("--results_dir", type=Path, default=Path("results/pareto_grid"), metavar="DIR",
+                        help="folder of the run (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--num_samples", type=int, default=500, help="samples of each setting (default: %(default)s)")
+    try:
+        given: argparse.Namespace
+        given, flags = parser.parse_known_args(argv)
+        return collect(given.table, given.results_dir, given.num_samples, flags)
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

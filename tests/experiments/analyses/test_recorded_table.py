@@ -1,0 +1,51 @@
+"""A table holds what the results hold, and is read as it was written."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.errors import ResultsError
+from experiments.analyses.recorded_table import RecordedTable, read_table, table_of, write_table
+
+
+def two_settings() -> RecordedTable:
+    """4 samples of own pictures; b is right on all and takes twice as long."""
+    scores, seconds = np.array([[1.0, 0.0, 1.0, 0.0], [1.0] * 4]), np.array([[1.0, 1.1, 0.9, 1.0], [2.0] * 4])
+    return RecordedTable(("a", "b"), (0, 1, 2, 3), ("p", "q", "r", "s"), scores, seconds, 2 * seconds, 1.0, {})
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    table = two_settings()
+    table.seconds[0, 3] = table.scores[0, 3] = np.nan
+    write_table(table, tmp_path / "new" / "table.json")
+    again = read_table(tmp_path / "new" / "table.json")
+    assert (again.settings, again.sample_ids, again.pictures, again.best) == (
+        table.settings, table.sample_ids, table.pictures, 1.0)  # fmt: skip
+    np.testing.assert_array_equal(again.scores, table.scores)
+    np.testing.assert_allclose(again.seconds, table.seconds, atol=5e-5)
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ResultsError, match="not a table of collect_table.py"):
+        read_table(tmp_path / "other.json")
+
+
+def test_a_table_holds_what_the_results_hold(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    report = run_profiling(
+        parse_config(
+            ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path), "--num_samples", "3", "--tier_list",
+             "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "--num_runs_per_sample", "2",
+             "--num_warmup_runs", "0", "--max_new_tokens", "2", "--num_threads", "1"]
+        )
+    )  # fmt: skip
+    table = table_of(report.results)
+    assert table.settings == ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")
+    sample = report.results[1].content()["per_sample_results"][2]
+    assert table.sample_ids[2] == sample["sample_id"]
+    assert table.pictures[2] == sample["metadata"]["image_id"]
+    assert table.seconds[1, 2] == pytest.approx(sample["T_total"] / 1000)
+    assert table.costs[1, 2] == pytest.approx(sum(run["T_total"] for run in sample["runs"]) / 1000)
+    assert table.origin["caveats"]
+    with pytest.raises(ResultsError, match="several runs, or none"):
+        table_of([])

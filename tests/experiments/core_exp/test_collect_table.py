@@ -1,0 +1,25 @@
+"""The command that writes the table of a full grid."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.analyses.recorded_table import read_table
+from experiments.core_exp import collect_table
+
+
+def test_flags_that_are_not_its_own_go_to_the_pipeline(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect_table, "GRID", ["--tier_list", "low", "--top_k_list", "2", "4"])
+    table = tmp_path / "new" / "table.json"
+    flags = ["--num_active_blocks_list", "3", "--model_path", str(tiny_checkpoint), "--max_new_tokens", "2",
+             "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--num_threads", "1"]  # fmt: skip
+    assert collect_table.main([str(table), "--results_dir", str(tmp_path / "run"), "--num_samples", "2", *flags]) == 0
+    assert "2 settings x 2 samples" in capsys.readouterr().out
+    assert read_table(table).settings == ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")
+
+
+def test_a_wrong_flag_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert collect_table.main([str(tmp_path / "table.json"), "--no_such_flag", "1"]) == 2
+    assert "--no_such_flag" in capsys.readouterr().err
