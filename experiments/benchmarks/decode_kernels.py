@@ -31,8 +31,6 @@ from experiments.benchmarks.prefill_parts import built, relative
 
 # Bytes per second that the card's memory attains, as the project's other floors take it.
 MEMORY_RATE = 4.3e12
-
-
 POSITIONS, MAX_SEQ_LEN, STEPS = 1053, 1280, 40
 
 

@@ -42,11 +42,7 @@ from experiment_core_utils.records.energy import EnergyFigure, StageEnergies
 from experiment_core_utils.tasks.registry import load_task
 
 WARM_UP_RUNS = 3
-
-
 EXECUTIONS = ("eager", "graph")
-
-
 # What says which kernels ran.
 KERNELS = (
     "execution", "execution_reason", "execution_stages", "experts_implementation", "experts_implementation_decode",

@@ -16,8 +16,6 @@ from experiments.analyses.latency.estimator import KNOBS, LatencyEstimator
 from experiments.analyses.latency.features import RequestColumns
 
 BATCHES = (1, 48, 1000, 100_000)
-
-
 SECONDS_EACH = 0.5
 
 

@@ -86,11 +86,7 @@ def _rate(rows: int, inner: int, columns: int, repeats: int) -> float:
 
 
 QUICKSTART = "--tier_list low medium high --top_k_list 4 8 --num_active_blocks_list 12 16".split()
-
-
 STATIC, GRAPH = "generate(static)", "graph"
-
-
 # Attainable on an H200: of 4.8 TB/s and 989 TFLOP/s on the data sheet.
 H200 = Rates(4.3e12, 790e12)
 

@@ -32,8 +32,6 @@ from experiments.benchmarks.decode_kernels import MAX_SEQ_LEN, POSITIONS, filled
 from experiments.benchmarks.prefill_parts import built, crops_of, milliseconds
 
 CROPS, DECODE_STEPS, LIMIT = 13, 20, 4
-
-
 Step = tuple[str, Callable[[], Any]]
 
 

@@ -34,8 +34,6 @@ from experiment_core_utils.h_metrics_compute import FlopMethod, count_prompt_flo
 from experiment_core_utils.primitives.device import set_cpu_threads
 
 METHODS: tuple[FlopMethod, ...] = ("formula", "counter", "ptflops")
-
-
 # As many blocks as Llama 3 70B and Qwen3 235B have.
 DEEP, DEEP_MIXTURE = {"num_hidden_layers": 80}, {"num_hidden_layers": 94}
 

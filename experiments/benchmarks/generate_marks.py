@@ -31,8 +31,6 @@ from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.sweep.plan import requested_values
 
 Case = tuple[str, Any, Mapping[str, Any]]
-
-
 IMAGE_TOKEN, VOCABULARY, TEXT_TOKENS = 3, 1000, 32
 
 

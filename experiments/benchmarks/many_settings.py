@@ -27,17 +27,9 @@ from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_resu
 from experiment_core_utils.primitives.knobs import token_target
 
 COMMANDS = ("e1_stage_latency.py", "e2_knob_pareto.py", "e3_latency_estimator.py", "report.py", "write_tables.py")
-
-
 FEATURES_PER_CROP = 144
-
-
 USED_FRACTION = 0.85
-
-
 SPREAD = 0.05
-
-
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_LLM_decode")
 
 

@@ -33,8 +33,6 @@ from experiment_core_utils.primitives.errors import ProfilerError
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.
 PEAK_FLOPS = 790e12
-
-
 TOKENS = 1053
 
 

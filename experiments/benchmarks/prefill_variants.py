@@ -22,8 +22,6 @@ from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, 
 
 # A prompt, its padded length, and the experts of each token.
 TOKENS, ROWS, TOP_K = 1053, 1088, 8
-
-
 GATED_TILES = (
     ProductTile(128, 64, 128, 32, warps=8, stages=3),
     ProductTile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
@@ -31,8 +29,6 @@ GATED_TILES = (
     ProductTile(64, 64, 128, 32, warps=4, stages=3, bulk=True),
     ProductTile(128, 64, 128, 64, warps=8, stages=3),
 )
-
-
 DOWN_TILES = (
     ProductTile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
     ProductTile(128, 64, 128, 32, warps=4, stages=3, bulk=True),

@@ -17,25 +17,13 @@ from experiment_core_utils.tasks.scoring.ptb_tokenizer import ptb_tokenize
 
 # COCO's 2014 validation split.
 IMAGES = 40_504
-
-
 REFERENCES = 5
-
-
 # Its captions have about 10.5 words, few below 8, and a long tail; its vocabulary is near 20,000 words of which the
 # commonest make most of the text.
 VOCABULARY = 20_000
-
-
 SHORTEST, MEAN_MORE, LONGEST = 7, 3.5, 40
-
-
 WORDS_OF_AN_IMAGE = 14
-
-
 LINKING_WORDS = "a the on in of with and is at to an are by his near it for next two up".split()
-
-
 TEXT_METRICS_OPTIONS = 4
 
 

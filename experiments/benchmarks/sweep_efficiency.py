@@ -35,14 +35,8 @@ GRID = (
     "--tier_list", "low", "medium", "high", "--top_k_list", "4", "8", "--num_active_blocks_list", "12", "16",
     "--sampling_strategy", "full",
 )  # fmt: skip
-
-
 LOAD = "model load"
-
-
 RUNS = "measured runs"
-
-
 # Whose time is whose part; a step inside another counts to the outer one.
 STEPS: tuple[tuple[Any, str, str], ...] = (
     (profiling_run, "load_staged_model", LOAD),

@@ -54,8 +54,6 @@ from experiment_core_utils.tasks.sampling import create_sampled_dataset
 from experiments.block_importance.picture_scorers import AnsweredPictureScorer, PackedPictureScorer
 
 METHODS = ("leave_one_out", "activation_change", "gradient")
-
-
 MEASURES = ("accuracy", "answer_loss")
 
 

@@ -168,8 +168,6 @@ def _listed(value: Any) -> str:
 
 
 LAST, BEFORE = "trained on", "started from a training on"
-
-
 NOT_KNOWN = (
     "it is unknown whether two_stage was started from another training: it may have seen the samples that it is "
     "evaluated on there"

@@ -4,8 +4,6 @@ import numpy as np
 from scipy.optimize import nnls
 
 _REWEIGHTINGS = 8
-
-
 _HUBER = 1.345
 
 

@@ -46,14 +46,8 @@ from experiments.performance_prediction.profiling.records import (
 
 # By how much more than the host needed to queue an inference the GPU is kept busy before it.
 _AHEAD = 1.5
-
-
 _BALLAST_SIDE = 2048
-
-
 _PRODUCTS_TIMED = 10
-
-
 _MOST_PRODUCTS = 400
 
 
@@ -267,12 +261,8 @@ def _no_energy(reason: str) -> InferenceEnergy:
 
 
 __all__ = ["CUDALayerTimer", "PowerMonitor", "UnifiedProfiler"]
-
-
 # A warm-up that does not become stable ends after this many inferences more than were requested.
 _WARMUP_BEYOND = 30
-
-
 _CHANNELS = 3
 
 

@@ -24,22 +24,12 @@ from experiments.analyses.knobs.fronts import on_front
 from experiments.controller.evaluation.record import BEST_STATIC, ORACLE, Evaluation, PolicyEvaluation, feasible_budgets
 
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE)
-
-
 OWN_COLOURS: Mapping[str, str] = {BEST_STATIC: QUIET, ORACLE: BLACK}
-
-
 # From the line drawn first, at the bottom, to those above it: each is thinner and has a smaller hollow marker of
 # another shape, and all but the first have gaps, so that of lines in the same place all can be seen.
 DASHES = ("-", (0, (7, 1)), (0, (5, 1.2)), (0, (3, 1.5)), (0, (2, 2)), (0, (1, 3)))
-
-
 WIDTHS = (4.6, 3.6, 2.6, 1.7, 1.4, 1.0)
-
-
 MARKERS = ("o", "s", "D", "^", "v", "x")
-
-
 MARKER_SIZES = (11.0, 9.0, 7.0, 5.0, 4.5, 3.0)
 
 

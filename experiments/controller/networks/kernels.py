@@ -12,12 +12,8 @@ import triton.language as tl
 
 # Columns of the embeddings that one program sums, and rows that it loads at once.
 COLUMNS, ROWS = 128, 16
-
-
 # As of `layer_norm`.
 NORM_EPS = tl.constexpr(1e-5)
-
-
 # As of the budget token.
 RMS_EPS = tl.constexpr(1e-8)
 

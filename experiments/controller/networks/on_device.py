@@ -69,8 +69,6 @@ class DeviceQuestion:
 
 # A question's number of ids and the features of its budget come before the ids.
 BEFORE_IDS = 1 + 2 * FREQUENCIES
-
-
 # Ids of a prompt's text for which there is room at first.
 USUAL_IDS = 256
 

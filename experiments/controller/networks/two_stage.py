@@ -21,8 +21,6 @@ FREQUENCIES = 12
 
 # Of the natural logarithm of the budget in ms: a period of 32 distinguishes 1 ms from a day, one of 0.25 steps of 3 %.
 LONGEST_PERIOD, SHORTEST_PERIOD = 32.0, 0.25
-
-
 CODE_WIDTH = 24
 
 
@@ -64,14 +62,8 @@ class BudgetToken(nn.Module):
 
 
 PAUSES = (1, 2, 3, 4, 5)
-
-
 MOST_PARAMETERS = 250_000
-
-
 WIDEST, WIDTH_STEP = 64, 4
-
-
 # Columns of a tensor of actions [B, 4], places in the space's tuples.
 TIER, PAUSE, TOP_K, BLOCKS = range(4)
 

@@ -13,11 +13,7 @@ from experiments.controller.policies.guarded_lookup import GuardedLookup
 from experiments.controller.policies.interface import Policy, RandomPolicy, StaticPolicy
 
 DEFAULT_AGGREGATION: Aggregation = "mean"
-
-
 DEFAULT_TOLERANCE = 0.0
-
-
 DEFAULT_MARGIN = 0.0
 
 

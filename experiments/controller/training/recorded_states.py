@@ -92,11 +92,7 @@ def picture_digest(image: Image.Image) -> str:
 
 # Most messages name their sample, so that there may be as many as samples.
 REASONS_SHOWN = 3
-
-
 STATES = FileKind("controller_states", 1, "states.pt")
-
-
 # Of one sample: prompt [H], last [T, P, H] and tokens [T, P, L, H].
 _States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

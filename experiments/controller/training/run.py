@@ -26,11 +26,7 @@ from experiments.controller.training.tensor_file import (
 )
 
 CHECKPOINT = "checkpoint.pt"
-
-
 TRAINING = FileKind("controller_training", 1, CHECKPOINT)
-
-
 # What a training began from; of one that began from a checkpoint see `start_of`.
 DRAWN: Mapping[str, Any] = {"kind": "drawn"}
 

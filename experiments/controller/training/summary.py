@@ -78,8 +78,6 @@ def _figures(
 
 
 NAME = "learning_curves"
-
-
 COLUMNS = (
     "update",
     "reward",
@@ -93,16 +91,10 @@ COLUMNS = (
     "clipped_share",
     "grad_norm",
 )
-
-
 DRAWN = {"reward": "reward", "accuracy": "accuracy (fraction of best)", "latency_ms": "latency in ms",
          "violation_rate": "fraction over the budget"}  # fmt: skip
-
-
 # Updates that a drawn mean is over.
 WINDOW = 20
-
-
 Rows = Sequence[Mapping[str, float]]
 
 

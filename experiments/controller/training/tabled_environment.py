@@ -137,21 +137,11 @@ def _places(rewards_of_choices: torch.Tensor) -> torch.Tensor:
 
 
 HIDDEN_SIZE = 16
-
-
 KNOBS = KnobSpace(("low", "medium", "high"), (4, 5, 6, 7, 8), (12, 13, 14, 15, 16), 16, 8)
-
-
 # Seconds of a choice: a base for each tier, and some for each expert in each block.
 TIER_S = (0.10, 0.20, 0.30)
-
-
 EXPERT_BLOCK_S = 0.001
-
-
 EASY, SEE, THINK = range(3)
-
-
 NOISE = 0.3
 
 

@@ -14,8 +14,6 @@ from experiments.performance_prediction.algorithms.convolution import AlgorithmN
 
 # What ai3 runs on the CPU, by the project's names; smm is its im2col and matrix product.
 AI3_NAMES: Mapping[AlgorithmName, str] = {"direct": "direct", "gemm": "smm"}
-
-
 _ZEROS = 0
 
 

@@ -21,19 +21,11 @@ AlgorithmName = Literal[
     "guess",
     "torch",
 ]
-
-
 ALGORITHMS: tuple[AlgorithmName, ...] = get_args(AlgorithmName)
-
-
 # fma: float32 products in float32. tf32: a float32 product may be rounded to TF32 first. half: 16-bit inputs, float32
 # sums.
 Precision = Literal["fma", "tf32", "half"]
-
-
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-
-
 Pair = tuple[int, int]
 
 

@@ -34,19 +34,11 @@ ALGORITHM_NUMBERS: Mapping[AlgorithmName, int] = {
     "winograd": 6,
     "winograd nonfused": 7,
 }
-
-
 _NAMES = {number: name for name, number in ALGORITHM_NUMBERS.items()}
-
-
 # cudnnMathType_t: DEFAULT lets TF32 in, FMA keeps float32, TENSOR_OP multiplies 16-bit inputs.
 _MATH_TYPES: Mapping[Precision, int] = {"tf32": 0, "half": 1, "fma": 3}
-
-
 # cudnnDataType_t
 _DATA_TYPES: Mapping[torch.dtype, int] = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 9}
-
-
 _FLOAT, _NCHW, _CROSS_CORRELATION = 0, 0, 1
 
 

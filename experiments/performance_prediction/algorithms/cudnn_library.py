@@ -14,8 +14,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMem
 from experiments.performance_prediction.algorithms.convolution import AlgorithmRefused
 
 SUCCESS = 0
-
-
 MAPPED_FILES = Path("/proc/self/maps")
 
 

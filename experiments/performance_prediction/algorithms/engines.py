@@ -27,11 +27,7 @@ from experiments.performance_prediction.algorithms.cudnn_library import loaded_c
 from experiments.performance_prediction.algorithms.on_cpu import CPU_ALGORITHMS, supports, torch_choice
 
 Backend = Literal["own", "ai3"]
-
-
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-
-
 # Algorithms with a kernel of the project's own, for GPUs on which cuDNN does not grant them.
 OWN_KERNELS: tuple[AlgorithmName, ...] = ("direct", "winograd")
 

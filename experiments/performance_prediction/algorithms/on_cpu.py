@@ -92,8 +92,6 @@ def gemm(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
 
 # Interpolation points in the order of their use; the point at infinity comes last. Small values lose least precision.
 POINTS = (Fraction(0), Fraction(1), Fraction(-1), Fraction(2), Fraction(-2), Fraction(1, 2), Fraction(-1, 2))
-
-
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
@@ -146,8 +144,6 @@ def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
 
 
 FUSED_OUTPUTS = 2
-
-
 NONFUSED_OUTPUTS = {3: 4, 5: 2}
 
 
@@ -287,8 +283,6 @@ _REFUSALS: Mapping[AlgorithmName, Callable[[ConvShape], str | None]] = {
     "guess": _any_shape,
     "torch": _any_shape,
 }
-
-
 # guess: on the CPU there is no heuristic but torch's own.
 CPU_ALGORITHMS: Mapping[AlgorithmName, ConvolutionFunction] = {
     "direct": direct,

@@ -19,16 +19,10 @@ _STEPS: Mapping[torch.dtype, float] = {
     torch.float16: 2.0**-10,
     torch.bfloat16: 2.0**-7,
 }
-
-
 _TF32_STEP = 2.0**-10
-
-
 # How many times a sum of rounded products is exceeded by an algorithm that transforms first. F(4x4,3x3) and F(2x2,5x5)
 # multiply by powers of the points up to 2^5; cuDNN's nonfused 5x5 was seen at 6e-3 in float32.
 _FACTORS: Mapping[AlgorithmName, float] = {"fft": 8, "fft tiling": 8, "winograd": 16, "winograd nonfused": 256}
-
-
 _NONFUSED_FIVE = 2e-2
 
 

@@ -21,15 +21,9 @@ from experiments.performance_prediction.algorithms.convolution import (
 from experiments.performance_prediction.algorithms.engines import Placement, prepare
 
 OnUnsupported = Literal["fail", "fallback"]
-
-
 ON_UNSUPPORTED: tuple[OnUnsupported, ...] = get_args(OnUnsupported)
-
-
 # What runs where the algorithm that was requested does not.
 FALLBACK: AlgorithmName = "guess"
-
-
 _LAYERS_NAMED = 8
 
 

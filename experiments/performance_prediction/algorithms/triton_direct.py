@@ -28,8 +28,6 @@ def too_large(shape: ConvShape, channels: int) -> str | None:
 
 # Output pixels and output channels of one program.
 PIXELS, CHANNELS = 128, 16
-
-
 SIZES = (
     *("height", "width", "rows", "columns", "in_channels", "out_channels", "groups"),
     *("stride_h", "stride_w", "padding_h", "padding_w", "dilation_h", "dilation_w", "taps_h", "taps_w"),

@@ -17,12 +17,8 @@ from experiments.performance_prediction.algorithms.triton_direct import too_larg
 
 # Tiles, output channels and input channels of one step.
 TILES, CHANNELS, DEPTH = 16, 32, 16
-
-
 # Kernels of 3x3 that one program transforms.
 KERNELS = 256
-
-
 SIZES = (
     *("height", "width", "rows", "columns", "tiles_across", "tiles", "in_channels", "out_channels"),
     *("groups", "padding_h", "padding_w"),

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 GROWTH, BOTTLENECK, FIRST = 32, 128, 64
-
-
 BLOCKS = (6, 12, 24, 16)
 
 

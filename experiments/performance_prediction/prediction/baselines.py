@@ -10,8 +10,6 @@ from experiments.performance_prediction.algorithms.convolution import AlgorithmN
 from experiments.performance_prediction.prediction.operations import NetworkOperations
 
 _ELEMENT_BYTES = 4
-
-
 _PRODUCTS = {"fma": "float32", "tf32": "tf32", "half": "float16"}
 
 

@@ -50,17 +50,9 @@ COLOURS: dict[AlgorithmName, str] = {
     "guess": BLACK,
     "torch": QUIET,
 }
-
-
 KERNELS = {1: SKY, 3: BLUE}
-
-
 OTHER_KERNEL, FELL_BACK, REST = YELLOW, VERMILION, LIGHT_GREY
-
-
 _CURVE_POINTS = 13
-
-
 # A thinner part of the longest bar, about 4 pixels, would be lightened to another colour by an edge.
 _LEAST_FRACTION_WITH_EDGE = 0.02
 

@@ -20,14 +20,8 @@ from experiments.performance_prediction.prediction.work import matrix_of_feature
 
 # Of the prior on a length, in units of the feature's standard deviation: median, and spread of the logarithm.
 _LENGTH, _LENGTH_SPREAD = 3.0, 1.5
-
-
 _LENGTH_BOUNDS, _SIGNAL_BOUNDS, _NOISE_BOUNDS = (-2.0, 4.0), (-4.0, 2.0), (-5.5, 0.0)
-
-
 _LEAST_NOISE = 1e-6
-
-
 # Points that the lengths are found from, drawn with a fixed seed, and steps of the search.
 _POINTS, _STEPS = 250, 25
 
@@ -140,8 +134,6 @@ def _loss(given: np.ndarray, differences: np.ndarray, values: np.ndarray) -> tup
 
 # Fewer shapes than this are no basis for a fit.
 LEAST_SHAPES = 8
-
-
 _LOWEST_FRACTION = 0.1
 
 

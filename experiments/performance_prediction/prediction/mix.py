@@ -15,8 +15,6 @@ from experiments.performance_prediction.prediction.operations import network_ope
 
 # It means an unchanged network, with whatever torch chooses: no algorithm of a layer.
 NO_CANDIDATE: AlgorithmName = "torch"
-
-
 # What is predicted to gain less than this, of the order of a prediction's error, is left with `guess`.
 LEAST_GAIN = 0.05
 

@@ -16,12 +16,8 @@ from experiments.performance_prediction.algorithms.support import conv_shapes
 from experiments.performance_prediction.networks.registry import model_named
 
 _ELEMENT_BYTES = 4
-
-
 # Operators that only look at memory in another way, or that convolutions are counted by.
 _FREE = frozenset({"view", "_unsafe_view", "t", "transpose", "permute", "empty", "detach", "as_strided", "alias"})
-
-
 _CONVOLUTION, _PRODUCT = "convolution", "addmm"
 
 

@@ -17,8 +17,6 @@ from experiments.performance_prediction.prediction.measurements import MeasuredI
 from experiments.performance_prediction.prediction.operations import network_operations
 
 INNER_SIZES, END_SIZES, MODEL = "sizes between", "sizes at the ends", "model"
-
-
 # Of sizes in ascending order every third is left out, from the second on.
 _EVERY, _FIRST = 3, 1
 
@@ -84,8 +82,6 @@ def _fold(kind: str, measured: Measurements, left_out: Sequence[int | str]) -> F
 
 
 OURS, ROOFLINE, LINEAR = "this model", "roofline", "linear"
-
-
 LAYER, DEVICE, WHOLE, ENERGY = "layer", "network, device", "network, with host", "energy"
 
 
@@ -213,11 +209,7 @@ def _energies(fold: Fold, predictor: DevicePredictor) -> list[PredictedAndMeasur
 
 
 ALL = "all"
-
-
 LEVELS = (LAYER, DEVICE, WHOLE, ENERGY)
-
-
 METHODS = (OURS, ROOFLINE, LINEAR)
 
 

@@ -19,8 +19,6 @@ from experiments.performance_prediction.prediction.operations import NetworkOper
 
 # An inference that took this much longer than its work on the device waited for the host.
 _WAITED = 1.15
-
-
 # A network, its input size and its batch size.
 NetworkKey = tuple[str, int, int]
 

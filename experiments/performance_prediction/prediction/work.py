@@ -31,22 +31,14 @@ MULTIPROCESSORS: Mapping[str, int] = {
     "Tesla V100-PCIE-16GB": 80,
     "Tesla V100-PCIE-32GB": 80,
 }
-
-
 # Output pixels and channels of a block: what cuDNN's kernel names say, and the constants of the project's own kernels.
 _GEMM_TILES = ((32, 32), (128, 32), (128, 128))
-
-
 _DIRECT_TILE = (128, 16)
-
-
 _WINOGRAD_TILE = (16, 32)
 
 
 # Blocks that may run on a multiprocessor at once.
 _OCCUPANCIES = (4, 8)
-
-
 # Sides of the planes and tiles that cuDNN transforms.
 _SMALLEST_PLANE, _TILE = 16, 32
 

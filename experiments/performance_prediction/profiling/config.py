@@ -51,17 +51,9 @@ def checked_sizes(sizes: tuple[int, ...], model: str, least: int) -> tuple[int, 
 
 
 Energy = Literal["off", "optional", "required"]
-
-
 ENERGY: tuple[Energy, ...] = ("off", "optional", "required")
-
-
 SANITY, QUICK, FULL = "1_sanity", "2_quick", "3_full"
-
-
 _SIZES_OF_STAGE = {SANITY: 1, QUICK: 10, FULL: 100}
-
-
 SMALLEST, LARGEST = 224, 512
 
 

@@ -142,8 +142,6 @@ IDENTITY = (
     "model", "algorithm", "device_name", "precision", "dtype", "batch_size", "backend", "on_unsupported", "seed",
     "warmup_asked", "measure", "torch", "cudnn",
 )  # fmt: skip
-
-
 _FAMILIES = ("NVIDIA ", "Tesla ", "GeForce ", "RTX ")
 
 

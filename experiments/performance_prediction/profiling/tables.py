@@ -27,8 +27,6 @@ LAYER_COLUMNS = (
     "min_ms", "percentage_of_inference", "numerical_error", "numerical_error_reason", "energy_j", "energy_method",
     "model", "device_name", "precision",
 )  # fmt: skip
-
-
 APPORTIONED = "apportioned by time"
 
 
@@ -122,13 +120,9 @@ def _by(pair: tuple[int, int]) -> str:
 
 
 Status = Literal["ok", "out_of_memory", "refused", "failed"]
-
-
 FIRST_COLUMNS = (
     "model", "algorithm", "input_size", "mean", "std", "min", "max", "power_mean_w", "energy_per_inference_j",
 )  # fmt: skip
-
-
 MEASURED_COLUMNS = (
     "median", "p95", "ci95_low", "ci95_high", "images_per_s", "peak_memory_bytes", "peak_memory_reason",
     "layers_sum_ms", "uncovered_ms", "uncovered_share", "layer_pass_mean_ms", "num_layers", "layers_fell_back",
@@ -136,13 +130,9 @@ MEASURED_COLUMNS = (
     "energy_window_s", "energy_source", "energy_basis", "energy_reason", "energy_remark", "num_warmup",
     "warmup_is_stable", "status", "reason",
 )  # fmt: skip
-
-
 PROVENANCE_COLUMNS = (
     *IDENTITY[2:], "cuda", "driver", "power_limit_w", "cpu_threads", "commit", "gpu", "sizes_asked", "timestamp",
 )  # fmt: skip
-
-
 OVERALL_COLUMNS = (*FIRST_COLUMNS, *MEASURED_COLUMNS, *PROVENANCE_COLUMNS)
 
 
