@@ -11,10 +11,10 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import (
     is_last,
     launch,
     normed,
+    ranked,
     stream_row,
     wait_for_previous,
 )
-from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import ranked
 
 SUMMING_WARPS, ROUTING_WARPS = 4, 8
 

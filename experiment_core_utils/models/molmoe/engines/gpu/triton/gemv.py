@@ -56,6 +56,24 @@ def is_last(counter, programs):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def ranked(logit, expert, top_k, E: tl.constexpr, NORMALISE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Ranks of one token's E experts by their logit, the lower index first among equal ones, and their weights.
+
+    For few tokens, a program each: all pairs are compared at once. A prompt's tokens take `route_kernel` of routing.py.
+    """
+    before = (logit[None, :] > logit[:, None]) | (
+        (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
+    )
+    rank = tl.sum(before.to(tl.int32), axis=1)
+    prob = tl.exp(logit - tl.max(logit, axis=0))
+    among = expert < E
+    if NORMALISE:
+        among = rank < top_k
+    prob = prob / tl.sum(tl.where(among, prob, 0.0), axis=0)
+    return rank, prob
+
+
+@triton.jit
 def normed_product_kernel(  # type: ignore[no-untyped-def]
     stream,
     tokens,

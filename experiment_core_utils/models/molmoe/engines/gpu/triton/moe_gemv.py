@@ -9,11 +9,11 @@ import triton.language as tl
 
 from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import (
     is_last,
+    ranked,
     stream_row,
     wait_for_previous,
     weight_rows,
 )
-from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import ranked
 
 
 @triton.jit
