@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, RanExperts
+from experiment_core_utils.models.hf.knobs.routers import Counted
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
@@ -177,16 +177,8 @@ class EagerStages:
                 handle.remove()
 
 
-@dataclass
-class _Counted:
-    """Blocks in the order in which they ran, and the experts per token that each block's router chose."""
-
-    blocks: list[int] = field(default_factory=list)
-    experts: dict[int, int] = field(default_factory=dict)
-
-    def clear(self) -> None:
-        self.blocks.clear()
-        self.experts.clear()
+class _Counted(Counted):
+    """The counts, and hooks that take them."""
 
     def block_hook(self, index: int) -> Any:
         def hook(*_: Any) -> None:
