@@ -50,7 +50,7 @@ def next_run_id(id_file: Path, results_dir: Path) -> str:
     """One more than the last id given out, such as "0001"; past "9999" it grows.
 
     The counter is read and written under a lock on a file beside it, and replaced as a whole. A counter that holds no
-    number, or a smaller one than an id that was given out, goes on after the largest of them, with one line of warning;
+    number, or a smaller one than an id that was given out, follows the largest of them, with one line of warning;
     so does one that is gone. Given out were the ids in `results_dir`, and the last one that the locked file remembers,
     for results that lie elsewhere.
 
@@ -170,7 +170,7 @@ def setup_distributed(experiment_config: Any) -> Accelerator:
             `mixed_precision` of the latter acts on a model that goes through `Accelerator.prepare_model`.
 
     Raises:
-        WorkerLost: the processes found differ in number from those launched (`WORLD_SIZE`) or asked for, or not all
+        WorkerLost: the processes found differ in number from those launched (`WORLD_SIZE`) or requested, or not all
             came.
         ConfigurationError: more processes were launched on this machine than it has GPUs, a GPU is requested and there
             is none, or the device has no such mixed precision.

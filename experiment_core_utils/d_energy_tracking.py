@@ -94,7 +94,7 @@ class _Codecarbon:
             return None
 
     def release(self) -> None:
-        """End its threads; what was measured stands, whether it lets them be ended or not."""
+        """End its threads; what was measured stays valid, whether it lets them be ended or not."""
         try:
             if self._meter is not None:
                 self._meter.release()
@@ -149,7 +149,7 @@ def start_energy_tracking(
             sees. Where none of them is a GPU, codecarbon counts all that it finds.
         gpu_uuids: the same by the driver's ids, in place of `devices`: NVML also reads GPUs that this process does not
             see. Where it cannot read one of them, there is no sum over the GPUs.
-        library: codecarbon, or what stands in for it; None imports it.
+        library: codecarbon, or an object in its place; None imports it.
         instruments: counters and power readings, calibrated; None finds those of the machine.
         idle_s: measure idle power for so long before the window and again after it, with whatever is loaded by then
             resident; 0 does not. The devices have to be at rest.
@@ -215,7 +215,7 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
     """End the window and add it to `emissions_{experiment_id}.csv` and the file beside it; returns the first path.
 
     Each start and stop of one experiment is a row; `aggregate_energy_metrics` adds them up. Where codecarbon measured
-    nothing the window stands in `energy_{experiment_id}.json` alone, with the reason, and that path is returned.
+    nothing the window is in `energy_{experiment_id}.json` alone, with the reason, and that path is returned.
 
     Args:
         is_at_rest: whether idle power can be measured now, where it was before the window.
@@ -259,7 +259,7 @@ def _written(tracker: EnergyTracker, row: Mapping[str, Cell] | None, beside: Ene
 def check_energy(device: Device, output_dir: Path, given: StageMeasurement | None) -> None:
     """Before anything is written: whether energy, which is required, can be measured at all.
 
-    A run whose folder is there already may have nothing left to measure; `meters_of` judges it once that is known.
+    A run whose folder is there already may have nothing left to measure; `meters_of` checks it once that is known.
 
     Args:
         given: as in `meters_of`.
@@ -279,7 +279,7 @@ def meters_of(
     Counters and power readings count as sources, estimates from load do not: a stage has no load of its own.
 
     Args:
-        given: stands in for what is found on the machine.
+        given: replaces what is found on the machine.
 
     Raises:
         MeterUnavailable: energy is required and there is nothing to measure it with.
@@ -351,7 +351,7 @@ def energy_of_setting(
         request: sample id and inputs on the model's device; None where no sample can be read.
 
     Raises:
-        Stopped: someone asked for it.
+        Stopped: a stop was requested.
     """
     missing = dict(how.using.missing)
     if request is None:

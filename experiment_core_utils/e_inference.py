@@ -113,7 +113,7 @@ class TextShard:
     power: Instruments | None = None
 
     def warm_up(self) -> None:
-        """As many batches as asked for, from the first on, without a trace in the results.
+        """Run the requested number of batches, from the first on, without a trace in the results.
 
         On a GPU they run to their end, by default all of them: libraries choose and build kernels for every new shape,
         and each token's is new. On the CPU the first batch's first tokens are enough.

@@ -66,7 +66,7 @@ def aggregate_energy_metrics(
 ) -> EnergyMetrics:
     """The energy of this process's machine: all windows of `emissions_{experiment_id}.csv` in `output_dir` summed.
 
-    The published figures are codecarbon's, None where it measured not every window. Beside them stand those of the
+    The published figures are codecarbon's, None where it measured not every window. Beside them are those of the
     machine's own counters and power readings, from `energy_{experiment_id}.json`.
 
     The first process of a machine speaks for it; the others, and one that did not track, get None throughout with the
@@ -134,7 +134,7 @@ def _without_codecarbon(
 
 
 def sum_windows(windows: Sequence[Mapping[str, Cell]], beside: InstrumentEnergy) -> EnergyMetrics:
-    """The figures of windows that `read_windows` gave, at least one, and what stands beside them.
+    """The figures of windows that `read_windows` gave, at least one, and those beside them.
 
     A part that codecarbon gives as 0 was not read: None. Where GPUs are in use that it does not count, the total and
     the emissions are None, too.

@@ -172,11 +172,11 @@ def _missing(rank: int, missing: Sequence[int]) -> str:
 def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> MeasuredSetting:
     """Merge the parts into one whole, samples in order of their ids.
 
-    What each process asked for must be there exactly once. Samples that an earlier run, split over another number of
+    What each process requested must be there exactly once. Samples that an earlier run, split over another number of
     processes, finished beyond that are kept: they were drawn too.
 
     Args:
-        sample_ids: all that were drawn; asked for, too, where no part says what it asked for.
+        sample_ids: all that were drawn; also requested, where no part says what it requested.
 
     Raises:
         ResultsError: a sample is missing or there twice or was never drawn, or the parts belong to different runs.
@@ -220,7 +220,7 @@ def _of_all(groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
 
 
 def _requested_ids(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> set[int]:
-    """What the parts say that they asked for; `sample_ids` where none says it."""
+    """The ids that the parts requested; `sample_ids` where none names them."""
     known = [part.asked_ids for part in parts if part.asked_ids is not None]
     return set(_of_all(known)) if known else set(sample_ids)
 

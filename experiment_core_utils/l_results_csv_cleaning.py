@@ -35,7 +35,7 @@ class SampleColumn:
         name: with the unit, where it is not a count, a name, a share or a score.
         source: key of `per_sample_results`; dotted for one inside an object; in brackets what is not a key of it.
         kind: of the values.
-        meaning: what stands in a cell; "" where `source` says all.
+        meaning: the content of a cell; "" where `source` says all.
     """
 
     name: str

@@ -1,6 +1,6 @@
 """The text run: the combinations of a grid, each measured and saved as one experiment.
 
-A combination is one experiment (`text_run.experiment`) with an id of its own. It is done once it stands in
+A combination is one experiment (`text_run.experiment`) with an id of its own. It is done once it is in
 `results/{task_type}_results.json`: a run that was killed starts again at the combination it was at.
 """
 
@@ -61,7 +61,7 @@ def launched(grid: Sequence[Combination], results_dir: Path) -> Accelerator:
 
     Raises:
         ConfigurationError: the results' folder is a file.
-        WorkerLost: the processes launched are not those asked for.
+        WorkerLost: the processes launched are not those requested.
     """
     first = _any_config(grid)
     accelerator = setup_distributed(first)

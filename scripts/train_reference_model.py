@@ -1,6 +1,6 @@
 """Train the embedded reference model (checkpoints/molmoe_tiny) on generated scenes; on a GPU it takes minutes.
 
-A training of several legs goes on from --state:
+A training of several legs resumes from --state:
 
     python scripts/train_reference_model.py --planned-minutes 25 --leg-minutes 9 --state /tmp/molmoe_tiny.pt
 """

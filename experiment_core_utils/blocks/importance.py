@@ -2,7 +2,7 @@
 time.
 
 The score of a block is its mean over tasks, so that a task counts the same however many samples it has. What must not
-stand among the scores, such as how they were made, lies in a second file beside them.
+be among the scores, such as how they were made, is in a second file beside them.
 """
 
 import math

@@ -224,7 +224,7 @@ class TextConfig(Part):
     @field_validator("custom_metrics", mode="before")
     @classmethod
     def _one_metric(cls, given: Any) -> Any:
-        """A single name stands for a list of one."""
+        """A single name means a list of one."""
         return [given] if isinstance(given, str) else given
 
     @field_validator("mixed_precision", mode="before")

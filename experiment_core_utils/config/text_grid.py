@@ -1,4 +1,4 @@
-"""A grid of text experiments: a YAML file in which a list of values stands for several experiments."""
+"""A grid of text experiments: a YAML file in which a list of values means several experiments."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

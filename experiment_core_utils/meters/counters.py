@@ -289,7 +289,7 @@ class CounterMeter:
     Args:
         ticks_s: the longest tick of each device, by name; without it a figure has no bound, and is not aligned.
         probes: power readings of the same devices, taken at both ends for the bound: an error of a tick is the energy
-            of one tick at an end. Where a device has none, its limit stands for its power.
+            of one tick at an end. Where a device has none, its limit is taken as its power.
         is_aligned: wait for ticks at both ends, outside the window.
 
     Raises:
@@ -412,7 +412,7 @@ class CounterMeter:
 
 
 def _add(rise: _Rise, counter: EnergyCounter, now_j: float, now_s: float) -> None:
-    """What the counter rose by since it was last read; the first reason stands."""
+    """The rise of the counter since it was last read; the first reason is kept."""
     if rise.last_j is not None:
         delta = counter_delta(rise.last_j, now_j, now_s - rise.last_s, counter.wraps_at_j, counter.limit_w)
         rise.joules += delta.joules or 0.0

@@ -181,7 +181,7 @@ class LoadSampler:
     def _sample(self) -> None:
         now_s, cpu = self._clock.now_s(), self._read_cpu()
         busy_s, there_s = (now - before for now, before in zip(cpu, self._last_cpu, strict=True))
-        # The host counts in hundredths of a second: where none has passed, the last figure stands.
+        # The host counts in hundredths of a second: where none has passed, the last figure is kept.
         before = self._samples[-1].cpu_percent if self._samples else None
         percent = min(max(100 * busy_s / there_s, 0.0), 100.0) if there_s > 0 else before
         allocated, reserved = self._read_allocator() or (None, None)

@@ -53,7 +53,7 @@ def time_limit(seconds: float | None, name: str = "--sample_timeout") -> Iterato
 
 
 class StopRequest:
-    """Whether someone wants the run to stop."""
+    """Whether a stop of the run was requested."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -76,7 +76,7 @@ class StopRequest:
             )
 
     def sleep(self, seconds: float) -> None:
-        """Wait, but not longer than until someone wants to stop."""
+        """Wait, but not longer than until a stop is requested."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             self.raise_if_requested()

@@ -29,7 +29,7 @@ PRIORITIES = {
     "text_output": 8,
     "token_output": 8,
 }
-# A number that may be too large for a float, which Python would read as infinity, where 0 stands for every digit.
+# A number that may be too large for a float, which Python would read as infinity, where 0 means every digit.
 _AS_ZEROS = bytes.maketrans(b"E123456789", b"e000000000")
 _LARGE_EXPONENT = re.compile(rb"0e\+?000+(?:[\s,\]}]|$)")
 # With an exponent of two digits, fewer stay below 1e300.

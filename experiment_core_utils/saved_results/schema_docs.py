@@ -63,7 +63,7 @@ from experiment_core_utils.records.setting_result import (
 from experiment_core_utils.records.settings import FailedSample
 
 PAGE = REPOSITORY / "docs" / "results_schema.md"
-# Objects of the provenance, whose keys stand in its own table.
+# Objects of the provenance, whose keys are in its own table.
 DOTTED = (TaskDescription, ExecutionStages, Hardware, Model, Preparation, Variables)
 RECORDS: dict[str, type] = {
     record.__name__: record

@@ -109,7 +109,7 @@ def closing_table(results: Sequence[SettingResult], places: Mapping[str, str] | 
 
 
 def aligned_text(table: pd.DataFrame) -> str:
-    """A table as a run prints it at its end; `-` stands for what was not measured."""
+    """A table as a run prints it at its end; `-` means not measured."""
     return str(table.astype(object).where(table.notna(), "-").to_string(index=False))
 
 

@@ -4,7 +4,7 @@ python -m experiment_core_utils.tasks list
 python -m experiment_core_utils.tasks rescore results/core_exp --metric vqa_score_molmo
 python -m experiment_core_utils.tasks compare results/core_exp
 
-A command stands above the floors, as scripts do: nothing imports this file, so it may compose what lies higher.
+A command is above the floors, as scripts are: nothing imports this file, so it may use higher floors.
 """
 
 import argparse

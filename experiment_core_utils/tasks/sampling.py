@@ -45,7 +45,7 @@ class Sampling:
     Attributes:
         how: `all` of the split, at `random`, at random within each `question_type`, or by their `ids`.
         seed: of the draw; None where nothing was drawn.
-        num_asked: samples asked for; None where none were named and so all were taken.
+        num_asked: requested samples; None where none were named and so all were taken.
         num_in_split: samples that there are.
     """
 
@@ -59,7 +59,7 @@ class Sampling:
 class SampledDataset(Generic[SampleT_co]):
     """A view of a dataset: item i is the dataset's item `sample_ids[i]`, made when it is requested.
 
-    The ids stand in the order of the draw.
+    The ids are in the order of the draw.
     """
 
     dataset: Indexable[SampleT_co]

@@ -127,7 +127,7 @@ def plan_experiments(
     """Find models, prompts and metrics of all combinations.
 
     Args:
-        saved: results by name that stand in the results file already; those that a notebook saved have no digest.
+        saved: results by name that are in the results file already; those that a notebook saved have no digest.
         has_outputs: whether an experiment of this id saved its texts.
 
     Raises:

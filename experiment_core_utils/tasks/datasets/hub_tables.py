@@ -92,7 +92,7 @@ def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:
 
     Raises:
         ConfigurationError: it cannot be had; its message gives the reason only. Without a network the library takes
-            whichever revision its cache has: one that is not the commit asked for is refused.
+            whichever revision its cache has: one that is not the requested commit is refused.
     """
     try:
         rows = datasets.load_dataset(

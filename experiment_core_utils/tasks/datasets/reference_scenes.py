@@ -129,7 +129,7 @@ class Item:
 
 @dataclass(frozen=True)
 class ItemStyle:
-    """The look of an item: exact colours, font, rotation; `plate` is None where the label stands on the background."""
+    """The look of an item: exact colours, font, rotation; `plate` is None where the label is on the background."""
 
     fill: Rgb
     text: Rgb
@@ -228,7 +228,7 @@ class _Draft:
 
 @dataclass(frozen=True)
 class _SpriteLayout:
-    """Where shape, plate and text stand inside an upright item of `width` x `height`, and its size after rotation."""
+    """Where shape, plate and text are inside an upright item of `width` x `height`, and its size after rotation."""
 
     width: int
     height: int
@@ -423,7 +423,7 @@ def _apart(one: Box, other: Box, margin: int) -> bool:
 def _finish(draft: _Draft, box: Box, width: int, height: int) -> Item:
     sprite = draft.sprite
     middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
-    # The shape's centre stands above the middle of the upright item; turn that arm with the item (y points down).
+    # The shape's centre is above the middle of the upright item; turn that arm with the item (y points down).
     arm = sprite.height / 2 - draft.diameter / 2
     turn = math.radians(draft.style.angle_degrees)
     centre = (round(middle[0] - arm * math.sin(turn), 1), round(middle[1] - arm * math.cos(turn), 1))

@@ -140,7 +140,7 @@ def scene_seed(split: Split, seed: int, image_index: int) -> int:
 
 @dataclass(frozen=True)
 class PlannedScene:
-    """A plan, and the state of its generator behind it, from which `reference_vqa` goes on drawing questions."""
+    """A plan, and the state of its generator after it, from which `reference_vqa` continues to draw questions."""
 
     plan: ScenePlan
     state: tuple[Any, ...]

@@ -319,7 +319,7 @@ class ReferenceVQA(GeneratedTask):
         return {"chance_level": chance_level(asked.question_type)}
 
     def _question_rng(self, planned: PlannedScene, image_index: int) -> random.Random:
-        # Goes on where the plan's own draws ended.
+        # Continues where the plan's own draws ended.
         rng = random.Random()
         rng.setstate(planned.state)
         return rng

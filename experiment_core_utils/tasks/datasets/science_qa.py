@@ -25,7 +25,7 @@ _KEPT = ("subject", "topic", "category", "skill", "grade", "task")
 
 
 class ScienceQAImages(PublishedTask):
-    """The hint stands on the line before the question, and never instead of it."""
+    """The hint is on the line before the question, and never instead of it."""
 
     name = "science_qa_img"
     metric = "mc"
@@ -48,7 +48,7 @@ class ScienceQAImages(PublishedTask):
         return [Place(row) for row, held in enumerate(table.has_picture("image")) if held]
 
     def ask(self, row: Row, place: Place) -> QuestionRow:
-        """See `PublishedTask`. The hub's rows have no ids: their number in the split stands for one."""
+        """See `PublishedTask`. The hub's rows have no ids: their number in the split is used instead."""
         options = listed(row["choices"], "options")
         # Joined below, where anything would become a text.
         if not is_text(row["question"]) or not (row["hint"] is None or is_text(row["hint"])):

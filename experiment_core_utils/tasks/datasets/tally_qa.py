@@ -20,7 +20,7 @@ from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row, Table
 
 
 class TallyQA(PublishedTask):
-    """One question is one sample, judged by its own answer: a row of the hub has all questions about a picture."""
+    """One question is one sample, scored by its own answer: a row of the hub has all questions about a picture."""
 
     name = "tally_qa"
     metric = "em"
@@ -45,7 +45,7 @@ class TallyQA(PublishedTask):
         ]
 
     def ask(self, row: Row, place: Place) -> QuestionRow:
-        """See `PublishedTask`. The hub's rows have no ids: row and place stand for them."""
+        """See `PublishedTask`. The hub's rows have no ids: row and place are used instead."""
         asked = list_of_records(row["qa"])[place.item]
         question_id = str(asked["question_id"]) if "question_id" in asked else f"{place.row}-{place.item}"
         if not isinstance(asked["answer"], str | int | None):

@@ -138,7 +138,7 @@ def score_captions(
     Args:
         captions: the captions to score.
         set_of: for each caption, which of `reference_sets` it is scored against.
-        reference_sets: (image id, its references). An image that stands here twice is counted once in the document
+        reference_sets: (image id, its references). An image that occurs twice is counted once in the document
             frequencies.
         frequencies: as in `cider_score`.
 
@@ -263,7 +263,7 @@ def _similarities(
 
     vocabulary: dict[str, int] = {}
     levels = _levels(texts, vocabulary)
-    # Where the run's tokens and n-grams stand in the frequencies; -1 for those that it does not have.
+    # Places of the run's tokens and n-grams in the frequencies; -1 for those that it does not have.
     token_place = np.array([frequencies.vocabulary.get(token, -1) for token in vocabulary], dtype=np.int64)
     place = np.zeros(1, dtype=np.int64)
     total = np.zeros(len(pair_caption), dtype=np.float64)

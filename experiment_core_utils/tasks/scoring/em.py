@@ -47,7 +47,7 @@ _WHOLE_NUMBER_WITH_ZEROS = re.compile(r"([+-]?\d+)\.0+")
 def em(prediction: str, references: Sequence[str]) -> float:
     """Strict exact match: 1 if the answer in the output, lower-cased, equals a reference lower-cased, else 0.
 
-    The answer in the output is `molmo_answer`'s; references are taken as they stand. "3." and "three" do not match
+    The answer in the output is `molmo_answer`'s; references are taken as they are. "3." and "three" do not match
     "3".
 
     Raises:

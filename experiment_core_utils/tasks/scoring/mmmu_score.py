@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from experiment_core_utils.primitives.errors import SampleError
 
-# What stands before an answer in a sentence; the equals sign only in the last sentence.
+# What comes before an answer in a sentence; the equals sign only in the last sentence.
 _LEADS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
 _LEAD_AT_THE_END = "="
 _NO_ANSWER = frozenset({":", ",", ".", "!", "?", ";", "'"})

@@ -133,7 +133,7 @@ def ptb_tokenize(text: str) -> list[str]:
 
 @lru_cache(maxsize=1 << 17)
 def _read(piece: str) -> tuple[str, ...]:
-    """What one piece of text stands for: no token, one or more."""
+    """The tokens of one piece of text: none, one or more."""
     word = piece.lower()
     if word in _PUNCTUATION or not word.strip("-"):
         return ()
