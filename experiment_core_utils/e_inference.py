@@ -27,10 +27,10 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.collectives import outcome_of_all
 from experiment_core_utils.primitives.device import new_marks, release_cached_memory, synchronize
-from experiment_core_utils.primitives.distributions import rate
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.energy import PowerTrace, RunsEnergy
 from experiment_core_utils.records.requests import (
     BatchedAnswer,

@@ -32,7 +32,6 @@ from experiment_core_utils.models.costs.decoder import BlockShape, ExpertsShape,
 from experiment_core_utils.models.costs.memory import StepWeights, cache_elements, read_elements, step_weights
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import gpu_uuid, out_of_memory_named, resident_bytes, used_gpus
-from experiment_core_utils.primitives.distributions import mean_of
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     MeterUnavailable,
@@ -42,6 +41,7 @@ from experiment_core_utils.primitives.errors import (
 )
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.records.compute import (
     ComputeUtilisation,
     GenerationFlops,

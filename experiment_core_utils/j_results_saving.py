@@ -15,10 +15,10 @@ import numpy as np
 
 from experiment_core_utils.i_metrics_energy import energy_of, sample_energy, with_correct_answers
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
-from experiment_core_utils.primitives.distributions import Distribution, mean_of
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
+from experiment_core_utils.primitives.statistics import Distribution, mean_of
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.requests import StagedRun, VisionGeometry

@@ -16,8 +16,8 @@ from experiment_core_utils.g_metrics_inference import QUANTITIES
 from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.meters.energy_files import ENERGY_VERSION
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.records.compute import ComputeUtilisation, GenerationFlops, MemoryParts
 from experiment_core_utils.records.energy import (
     END_TO_END,

@@ -12,7 +12,7 @@ from experiment_core_utils.i_metrics_energy import (
     summary_of,
     with_correct_answers,
 )
-from experiment_core_utils.primitives.distributions import describe
+from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.energy import (
     Basis,

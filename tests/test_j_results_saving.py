@@ -25,9 +25,9 @@ from experiment_core_utils.j_results_saving import (
 )
 from experiment_core_utils.k_results_aggregation import merge_parts
 from experiment_core_utils.primitives.device import MemoryReading
-from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
+from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.records.requests import StageFlops, VisionGeometry
 from experiment_core_utils.records.settings import FailedSample
 from experiment_core_utils.tasks.interface import Score

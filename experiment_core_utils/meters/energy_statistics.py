@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from scipy.special import stdtrit
 
-from experiment_core_utils.primitives.distributions import CONFIDENCE, describe, highest_of
+from experiment_core_utils.primitives.statistics import CONFIDENCE, describe, highest_of
 from experiment_core_utils.records.energy import (
     ALL_DEVICES,
     ActEnergy,

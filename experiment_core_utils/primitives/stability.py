@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from experiment_core_utils.primitives.distributions import relative_half_width
+from experiment_core_utils.primitives.statistics import relative_half_width
 from experiment_core_utils.records.settings import MeasuringOrder, Outliers, WarmUp
 
 T = TypeVar("T")

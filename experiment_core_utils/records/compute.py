@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from experiment_core_utils.primitives.distributions import highest_of
+from experiment_core_utils.primitives.statistics import highest_of
 
 
 class GenerationFlops(TypedDict):

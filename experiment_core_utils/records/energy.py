@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from experiment_core_utils.primitives.distributions import Distribution
+from experiment_core_utils.primitives.statistics import Distribution
 
 EnergySource = Literal["nvml_counter", "power_integral", "rapl", "codecarbon_estimate", "simulated"]
 EnergyKind = Literal["measured", "estimated"]

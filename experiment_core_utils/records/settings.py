@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from experiment_core_utils.primitives.distributions import Distribution
+from experiment_core_utils.primitives.statistics import Distribution
 from experiment_core_utils.records.compute import LoadTrace
 from experiment_core_utils.records.energy import RunsEnergy, SettingEnergy
 from experiment_core_utils.records.requests import (

@@ -35,7 +35,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from experiment_core_utils.primitives.pareto import on_front
+from experiment_core_utils.primitives.statistics import on_front
 
 StopReason = Literal["settled", "budget", "samples"]
 # The full grid's time is taken as low as it is with this probability only, so that the search keeps to its share.

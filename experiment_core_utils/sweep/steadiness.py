@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from experiment_core_utils.meters.nvml import THROTTLING
-from experiment_core_utils.primitives.distributions import highest_of, relative_half_width
+from experiment_core_utils.primitives.statistics import highest_of, relative_half_width
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.setting_result import Conditions, Order, Precision, SteadinessPart, WarmUpRuns

@@ -9,11 +9,7 @@ from dataclasses import dataclass
 
 from scipy.special import bdtr
 
-from experiment_core_utils.primitives.distributions import (
-    bootstrap_interval,
-    cluster_totals,
-    wilson_upper_bound_of_none,
-)
+from experiment_core_utils.primitives.statistics import bootstrap_interval, cluster_totals, wilson_upper_bound_of_none
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.text import PromptSource, validated
 from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.primitives.device import set_cpu_threads
-from experiment_core_utils.primitives.distributions import bounded_mean_interval
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.tasks.prompts import read_prompts
 
 

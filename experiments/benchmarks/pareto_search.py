@@ -19,8 +19,8 @@ from scipy import stats
 from tqdm import tqdm
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.primitives.distributions import bounded_mean_interval
 from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.sweep.front_search import (
     MeanBound,
     Observation,

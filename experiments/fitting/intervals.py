@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from experiment_core_utils.primitives.distributions import CONFIDENCE
+from experiment_core_utils.primitives.statistics import CONFIDENCE
 
 _TAIL_PERCENT = 50 * (1 - CONFIDENCE)
 

@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from experiment_core_utils.primitives.distributions import describe, relative_half_width
 from experiment_core_utils.primitives.stability import (
     PrecisionGoal,
     find_outliers,
@@ -15,6 +14,7 @@ from experiment_core_utils.primitives.stability import (
     spread_of_last,
     warm_up_of,
 )
+from experiment_core_utils.primitives.statistics import describe, relative_half_width
 
 KEYS = ("a", "b", "c", "d", "e")
 

@@ -84,6 +84,8 @@ class MolmoeStagedModel:
         self.num_total_blocks = model.num_total_blocks
         self.num_experts = model.num_experts
         self.default_top_k = model.default_top_k
+        # Of the whole model: knobs change what its config says.
+        self._architecture = Architecture("molmoe", *shapes_of(model.config))
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
         self._requested = execution
@@ -362,8 +364,7 @@ class MolmoeStagedModel:
         """See `StagedModel.count_flops`."""
         crops = 0 if shape.actual is None else shape.actual.num_crops + 1
         size = RequestSize(shape.prompt_tokens, output_tokens, crops=crops)
-        architecture = Architecture("molmoe", *shapes_of(self.model.config))
-        return architecture.at_setting(setting.experts, setting.active_blocks).request_flops(size).stages
+        return self._architecture.at_setting(setting.experts, setting.active_blocks).request_flops(size).stages
 
     def count_bytes(self, setting: KnobSetting) -> ModelBytes:
         """See `StagedModel.count_bytes`."""

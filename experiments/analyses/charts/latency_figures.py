@@ -11,8 +11,8 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, QUIET, SKY, VERMILION, save_figure, styled
 from experiments.analyses.latency.features import TimedSamples
 from experiments.analyses.latency.guardrail import GuardrailCounts
-from experiments.analyses.latency.model import measured_times
 from experiments.analyses.latency.recalibration import METHODS, STUDIED, RecalibrationStudy
+from experiments.analyses.latency.stage_regression import measured_times
 from experiments.analyses.latency.validation import Validation
 
 LABELS = {

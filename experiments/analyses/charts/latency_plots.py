@@ -10,7 +10,7 @@ from experiments.analyses.charts.style import BLUE, QUIET, SKY, VERMILION
 from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.latency.features import TimedSamples
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts
-from experiments.analyses.latency.model import measured_times
+from experiments.analyses.latency.stage_regression import measured_times
 from experiments.analyses.latency.validation import Validation, places_by_setting
 from experiments.analyses.report.analyses import Missing
 from experiments.analyses.report.parts import Plot, Section

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiment_core_utils.primitives.pareto import on_front
+from experiment_core_utils.primitives.statistics import on_front
 from experiments.analyses.files import MOST_VALUES
 from experiments.analyses.knobs.fronts import area, areas, areas_beside_slower, reference_cost_of
 from experiments.analyses.knobs.grid import KNOBS, levels_of

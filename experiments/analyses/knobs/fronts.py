@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiment_core_utils.primitives.pareto import on_front
+from experiment_core_utils.primitives.statistics import on_front
 from experiments.analyses.knobs.objectives import Objectives
 from experiments.fitting.intervals import interval, intervals
 

@@ -21,8 +21,8 @@ from experiments.analyses.latency.features import (
     TimedSamples,
     requests_of,
 )
-from experiments.analyses.latency.model import PREDICTED, StageModel, fit_stages, stage_times
 from experiments.analyses.latency.settings_left_out import FOLDS, choose_forms, ratios_left_out
+from experiments.analyses.latency.stage_regression import PREDICTED, StageModel, fit_stages, stage_times
 from experiments.fitting.intervals import conformal_ratios
 
 SCHEMA_VERSION = 1

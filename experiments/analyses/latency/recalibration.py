@@ -8,7 +8,7 @@ import numpy as np
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.latency.estimator import MIN_SAMPLES, MIN_SETTINGS, LatencyEstimator
 from experiments.analyses.latency.features import STAGES, TimedSamples, timed_samples
-from experiments.analyses.latency.model import (
+from experiments.analyses.latency.stage_regression import (
     FORMS,
     StageModel,
     fit_stages,

@@ -11,8 +11,8 @@ from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.analyses.latency.features import TimedSamples
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts
-from experiments.analyses.latency.model import PREDICTED, measured_times
 from experiments.analyses.latency.recalibration import METHODS, RecalibrationStudy
+from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
 from experiments.analyses.latency.validation import Validation
 from experiments.analyses.sweeps import Sweep
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
-from experiments.analyses.latency.model import (
+from experiments.analyses.latency.stage_regression import (
     FORMS,
     PREDICTED,
     StageForm,

@@ -12,8 +12,8 @@ import numpy as np
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.latency.estimator import MIN_SETTINGS, LatencyEstimator, Prediction
 from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
-from experiments.analyses.latency.model import PREDICTED, measured_times
 from experiments.analyses.latency.settings_left_out import Predict, predicted_left_out
+from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
 from experiments.fitting.folds import left_out_masks
 from experiments.fitting.scores import deviations
 

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from experiment_core_utils.primitives.distributions import RESAMPLES
+from experiment_core_utils.primitives.statistics import RESAMPLES
 from experiments.analyses.stages.fractions import Generation, grouped
 from experiments.fitting.intervals import interval, resampled
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiment_core_utils.primitives.distributions import bootstrap_interval, cluster_totals
+from experiment_core_utils.primitives.statistics import bootstrap_interval, cluster_totals
 from experiment_core_utils.tasks.comparison import difference_interval
 from experiments.controller.knob_choices import KnobChoice
 

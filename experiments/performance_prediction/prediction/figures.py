@@ -26,8 +26,8 @@ from experiments.analyses.charts.style import (
 )
 from experiments.fitting.scores import HIT
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName
-from experiments.performance_prediction.prediction.device import DevicePredictor
 from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
+from experiments.performance_prediction.prediction.network_predictor import DevicePredictor
 from experiments.performance_prediction.prediction.validation import (
     DEVICE,
     INNER_SIZES,

@@ -12,7 +12,7 @@ from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 from scipy.stats import norm
 
-from experiment_core_utils.primitives.distributions import CONFIDENCE
+from experiment_core_utils.primitives.statistics import CONFIDENCE
 from experiments.fitting.regression import relative_nonnegative
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape
 from experiments.performance_prediction.prediction.measurements import MeasuredLayer

@@ -9,10 +9,14 @@ from experiment_core_utils.primitives.units import check_within
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, algorithm_named
 from experiments.performance_prediction.algorithms.support import FALLBACK
 from experiments.performance_prediction.networks.registry import model_named
-from experiments.performance_prediction.prediction.device import DevicePredictor, PredictedInference, fit_device
 from experiments.performance_prediction.prediction.figures import figure_folders, save_figures
 from experiments.performance_prediction.prediction.measurements import Measurements, agreement_lines, read_measurements
 from experiments.performance_prediction.prediction.mix import MeasuredGain, best_mix, counts_of, measured_gains
+from experiments.performance_prediction.prediction.network_predictor import (
+    DevicePredictor,
+    PredictedInference,
+    fit_device,
+)
 from experiments.performance_prediction.prediction.predictor_file import FittedDevice, load_fitted, save_fitted
 from experiments.performance_prediction.prediction.validation import (
     ALL,

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName
 from experiments.performance_prediction.algorithms.support import FALLBACK
-from experiments.performance_prediction.prediction.device import DevicePredictor, PredictedInference
 from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
+from experiments.performance_prediction.prediction.network_predictor import DevicePredictor, PredictedInference
 from experiments.performance_prediction.prediction.operations import network_operations
 
 # It means an unchanged network, with whatever torch chooses: no algorithm of a layer.

@@ -12,8 +12,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.result_files import read_json_object
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape, algorithm_named
-from experiments.performance_prediction.prediction.device import DevicePredictor
 from experiments.performance_prediction.prediction.layer_latency import Hyperparameters, LayerLatency
+from experiments.performance_prediction.prediction.network_predictor import DevicePredictor
 from experiments.performance_prediction.prediction.support import RequestedShape, SupportRules
 from experiments.performance_prediction.prediction.validation import ScoreRow
 from experiments.performance_prediction.prediction.whole import EnergyModel, HostModel, RestModel

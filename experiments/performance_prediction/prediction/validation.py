@@ -11,9 +11,13 @@ from experiments.fitting.folds import parted
 from experiments.fitting.scores import score
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName, ConvShape
 from experiments.performance_prediction.prediction.baselines import LinearLatency, Roofline
-from experiments.performance_prediction.prediction.device import DevicePredictor, PredictedInference, fit_device
 from experiments.performance_prediction.prediction.layer_latency import seconds_by_shape
 from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
+from experiments.performance_prediction.prediction.network_predictor import (
+    DevicePredictor,
+    PredictedInference,
+    fit_device,
+)
 from experiments.performance_prediction.prediction.operations import network_operations
 
 INNER_SIZES, END_SIZES, MODEL = "sizes between", "sizes at the ends", "model"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from experiment_core_utils.primitives.csv_tables import Cell, csv_text, raw_cell, read_table_file
-from experiment_core_utils.primitives.distributions import describe
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.locks import locked
 from experiments.performance_prediction.algorithms.support import LayerSupport

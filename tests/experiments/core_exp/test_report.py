@@ -15,7 +15,7 @@ from experiments.analyses.charts.latency_plots import errors_plot, guardrail_plo
 from experiments.analyses.charts.marks import hover, numbers, thinned, whiskers
 from experiments.analyses.latency.estimator import Prediction
 from experiments.analyses.latency.guardrail import GuardrailCounts
-from experiments.analyses.latency.model import PREDICTED
+from experiments.analyses.latency.stage_regression import PREDICTED
 from experiments.analyses.latency.validation import Coverage, Errors, Repeatability, Validation
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of

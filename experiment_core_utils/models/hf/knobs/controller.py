@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.costs.counters import count_flops, has_packed_weights
-from experiment_core_utils.models.hf.knobs.active_layers import ActiveBlocks
+from experiment_core_utils.models.hf.knobs.active_blocks import ActiveBlocks
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
 from experiment_core_utils.models.hf.knobs.routers import Counted, Routers
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line

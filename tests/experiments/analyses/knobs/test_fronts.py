@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.primitives.pareto import on_front
+from experiment_core_utils.primitives.statistics import on_front
 from experiment_core_utils.sweep.front_search import Standing, front_of
 from experiments.analyses.knobs.fronts import (
     Front,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.analyses.latency.estimator import LatencyEstimator, expected_output_tokens
 from experiments.analyses.latency.features import RequestSetting, TimedSamples
-from experiments.analyses.latency.model import PREDICTED, measured_times
+from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
 from tests.experiments.analyses.latency.synthetic_samples import launching_estimator, working_estimator, working_samples
 
 NOISY = {"working": partial(working_estimator, 0.1), "launching": partial(launching_estimator, 0.1)}

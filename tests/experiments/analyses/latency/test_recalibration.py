@@ -6,7 +6,6 @@ import pytest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.analyses.latency.features import RequestSetting
-from experiments.analyses.latency.model import measured_times
 from experiments.analyses.latency.recalibration import (
     METHODS,
     SYNTHETIC,
@@ -15,6 +14,7 @@ from experiments.analyses.latency.recalibration import (
     study_of_synthetic,
     synthetic_device,
 )
+from experiments.analyses.latency.stage_regression import measured_times
 from experiments.fitting.scores import relative_error
 from tests.experiments.analyses.latency.synthetic_samples import (
     launching_estimator,

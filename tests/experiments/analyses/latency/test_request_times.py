@@ -5,7 +5,14 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.latency.features import RequestColumns, RequestSetting, TimedSamples, requests_of
-from experiments.analyses.latency.model import FORMS, PREDICTED, StageModel, fit_stages, measured_times, stage_times
+from experiments.analyses.latency.stage_regression import (
+    FORMS,
+    PREDICTED,
+    StageModel,
+    fit_stages,
+    measured_times,
+    stage_times,
+)
 
 STAGES = {
     "T_vision_total": StageModel("work", {"image_crops": 2.0}, {}, False),

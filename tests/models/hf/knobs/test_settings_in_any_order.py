@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiment_core_utils.models.hf.generate import GenerateStages, loose_tensors, stages_unsupported_reason
-from experiment_core_utils.models.hf.knobs.active_layers import ActiveBlocks
+from experiment_core_utils.models.hf.knobs.active_blocks import ActiveBlocks
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange
 from tests.models.depth_families import LISTED, NUM_BLOCKS, RECURRENT, REFUSED, WHOLE, built

@@ -142,7 +142,7 @@ def half_the_weights_lost(model: MolmoeStagedModel, stage: str) -> None:
     assert stages is not None
     engines: Any = stages.engines
     if stage == "vision":
-        next(iter(engines.vision._fused.values())).joint.weights[0].zero_()
+        engines.vision._kernels[0].joint.weights[0].zero_()
     elif stage == "prefill":
         engines.prefill._kernels[0].joint.weights[0].zero_()
     else:

@@ -104,7 +104,9 @@ def test_a_library_that_lacks_a_function_is_refused(tmp_path: Path, monkeypatch:
 def test_a_temporary_folder_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "true")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    with pytest.raises(ConfigurationError, match=r"^rows\.cpp has no temporary folder to be compiled in: .*gone"):
+    with pytest.raises(
+        ConfigurationError, match=r"^vision_block\.cpp has no temporary folder to be compiled in: .*gone"
+    ):
         built("vision_block.cpp")
 
 

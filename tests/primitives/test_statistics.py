@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiment_core_utils.primitives.distributions import (
+from experiment_core_utils.primitives.statistics import (
     bootstrap_interval,
     bootstrap_intervals,
     bounded_mean_interval,

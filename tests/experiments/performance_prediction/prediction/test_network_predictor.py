@@ -6,9 +6,9 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.performance_prediction.algorithms.convolution import ConvShape
-from experiments.performance_prediction.prediction.device import fit_device
 from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
 from experiments.performance_prediction.prediction.mix import best_mix, counts_of, measured_gains
+from experiments.performance_prediction.prediction.network_predictor import fit_device
 from experiments.performance_prediction.prediction.validation import (
     DEVICE,
     END_SIZES,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.analyses.latency.features import RequestSetting, requests_of
-from experiments.analyses.latency.model import FORMS, StageForm, StageModel, fit_stage, linear
+from experiments.analyses.latency.stage_regression import FORMS, StageForm, StageModel, fit_stage, linear
 from tests.experiments.analyses.latency.synthetic_samples import launching_samples, working_samples
 
 
