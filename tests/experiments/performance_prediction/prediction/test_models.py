@@ -7,7 +7,6 @@ import pytest
 from scipy.optimize import check_grad
 
 from experiments.performance_prediction.algorithms.convolution import ConvShape
-from experiments.performance_prediction.prediction.baselines import LinearLatency, Roofline
 from experiments.performance_prediction.prediction.layer_latency import (
     GaussianProcess,
     LayerLatency,
@@ -17,6 +16,7 @@ from experiments.performance_prediction.prediction.layer_latency import (
 from experiments.performance_prediction.prediction.measurements import MeasuredLayer
 from experiments.performance_prediction.prediction.operations import network_operations
 from experiments.performance_prediction.prediction.support import RequestedShape, SupportRules, observed
+from experiments.performance_prediction.prediction.validation import LinearLatency, Roofline
 from experiments.performance_prediction.prediction.work import work_terms
 
 H200 = "NVIDIA H200"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiments.analyses.generations import generations_of
+from experiments.analyses.stages.analysis import generations_of
 from experiments.analyses.stages.fractions import Generation
 from experiments.analyses.sweeps import load_sweep
 from tests.experiments.hand_made_sweep import result, setting, write
