@@ -80,7 +80,7 @@ def loaded_cases(config: ProfilingConfig, device: torch.device) -> Iterator[Case
     model = load_staged_model(config.model, source, device)
     if not isinstance(model, TransformersModel):
         raise ConfigurationError(
-            f"{config.model.model_path} is a MolmoE, which runs in stages; bench_marks measures those"
+            f"{config.model.model_path} is a MolmoE, which runs in stages; experiments.benchmarks.marks measures those"
         )
     task = open_task(config.task)
     sample = task[draw_samples(task, config.task).sample_ids[0]]
