@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails
 
 from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, read_block_sets, read_importance
-from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy
+from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, distinct
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
@@ -31,11 +31,7 @@ EnergyMode = Literal["off", "required", "optional"]
 ProfilerMode = Literal["minimal", "full"]
 
 
-def _unique(values: tuple[T, ...]) -> tuple[T, ...]:
-    return tuple(dict.fromkeys(values))
-
-
-Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(_unique)]
+Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(distinct)]
 FilePath = Annotated[Path, Field(strict=False)]
 Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
 LargeNumber = Annotated[int, Field(le=10**12)]

@@ -12,7 +12,7 @@ from experiment_core_utils.c_prompt_processing import draw_samples, fingerprint_
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, read_importance
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.config.strategies import plan_settings
+from experiment_core_utils.config.strategies import distinct, plan_settings
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.models.common.checkpoint_files import weights_stamp
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
@@ -107,7 +107,7 @@ def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int | None
             )
         return (own,)
     assert own is not None and limits.num_experts is not None
-    values = knobs.top_k_list or _unique(max(own // 2, 1), own)
+    values = knobs.top_k_list or distinct((max(own // 2, 1), own))
     for top_k in values:
         if top_k > limits.num_experts:
             raise ConfigurationError(
@@ -126,7 +126,7 @@ def _blocks(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int, ...]
                 f"--num_active_blocks_list {foreign[0]} cannot be set in {name}: {limits.blocks_unsupported_reason}"
             )
         return (total,)
-    return knobs.num_active_blocks_list or _unique(-(-3 * total // 4), total)
+    return knobs.num_active_blocks_list or distinct((-(-3 * total // 4), total))
 
 
 def left_out_by(knobs: KnobConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
@@ -139,10 +139,6 @@ def left_out_by(knobs: KnobConfig, source: ModelSource, settings: Sequence[KnobS
     )
     missing = [(name, [value for value in given if value not in used]) for name, given, used in values_of]
     return tuple(f"{name} {', '.join(map(str, values))}" for name, values in missing if values)
-
-
-def _unique(*values: int) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(values))
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,10 @@ from matplotlib.lines import Line2D
 
 from experiment_core_utils.models.costs.decoder import DecoderShape
 from experiment_core_utils.models.costs.decoder_table import decoder_of
+from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.flops import vision_flops
 from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION, new_figure, styled
-
-STAGES = ("vision", "prefill", "decode")
-
 
 # What the others are compared with.
 PLAIN, EAGER = "generate", "eager"
