@@ -366,7 +366,9 @@ def validated_as(model: type[P], values: Any, name_of: Callable[[Place], str]) -
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        first, *others = error.errors(include_url=False)
+        first, *rest = error.errors(include_url=False)
+        # A list whose only value is wrong is reported as too short, too.
+        others = [each for each in rest if each["loc"] != first["loc"][: len(each["loc"])]]
         more = f"; {len(others)} more like it" if others else ""
         raise ConfigurationError(_one_line(model, first, name_of(first["loc"])) + more) from None
 

@@ -135,6 +135,8 @@ def test_the_python_call_is_checked_as_the_command_line() -> None:
     ("values", "message"),
     [
         ({"num_samples": 0}, "^--num_samples 0 is not possible; give at least 1$"),
+        ({"top_k_list": (0,)}, "^--top_k_list 0 is not possible; give at least 1$"),
+        ({"top_k_list": (0, -1)}, "^--top_k_list 0 is not possible; give at least 1; 1 more like it$"),
         ({"num_sample": 3}, "^num_sample: there is no such key; known are model_path, .*num_samples"),
         ({"num_samples": "5"}, "^--num_samples: .*valid integer; write 5 without quotes"),
         ({"device": "tpu"}, "^--device: .*'cpu' or 'cuda' .given: 'tpu'"),
