@@ -11,10 +11,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import grouped_gemm
+from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
 from experiment_core_utils.models.molmoe.engines.gpu.triton.norms import apply_rope_and_store, combine_norm, norm
 from experiment_core_utils.models.molmoe.engines.gpu.triton.prefill_forward import rotary_table
-from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import align_blocks, route
+from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import route
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import ProductTile
 from experiment_core_utils.models.molmoe.engines.gpu.triton.vision_ops import add_norm, quick_gelu_in_place
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache

@@ -117,8 +117,7 @@ def tuned_step(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tunin
 
 def tuned_prefill(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
     """The row with the fastest tiles of the grouped products."""
-    from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import grouped_gemm
-    from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import align_blocks
+    from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
     from experiments.benchmarks.prefill_variants import ROWS
 
     like: dict[str, Any] = {"dtype": decoder.dtype, "device": decoder.device}

@@ -144,6 +144,10 @@ class Reruns:
 WARM_UPS = 2
 
 
+# Graphs kept; each is a list of launches and takes next to no memory of its own.
+MOST_GRAPHS = 512
+
+
 class CudaGraphPool:
     """CUDA graphs by name; above `limit` the one that was not used for the longest time is dropped.
 
@@ -153,7 +157,7 @@ class CudaGraphPool:
         graph_capturer: makes the graphs, by `WARM_UPS` runs before; None for CUDA graphs of the current device.
     """
 
-    def __init__(self, limit: int, graph_capturer: GraphCapturer | None = None) -> None:
+    def __init__(self, limit: int = MOST_GRAPHS, graph_capturer: GraphCapturer | None = None) -> None:
         self._limit = limit
         self._graph_capturer = _of_current_device() if graph_capturer is None else graph_capturer
         self._replays: OrderedDict[Hashable, Callable[[], torch.Tensor]] = OrderedDict()

@@ -4,7 +4,7 @@ Importing this module does not need Triton; launching its kernels does.
 """
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,6 +19,19 @@ def vendor_unsupported_reason() -> str | None:
     if torch.version.hip is None:
         return None
     return f"its kernels are for CUDA, and this torch is built for ROCm {torch.version.hip}"
+
+
+def kernels_unsupported_reason(device: torch.device, import_kernels: Callable[[], object]) -> str | None:
+    """The reason why kernels cannot be launched for weights on this device; None where they can."""
+    if device.type != "cuda":
+        return f"its weights are on {device.type}, not on a CUDA device"
+    if (reason := vendor_unsupported_reason()) is not None:
+        return reason
+    try:
+        import_kernels()
+    except ImportError as error:
+        return f"Triton is missing ({first_line(error)})"
+    return None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
 from experiment_core_utils.models.molmoe.engines.gpu.triton.batched_decode_forward import BatchBuffers, BatchedStep
 from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
-from experiment_core_utils.models.molmoe.engines.gpu.triton.small_batch_gemm import small_batch_gemm
+from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import small_batch_gemm
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
     BatchTiles,
     ProductTile,

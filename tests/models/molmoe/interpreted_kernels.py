@@ -11,11 +11,10 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.paused_prefill import begin_prefill, finish_prefill
 from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
 from experiment_core_utils.models.molmoe.engines.gpu.triton import prefill_forward as prefill_kernels
-from experiment_core_utils.models.molmoe.engines.gpu.triton import prefill_forward as split_kernels
 from experiment_core_utils.models.molmoe.engines.gpu.triton import vision_forward as vision_kernels
-from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import expert_rows
+from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import align_blocks, expert_rows
 from experiment_core_utils.models.molmoe.engines.gpu.triton.norms import norm
-from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import align_blocks, route
+from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import route
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import ProductTile
 from experiment_core_utils.models.molmoe.engines.gpu.vision import cut_patches, real_crops
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
@@ -64,7 +63,8 @@ def check_prefill(model: MolmoeForConditionalGeneration, tokens: int, padded: in
     length = torch.tensor([tokens])
     keys, values = kv_cache.keys[: len(blocks), 0], kv_cache.values[: len(blocks), 0]
     record = ExpertRecord.allocate(decoder, padded * 4 + 5)
-    ours = prefill_kernels.prefill(decoder, hidden, length, blocks, top_k, keys, values, rotary, record.ids)
+    places = prefill_kernels.PromptPlaces(length, keys, values, rotary, record.ids)
+    ours = prefill_kernels.prefill(decoder, hidden, blocks, top_k, places)
     print("logits", error(ours, logits))
     used = record.of_tokens(padded, blocks[-1])
     assert set(used) == set(routed) == set(blocks)
@@ -88,13 +88,14 @@ def check_split(model: MolmoeForConditionalGeneration, pause: int, top_k: int, b
     kv_cache = KVCache.allocate(decoder, padded + 3)
     hidden = torch.randn(padded, decoder.width)
     hidden[:tokens], hidden[tokens] = decoder.embedding[ids[0]], row[0, 0]
-    rotary = split_kernels.rotary_table(decoder.inverse_frequencies, padded)
+    rotary = prefill_kernels.rotary_table(decoder.inverse_frequencies, padded)
     keys, values = kv_cache.keys[:, 0], kv_cache.values[:, 0]
     used = ExpertRecord.allocate(decoder, padded * 4).ids
-    ours = split_kernels.begin(decoder, hidden, torch.tensor([tokens + 1]), pause, keys, values, rotary, used)
+    places = prefill_kernels.PromptPlaces(torch.tensor([tokens + 1]), keys, values, rotary, used)
+    ours = prefill_kernels.begin(decoder, hidden, pause, places)
     print("states", error(ours[: tokens + 1], torch.cat([paused.states, paused.appended], dim=1)[0]))
-    given = torch.tensor([tokens]), rest, top_k, keys[pause:], values[pause:], rotary, used
-    print("logits", error(split_kernels.finish(decoder, ours, *given), logits))
+    places = prefill_kernels.PromptPlaces(torch.tensor([tokens]), keys[pause:], values[pause:], rotary, used)
+    print("logits", error(prefill_kernels.finish(decoder, ours, rest, top_k, places), logits))
     for position, layer in enumerate(state.past_key_values.layers):
         print(f"keys {position}", error(keys[position, :, :tokens], layer.keys[0]))
         print(f"values {position}", error(values[position, :, :tokens], layer.values[0]))

@@ -23,10 +23,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
 
 
-# Graphs kept; each is a list of launches and takes next to no memory of its own.
-MOST_GRAPHS = 512
-
-
 # Its products take columns in steps of this at least.
 COLUMNS_AT_ONCE = 16
 
@@ -79,7 +75,7 @@ class GraphedDecode:
             raise ConfigurationError(f"the decode step cannot be captured: {reason}")
         self._decoder = decoder
         self._kernels, self._batched = _decode_step_modules()
-        self._graphs = CudaGraphPool(MOST_GRAPHS) if graphs is None else graphs
+        self._graphs = CudaGraphPool() if graphs is None else graphs
         self._kv_caches: dict[int, KVCache] = {}
         self._buffers: dict[tuple[int, int], Any] = {}
         card = Card.of(decoder.device)

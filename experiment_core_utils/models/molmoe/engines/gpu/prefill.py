@@ -11,19 +11,15 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
-from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
+from experiment_core_utils.models.common.triton_build import built, kernels_unsupported_reason
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs, refuse_without_free_rows
 from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Prompt lengths are rounded up to a multiple of this.
 BUCKET = 64
-
-
-# Graphs kept; each is a list of launches and takes next to no memory of its own.
-MOST_GRAPHS = 512
 
 
 @dataclass(frozen=True)
@@ -69,19 +65,13 @@ class _Noted:
 def graphed_prefill_unsupported_reason(decoder: DecoderWeights) -> str | None:
     """The reason why this decoder's prefill cannot be captured; None where it can."""
     half = decoder.head_width // 2
-    if decoder.device.type != "cuda":
-        return f"its weights are on {decoder.device.type}, not on a CUDA device"
-    if (reason := vendor_unsupported_reason()) is not None:
+    if (reason := kernels_unsupported_reason(decoder.device, _kernels)) is not None:
         return reason
     if decoder.head_width % 2 or half & (half - 1):
         return f"its heads are {decoder.head_width} wide, not a power of two"
     for what, size in (("hidden width", decoder.width), ("experts' width", decoder.expert_width)):
         if size % 16:
             return f"its {what} is {size}, not a multiple of 16"
-    try:
-        _kernels()
-    except ImportError as error:
-        return f"Triton is missing ({first_line(error)})"
     return None
 
 
@@ -98,7 +88,7 @@ class _PaddedPrefill:
             raise ConfigurationError(f"the prefill cannot be captured: {reason}")
         self._decoder = decoder
         self._kernels = _kernels()
-        self._graphs = CudaGraphPool(MOST_GRAPHS) if graphs is None else graphs
+        self._graphs = CudaGraphPool() if graphs is None else graphs
         self._prompts: dict[int, _PaddedPrompt] = {}
         self._records: dict[int, ExpertRecord] = {}
 
@@ -116,6 +106,12 @@ class _PaddedPrefill:
             self._records[most] = ExpertRecord.allocate(self._decoder, most)
         return self._records[most]
 
+    def _places(
+        self, prompt: _PaddedPrompt, kv_cache: KVCache, rows: slice, used: torch.Tensor, request: int = 0
+    ) -> Any:
+        keys, values = kv_cache.keys[rows, request], kv_cache.values[rows, request]
+        return self._kernels.PromptPlaces(prompt.length, keys, values, prompt.rotary, used)
+
     def _capture(self, name: Hashable, run: Callable[[], torch.Tensor]) -> None:
         with built("the kernels of the prefill", ConfigurationError):
             self._graphs.capture(name, run)
@@ -132,13 +128,11 @@ class _PaddedPrefill:
         ran: int = 0,
     ) -> None:
         """A graph of the blocks of the setting but the first `ran`, and of the choice of the first token."""
-        rows = slice(ran, len(knobs.blocks))
-        keys, values = kv_cache.keys[rows, request], kv_cache.values[rows, request]
+        places = self._places(prompt, kv_cache, slice(ran, len(knobs.blocks)), used, request)
         next_token = kv_cache.next_tokens[request : request + 1]
 
         def logits() -> torch.Tensor:
-            given = (self._decoder, prompt.hidden, prompt.length, knobs.blocks[ran:], knobs.top_k)
-            found = run(*given, keys, values, prompt.rotary, used)
+            found = run(self._decoder, prompt.hidden, knobs.blocks[ran:], knobs.top_k, places)
             next_token.copy_(found.argmax(dim=-1))
             return found
 
@@ -270,13 +264,11 @@ class GraphedPausedPrefill(_PaddedPrefill):
         if name in self._graphs:
             return name
         prompt, paused, decoder = self._prompts[padded], self._paused[padded], self._decoder
-        keys, values = kv_cache.keys[:pause, 0], kv_cache.values[:pause, 0]
         used = self._record_of(padded * decoder.default_top_k).ids
+        places = self._places(prompt, kv_cache, slice(pause), used)
 
         def run() -> torch.Tensor:
-            states = self._kernels.begin(
-                decoder, prompt.hidden, prompt.length, pause, keys, values, prompt.rotary, used
-            )
+            states = self._kernels.begin(decoder, prompt.hidden, pause, places)
             # Graphs share what memory they need in between.
             paused.hidden.copy_(states)
             return states.index_select(0, (prompt.length - self._last_two).clamp_(min=0)).float()

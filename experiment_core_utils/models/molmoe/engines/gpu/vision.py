@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
-from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
+from experiment_core_utils.models.common.triton_build import built, kernels_unsupported_reason
 from experiment_core_utils.models.molmoe.engines.weights import VisionWeights
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Graphs kept: more than there are tiers of crops, few enough for requests of any size.
 MOST_GRAPHS = 64
@@ -24,19 +24,6 @@ class _Crops:
 
     patches: torch.Tensor  # [N * P, C]; columns past the pixels are zero
     masks: torch.Tensor  # [N, P]
-
-
-def graphed_vision_unsupported_reason(vision: VisionWeights) -> str | None:
-    """The reason why this tower cannot be captured; None where it can."""
-    if vision.device.type != "cuda":
-        return f"its weights are on {vision.device.type}, not on a CUDA device"
-    if (reason := vendor_unsupported_reason()) is not None:
-        return reason
-    try:
-        _kernels()
-    except ImportError as error:
-        return f"Triton is missing ({first_line(error)})"
-    return None
 
 
 def cut_patches(pixel_values: torch.Tensor, side: int) -> torch.Tensor:
@@ -63,7 +50,7 @@ class GraphedVision:
     """
 
     def __init__(self, vision: VisionWeights, graphs: CudaGraphPool | None = None) -> None:
-        reason = graphed_vision_unsupported_reason(vision)
+        reason = kernels_unsupported_reason(vision.device, _kernels)
         if reason is not None:
             raise ConfigurationError(f"the vision tower cannot be captured: {reason}")
         self._vision = vision

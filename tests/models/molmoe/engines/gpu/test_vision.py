@@ -9,7 +9,6 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.gpu.vision import (
     GraphedVision,
     cut_patches,
-    graphed_vision_unsupported_reason,
     real_crops,
 )
 from experiment_core_utils.models.molmoe.engines.weights import VisionWeights, fuse_vision_weights
@@ -42,8 +41,8 @@ def test_a_crop_is_padding_where_all_its_pixels_are() -> None:
 
 def test_without_a_gpu_the_reason_says_so() -> None:
     vision = fuse_vision_weights(model_on("cpu"))
-    assert graphed_vision_unsupported_reason(vision) == "its weights are on cpu, not on a CUDA device"
-    with pytest.raises(ConfigurationError, match="the vision tower cannot be captured: its weights are on cpu"):
+    output = "^the vision tower cannot be captured: its weights are on cpu, not on a CUDA device$"
+    with pytest.raises(ConfigurationError, match=output):
         GraphedVision(vision)
 
 
@@ -56,8 +55,9 @@ class OnAGpu(VisionWeights):
 
 def test_torch_for_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
-    found = graphed_vision_unsupported_reason(OnAGpu(**vars(fuse_vision_weights(model_on("cpu")))))
-    assert found == "its kernels are for CUDA, and this torch is built for ROCm 6.4.0"
+    output = "captured: its kernels are for CUDA, and this torch is built for ROCm 6.4.0$"
+    with pytest.raises(ConfigurationError, match=output):
+        GraphedVision(OnAGpu(**vars(fuse_vision_weights(model_on("cpu")))))
 
 
 @needs_a_gpu

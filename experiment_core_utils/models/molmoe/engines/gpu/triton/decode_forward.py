@@ -72,26 +72,24 @@ class StepBuffers:
         )
 
 
+@dataclass(frozen=True)
 class DecodeStep:
     """One decode step of all requests of a KV cache, each served separately.
 
-    Args:
+    Attributes:
         buffers: for this cache's batch and max_seq_len, made with `tiles` of the same splits and head.
         use_pdl: whether a kernel may start, and read its weights, while the one before it ends; needs Hopper or newer.
     """
 
-    def __init__(
-        self, decoder: DecoderWeights, kv_cache: KVCache, buffers: StepBuffers, tiles: StepTiles, use_pdl: bool
-    ) -> None:
-        self._decoder = decoder
-        self._kv_cache = kv_cache
-        self._buffers = buffers
-        self._tiles = tiles
-        self._use_pdl = use_pdl
+    decoder: DecoderWeights
+    kv_cache: KVCache
+    buffers: StepBuffers
+    tiles: StepTiles
+    use_pdl: bool
 
     def launch(self, knobs: EngineKnobs) -> torch.Tensor:
         """See `DecodeEngine.step`."""
-        decoder, buffers = self._decoder, self._buffers
+        decoder, buffers = self.decoder, self.buffers
         for row, index in enumerate(knobs.blocks):
             block = decoder.blocks[index]
             # The first block that runs reads the tokens' embeddings, and writes the stream.
@@ -107,18 +105,18 @@ class DecodeStep:
         return buffers.logits
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], tile: Tile, arguments: tuple[Any, ...], **sizes: Any) -> None:
-        launch(kernel, grid, tile.warps, self._use_pdl, arguments, **sizes)
+        launch(kernel, grid, tile.warps, self.use_pdl, arguments, **sizes)
 
     def launch_qkv(self, block: BlockWeights, source: torch.Tensor, embed: bool) -> None:
-        decoder, qkv, tile = self._decoder, self._buffers.attention.qkv, self._tiles.qkv
+        decoder, qkv, tile = self.decoder, self.buffers.attention.qkv, self.tiles.qkv
         rows = block.qkv.shape[0]
         self._launch(
             dense_products.normed_product_kernel,
-            (self._kv_cache.batch, triton.cdiv(rows, tile.rows * tile.steps)),
+            (self.kv_cache.batch, triton.cdiv(rows, tile.rows * tile.steps)),
             tile,
             (
                 source,
-                self._kv_cache.next_tokens,
+                self.kv_cache.next_tokens,
                 block.input_norm,
                 block.qkv,
                 qkv,
@@ -131,7 +129,7 @@ class DecodeStep:
         )
 
     def _width(self, rows: int, tile: Tile) -> dict[str, Any]:
-        width = self._decoder.width
+        width = self.decoder.width
         padded = triton.next_power_of_2(width)
         return {
             "WIDTH": width,
@@ -141,25 +139,23 @@ class DecodeStep:
         }
 
     def launch_attention(self, block: BlockWeights, row: int) -> None:
-        tiles, buffers = self._tiles, self._buffers.attention
-        launch_attention(
-            self._decoder, block, self._kv_cache, row, buffers, tiles.attention, tiles.splits, self._use_pdl
-        )
+        tiles, buffers = self.tiles, self.buffers.attention
+        launch_attention(self.decoder, block, self.kv_cache, row, buffers, tiles.attention, tiles.splits, self.use_pdl)
 
     def launch_output(self, block: BlockWeights, source: torch.Tensor, top_k: int, embed: bool) -> None:
-        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.output
+        decoder, buffers, tile = self.decoder, self.buffers, self.tiles.output
         rows, attended = block.output.shape
         padded, blocks = triton.next_power_of_2(attended), triton.cdiv(rows, tile.rows)
         routing = (buffers.router_parts, buffers.squares, buffers.counters)
         self._launch(
             mixture.output_kernel,
-            (self._kv_cache.batch, blocks),
+            (self.kv_cache.batch, blocks),
             tile,
             (
                 buffers.attention.attended,
                 block.output,
                 source,
-                self._kv_cache.next_tokens,
+                self.kv_cache.next_tokens,
                 buffers.stream,
                 block.ffn_norm,
                 block.router,
@@ -184,11 +180,11 @@ class DecodeStep:
         )
 
     def launch_gate_up(self, block: BlockWeights, used: torch.Tensor, top_k: int) -> None:
-        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.gate_up
+        decoder, buffers, tile = self.decoder, self.buffers, self.tiles.gate_up
         inner = decoder.expert_width
         self._launch(
             mixture.gate_up_kernel,
-            (self._kv_cache.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
+            (self.kv_cache.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
             tile,
             (
                 buffers.stream,
@@ -207,12 +203,12 @@ class DecodeStep:
         )
 
     def launch_down(self, block: BlockWeights, top_k: int) -> None:
-        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.down
+        decoder, buffers, tile = self.decoder, self.buffers, self.tiles.down
         rows, inner = decoder.width, decoder.expert_width
         padded = triton.next_power_of_2(inner)
         self._launch(
             mixture.down_kernel,
-            (self._kv_cache.batch, triton.cdiv(rows, tile.rows)),
+            (self.kv_cache.batch, triton.cdiv(rows, tile.rows)),
             tile,
             (buffers.topk_ids, buffers.topk_weights, buffers.products, block.down, buffers.stream, rows),
             E=decoder.num_experts,
@@ -225,11 +221,11 @@ class DecodeStep:
         )
 
     def launch_head(self) -> None:
-        decoder, buffers, tile = self._decoder, self._buffers, self._tiles.head
+        decoder, buffers, tile = self.decoder, self.buffers, self.tiles.head
         rows = decoder.head.shape[0]
         self._launch(
             dense_products.head_kernel,
-            (self._kv_cache.batch, triton.cdiv(rows, tile.rows)),
+            (self.kv_cache.batch, triton.cdiv(rows, tile.rows)),
             tile,
             (
                 buffers.stream,
@@ -245,7 +241,5 @@ class DecodeStep:
         )
 
     def launch_next_token(self) -> None:
-        buffers = self._buffers
-        launch_next_token(
-            self._kv_cache, buffers.best_logits, buffers.best_rows, buffers.logits.shape[1], self._use_pdl
-        )
+        buffers = self.buffers
+        launch_next_token(self.kv_cache, buffers.best_logits, buffers.best_rows, buffers.logits.shape[1], self.use_pdl)

@@ -1,5 +1,6 @@
 """The grouped GEMM of a mixture of experts: rows sorted by expert times their expert's weights, in one launch.
 
+`align_blocks` sorts the rows without waiting for the host: counts, order and the list of row blocks stay on the device.
 A program multiplies a strip of one expert's weights by up to `head + tail` of that expert's rows. Weights are the left
 factor: rows then come in steps of 32 instead of the 64 of a Hopper product's left factor, and each weight is read once
 for nearly every expert. Importing this module needs Triton.
@@ -11,8 +12,84 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import launch, wait_for_previous
-from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import align_blocks
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import Card, ProductTile, prefill_tiles_for
+
+# Choices that one program of the planner looks at in one step, and its warps.
+ALIGNED_ROWS, PLANNING_WARPS = 2048, 8
+
+
+@triton.jit
+def align_blocks_kernel(  # type: ignore[no-untyped-def]
+    topk_ids,
+    order,
+    row_blocks,
+    slots,
+    EXPERTS: tl.constexpr,
+    BINS: tl.constexpr,
+    ROW_BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Sort choices by expert, one program an expert; each counts all choices for itself, which costs less than a second
+    launch.
+    """
+    wait_for_previous(PDL)
+    expert = tl.program_id(0)
+    offset = tl.arange(0, STEP)
+    bins = tl.arange(0, BINS)
+    counts = tl.zeros((BINS,), dtype=tl.int32)
+    for start in range(0, slots, STEP):
+        choice = tl.load(topk_ids + start + offset, mask=start + offset < slots, other=EXPERTS)
+        counts += tl.histogram(choice, BINS)
+    pieces = tl.where(bins < EXPERTS, (counts + ROW_BLOCK - 1) // ROW_BLOCK, 0)
+    first = tl.sum(tl.where(bins < expert, counts, 0))
+    piece = tl.sum(tl.where(bins < expert, pieces, 0))
+    count = tl.sum(tl.where(bins == expert, counts, 0))
+    if expert == 0:
+        tl.store(row_blocks, tl.sum(pieces))
+    for done in range(0, count, ROW_BLOCK):
+        entry = row_blocks + 1 + 3 * (piece + done // ROW_BLOCK)
+        tl.store(entry, expert)
+        tl.store(entry + 1, first + done)
+        tl.store(entry + 2, tl.minimum(count - done, ROW_BLOCK))
+    for start in range(0, slots, STEP):
+        choice = tl.load(topk_ids + start + offset, mask=start + offset < slots, other=EXPERTS)
+        mine = (choice == expert).to(tl.int32)
+        rank = tl.cumsum(mine, 0) - mine
+        tl.store(order + first + rank, start + offset, mask=mine > 0)
+        first += tl.sum(mine)
+
+
+def align_blocks(
+    topk_ids: torch.Tensor, experts: int, row_block: int, use_pdl: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sort the choices by expert, without the host.
+
+    Args:
+        topk_ids: [T, k] int32; `experts` itself means none, its choices are ignored.
+        row_block: rows of one expert that a program of the product takes.
+        use_pdl: see `launch`.
+
+    Returns:
+        order [T * k] int32: the choice (token * k + rank) at each sorted place, tokens ascending within an expert, not
+        written past the last choice; chunks [1 + 3 * C] int32: their number, then expert, first place and rows of each.
+    """
+    slots = topk_ids.numel()
+    most = min(slots, slots // row_block + experts)
+    order = torch.empty(slots, dtype=torch.int32, device=topk_ids.device)
+    row_blocks = torch.empty(1 + 3 * most, dtype=torch.int32, device=topk_ids.device)
+    launch(
+        align_blocks_kernel,
+        (experts,),
+        PLANNING_WARPS,
+        use_pdl,
+        (topk_ids, order, row_blocks, slots),
+        EXPERTS=experts,
+        BINS=triton.next_power_of_2(experts + 1),
+        ROW_BLOCK=row_block,
+        STEP=min(triton.next_power_of_2(slots), ALIGNED_ROWS),
+    )
+    return order, row_blocks
 
 
 @triton.jit

@@ -4,6 +4,7 @@ Importing this module needs Triton.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
@@ -67,50 +68,49 @@ def rotary_table(inverse_frequencies: torch.Tensor, positions: int) -> tuple[tor
     return angles.cos(), angles.sin()
 
 
+@dataclass(frozen=True)
+class PromptPlaces:
+    """What the prefill of one request reads beside its states, and where it writes.
+
+    Attributes:
+        length: one int64, tokens of the prompt (and of the row after it, before a pause), 1 to T.
+        keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block
+            that runs. Positions from `length` to T get the keys and values of the padding.
+        rotary: as `rotary_table` makes it for T positions or more.
+        used: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs; of
+            the last block of a prefill, the ids of the last token alone.
+    """
+
+    length: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    rotary: tuple[torch.Tensor, torch.Tensor]
+    used: torch.Tensor
+
+
 def prefill(
-    decoder: DecoderWeights,
-    hidden: torch.Tensor,
-    length: torch.Tensor,
-    blocks: Sequence[int],
-    top_k: int,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rotary: tuple[torch.Tensor, torch.Tensor],
-    used: torch.Tensor,
+    decoder: DecoderWeights, hidden: torch.Tensor, blocks: Sequence[int], top_k: int, places: PromptPlaces
 ) -> torch.Tensor:
     """Run one request's prompt through the active blocks, without waiting for the host.
 
     Args:
         hidden: embeddings [T, H] with finite rows after the prompt; attention looks back only, so those change
             nothing, and no expert is spent on them.
-        length: one int64, tokens of the prompt, 1 to T.
         top_k: experts per token of every block but block 0, which keeps the model's own number.
-        keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block
-            that runs. Positions from `length` to T get the keys and values of the padding.
-        rotary: as `rotary_table` makes it for T positions or more.
-        used: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs; of
-            the last of those, the ids of the last token alone.
 
     Returns:
         logits [1, V] of the last token.
     """
-    last = decoder.blocks[blocks[-1]].input_norm
-    before = blocks[:-1]
-    hidden, normed = through(decoder, hidden, length, before, top_k, keys, values, rotary, used, last)
-    row = len(before)
-    return _last_logits(decoder, hidden, normed, length, blocks[-1], top_k, keys[row], values[row], rotary, used)
+    hidden, normed = through(decoder, hidden, blocks[:-1], top_k, places, decoder.blocks[blocks[-1]].input_norm)
+    return _last_logits(decoder, hidden, normed, len(blocks) - 1, blocks[-1], top_k, places)
 
 
 def through(
     decoder: DecoderWeights,
     hidden: torch.Tensor,
-    length: torch.Tensor,
     blocks: Sequence[int],
     top_k: int,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rotary: tuple[torch.Tensor, torch.Tensor],
-    used: torch.Tensor,
+    places: PromptPlaces,
     after: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """States [T, H] after any blocks, which may be none, as `prefill` runs them.
@@ -121,15 +121,15 @@ def through(
     Returns:
         the states after the blocks and their norm, both [T, H].
     """
-    eps = decoder.norm_eps
+    eps, length = decoder.norm_eps, places.length
     norms = [*(decoder.blocks[index].input_norm for index in blocks), after]
     normed = norm(hidden, norms[0], length, eps)
-    for position, index in enumerate(blocks):
+    for row, index in enumerate(blocks):
         block = decoder.blocks[index]
-        attended = _attend(decoder, block, normed, keys[position], values[position], rotary)
+        attended = _attend(decoder, block, normed, row, places)
         hidden = torch.addmm(hidden, attended, block.output.t())
-        rows, topk_weights = _experts(decoder, index, hidden, length, top_k, used, None)
-        hidden, normed = combine_norm(hidden, rows, topk_weights, length, norms[position + 1], eps)
+        rows, topk_weights = _experts(decoder, index, hidden, top_k, places, None)
+        hidden, normed = combine_norm(hidden, rows, topk_weights, length, norms[row + 1], eps)
     return hidden, normed
 
 
@@ -137,25 +137,23 @@ def _last_logits(
     decoder: DecoderWeights,
     hidden: torch.Tensor,
     normed: torch.Tensor,
-    length: torch.Tensor,
+    row: int,
     index: int,
     top_k: int,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rotary: tuple[torch.Tensor, torch.Tensor],
-    used: torch.Tensor,
+    places: PromptPlaces,
 ) -> torch.Tensor:
     """Logits [1, V] from states [T, H] before the last block and their norm.
 
     After its keys and values only row `length` - 1 is read, and so nothing else is computed.
     """
-    block, place = decoder.blocks[index], length - 1
-    queries = _queries(decoder, block, normed, keys, values, rotary).index_select(0, place)
-    seen = normed.shape[0]
-    attended = attention_of_last(queries, keys[:, :seen], values[:, :seen], length).reshape(1, -1)
-    state = torch.addmm(hidden.index_select(0, place), attended, block.output.t())
+    block, length, seen = decoder.blocks[index], places.length, normed.shape[0]
+    last = length - 1
+    queries = _queries(decoder, block, normed, row, places).index_select(0, last)
+    keys, values = places.keys[row, :, :seen], places.values[row, :, :seen]
+    attended = attention_of_last(queries, keys, values, length).reshape(1, -1)
+    state = torch.addmm(hidden.index_select(0, last), attended, block.output.t())
     tiles = tiles_of_few_rows(decoder.width, decoder.expert_width, state, FEWEST_ROWS)
-    rows, topk_weights = _experts(decoder, index, state, length, top_k, used, tiles)
+    rows, topk_weights = _experts(decoder, index, state, top_k, places, tiles)
     _, normed = combine_norm(state, rows, topk_weights, length, decoder.final_norm, decoder.norm_eps)
     return linear(normed, decoder.head)
 
@@ -164,94 +162,56 @@ def _experts(
     decoder: DecoderWeights,
     index: int,
     hidden: torch.Tensor,
-    length: torch.Tensor,
     top_k: int,
-    used: torch.Tensor,
+    places: PromptPlaces,
     tiles: tuple[ProductTile, ProductTile] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts' rows [T * k, H] of [T, H] and their weights [T, k], in `expert_rows`' tiles."""
     block = decoder.blocks[index]
     count = decoder.default_top_k if index == 0 else top_k
     # What the experts' products read is the record itself.
-    topk_ids = used[index, : len(hidden) * count].view(len(hidden), count)
-    normed = norm(hidden, block.ffn_norm, length, decoder.norm_eps)
-    topk_weights = route(normed, block.router, length, topk_ids, decoder.normalise_top_k)
+    topk_ids = places.used[index, : len(hidden) * count].view(len(hidden), count)
+    normed = norm(hidden, block.ffn_norm, places.length, decoder.norm_eps)
+    topk_weights = route(normed, block.router, places.length, topk_ids, decoder.normalise_top_k)
     return expert_rows(normed, block.gate_up, block.down, topk_ids, tiles), topk_weights
 
 
 def _attend(
-    decoder: DecoderWeights,
-    block: BlockWeights,
-    normed: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rotary: tuple[torch.Tensor, torch.Tensor],
+    decoder: DecoderWeights, block: BlockWeights, normed: torch.Tensor, row: int, places: PromptPlaces
 ) -> torch.Tensor:
     """Attention of normed states [T, H] -> [T, Q * D], before the output product."""
     rows = normed.shape[0]
-    queries = _queries(decoder, block, normed, keys, values, rotary)
-    attended = attention(queries.transpose(0, 1)[None], keys[None, :, :rows], values[None, :, :rows], causal=True)
-    return attended.reshape(rows, -1)
+    queries = _queries(decoder, block, normed, row, places)
+    keys, values = places.keys[row, None, :, :rows], places.values[row, None, :, :rows]
+    return attention(queries.transpose(0, 1)[None], keys, values, causal=True).reshape(rows, -1)
 
 
 def _queries(
-    decoder: DecoderWeights,
-    block: BlockWeights,
-    normed: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rotary: tuple[torch.Tensor, torch.Tensor],
+    decoder: DecoderWeights, block: BlockWeights, normed: torch.Tensor, row: int, places: PromptPlaces
 ) -> torch.Tensor:
     """Queries [T, Q, D] of normed states [T, H]; keys and values go to the first T positions."""
-    qkv_states = linear(normed, block.qkv)
-    return apply_rope_and_store(
-        qkv_states, block.query_norm, block.key_norm, *rotary, keys, values, decoder.num_heads, decoder.norm_eps
-    )
+    qkv_states, stored = linear(normed, block.qkv), (places.keys[row], places.values[row])
+    norms = block.query_norm, block.key_norm
+    return apply_rope_and_store(qkv_states, *norms, *places.rotary, *stored, decoder.num_heads, decoder.norm_eps)
 
 
-__all__ = ["begin", "finish", "rotary_table"]
-
-
-def begin(
-    decoder: DecoderWeights,
-    hidden: torch.Tensor,
-    length: torch.Tensor,
-    pause: int,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rotary: tuple[torch.Tensor, torch.Tensor],
-    used: torch.Tensor,
-) -> torch.Tensor:
-    """States [T, H] after the first `pause` blocks, each with the model's own number of experts.
-
-    Args:
-        length: one int64, tokens of the prompt and the row after it.
-        keys, values, rotary, used: as for `prefill`.
-    """
-    blocks, top_k = range(pause), decoder.default_top_k
+def begin(decoder: DecoderWeights, hidden: torch.Tensor, pause: int, places: PromptPlaces) -> torch.Tensor:
+    """States [T, H] after the first `pause` blocks, each with the model's own number of experts."""
     # Whatever norm comes next, it is not known yet: the states alone are of use.
-    states, _ = through(decoder, hidden, length, blocks, top_k, keys, values, rotary, used, decoder.final_norm)
+    states, _ = through(decoder, hidden, range(pause), decoder.default_top_k, places, decoder.final_norm)
     return states
 
 
 def finish(
-    decoder: DecoderWeights,
-    hidden: torch.Tensor,
-    length: torch.Tensor,
-    blocks: Sequence[int],
-    top_k: int,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rotary: tuple[torch.Tensor, torch.Tensor],
-    used: torch.Tensor,
+    decoder: DecoderWeights, hidden: torch.Tensor, blocks: Sequence[int], top_k: int, places: PromptPlaces
 ) -> torch.Tensor:
     """Logits [1, V] of the prompt's last token, from the states [T, H] of `begin` through the blocks that have not run.
 
     Args:
-        length: one int64, tokens of the prompt alone: no expert runs on the row after it any more.
         blocks: none, where all have run.
-        keys, values: their rows are those of `blocks`.
+        places: their length is that of the prompt alone: no expert runs on the row after it any more. Rows of keys and
+            values are those of `blocks`.
     """
     if not blocks:
-        return linear(norm_last(hidden, decoder.final_norm, length, decoder.norm_eps), decoder.head)
-    return prefill(decoder, hidden, length, blocks, top_k, keys, values, rotary, used)
+        return linear(norm_last(hidden, decoder.final_norm, places.length, decoder.norm_eps), decoder.head)
+    return prefill(decoder, hidden, blocks, top_k, places)

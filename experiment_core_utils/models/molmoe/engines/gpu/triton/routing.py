@@ -1,14 +1,8 @@
-"""Routing of a prompt: each token's experts with their weights, and block alignment of the tokens by expert.
-
-Nothing here waits for the host: counts, order and the list of row blocks stay on the device. Importing this module
-needs Triton.
-"""
+"""Routing of a prompt: each token's experts with their weights. Importing this module needs Triton."""
 
 import torch
 import triton
 import triton.language as tl
-
-from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import launch, wait_for_previous
 
 # Rows of one program of the router; a product on tensor cores takes no fewer.
 ROUTED_ROWS = 16
@@ -16,10 +10,6 @@ ROUTED_ROWS = 16
 
 # Columns that it takes in one step, its warps, and its loads in flight.
 ROUTED_STEP, ROUTED_WARPS, ROUTED_STAGES = 128, 4, 4
-
-
-# Choices that one program of the planner looks at in one step, and its warps.
-ALIGNED_ROWS, PLANNING_WARPS = 2048, 8
 
 
 @triton.jit
@@ -107,77 +97,3 @@ def route(
         num_stages=ROUTED_STAGES,
     )
     return topk_weights
-
-
-@triton.jit
-def align_blocks_kernel(  # type: ignore[no-untyped-def]
-    topk_ids,
-    order,
-    row_blocks,
-    slots,
-    EXPERTS: tl.constexpr,
-    BINS: tl.constexpr,
-    ROW_BLOCK: tl.constexpr,
-    STEP: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Sort choices by expert, one program an expert; each counts all choices for itself, which costs less than a second
-    launch.
-    """
-    wait_for_previous(PDL)
-    expert = tl.program_id(0)
-    offset = tl.arange(0, STEP)
-    bins = tl.arange(0, BINS)
-    counts = tl.zeros((BINS,), dtype=tl.int32)
-    for start in range(0, slots, STEP):
-        choice = tl.load(topk_ids + start + offset, mask=start + offset < slots, other=EXPERTS)
-        counts += tl.histogram(choice, BINS)
-    pieces = tl.where(bins < EXPERTS, (counts + ROW_BLOCK - 1) // ROW_BLOCK, 0)
-    first = tl.sum(tl.where(bins < expert, counts, 0))
-    piece = tl.sum(tl.where(bins < expert, pieces, 0))
-    count = tl.sum(tl.where(bins == expert, counts, 0))
-    if expert == 0:
-        tl.store(row_blocks, tl.sum(pieces))
-    for done in range(0, count, ROW_BLOCK):
-        entry = row_blocks + 1 + 3 * (piece + done // ROW_BLOCK)
-        tl.store(entry, expert)
-        tl.store(entry + 1, first + done)
-        tl.store(entry + 2, tl.minimum(count - done, ROW_BLOCK))
-    for start in range(0, slots, STEP):
-        choice = tl.load(topk_ids + start + offset, mask=start + offset < slots, other=EXPERTS)
-        mine = (choice == expert).to(tl.int32)
-        rank = tl.cumsum(mine, 0) - mine
-        tl.store(order + first + rank, start + offset, mask=mine > 0)
-        first += tl.sum(mine)
-
-
-def align_blocks(
-    topk_ids: torch.Tensor, experts: int, row_block: int, use_pdl: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sort the choices by expert, without the host.
-
-    Args:
-        topk_ids: [T, k] int32; `experts` itself means none, its choices are ignored.
-        row_block: rows of one expert that a program of the product takes.
-        use_pdl: see `launch`.
-
-    Returns:
-        order [T * k] int32: the choice (token * k + rank) at each sorted place, tokens ascending within an expert, not
-        written past the last choice; chunks [1 + 3 * C] int32: their number, then expert, first place and rows of each.
-    """
-    slots = topk_ids.numel()
-    most = min(slots, slots // row_block + experts)
-    order = torch.empty(slots, dtype=torch.int32, device=topk_ids.device)
-    row_blocks = torch.empty(1 + 3 * most, dtype=torch.int32, device=topk_ids.device)
-    launch(
-        align_blocks_kernel,
-        (experts,),
-        PLANNING_WARPS,
-        use_pdl,
-        (topk_ids, order, row_blocks, slots),
-        EXPERTS=experts,
-        BINS=triton.next_power_of_2(experts + 1),
-        ROW_BLOCK=row_block,
-        STEP=min(triton.next_power_of_2(slots), ALIGNED_ROWS),
-    )
-    return order, row_blocks
