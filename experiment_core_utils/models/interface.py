@@ -80,11 +80,10 @@ class Stages(Protocol):
         ...
 
 
-class StagedModel(Protocol):
+class StagedModel(Stages, Protocol):
     """A model whose vision, prefill and decode can be called one by one, so that each can be timed."""
 
     name: str
-    device: torch.device
     num_total_blocks: int
     eos_token_ids: frozenset[int]
 
@@ -122,10 +121,6 @@ class StagedModel(Protocol):
         """A context after which the setting that was in force before is in force again, also after an error."""
         ...
 
-    def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
-        """The decoder's modules that run under the setting in force, by what they are; {} where that is not known."""
-        ...
-
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """Prepare what a request of this shape needs at the setting in force, before it is timed; never timed itself.
 
@@ -139,22 +134,6 @@ class StagedModel(Protocol):
         """Settings (experts and blocks) that could not be warmed up as requested -> the reason; they run eagerly from
         then on.
         """
-        ...
-
-    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """The vision stage; None for a request without a picture."""
-        ...
-
-    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
-        """The prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
-        ...
-
-    def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`."""
-        ...
-
-    def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
-        """The decode stage: token [1, 1] -> logits [1, V]."""
         ...
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
-from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 @dataclass
@@ -44,14 +43,6 @@ class KVCache:
     def batch(self) -> int:
         """The number of requests B."""
         return int(self.keys.shape[1])
-
-    def refuse_overflow(self, tokens: int) -> None:
-        """Raises ConfigurationError where so many more tokens of the longest request do not fit."""
-        if max(self.lengths) + tokens > self.max_seq_len:
-            raise ConfigurationError(
-                f"the KV cache is for {self.max_seq_len} tokens, {max(self.lengths)} are in use, and {tokens} more "
-                f"are needed: warm up for longer requests"
-            )
 
     def set_lengths(self, lengths: Sequence[int]) -> None:
         """Set the lengths [B], on the host and beside the keys."""

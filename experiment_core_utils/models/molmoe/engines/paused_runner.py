@@ -6,7 +6,7 @@ The rest of the setting is chosen at the pause; before it, nothing of it is know
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -45,13 +45,24 @@ class PausedPrefillShape:
     choices: tuple[tuple[int, EngineKnobs], ...]
 
 
-class PausedPrefillStages(Protocol):
-    """The stages of one request at a time; `finish` resumes the last paused prompt."""
+class PausedPrefillStages:
+    """The stages of one request at a time; `finish` resumes the last paused prompt.
+
+    Attributes:
+        reason: why engines do not run them though they were requested; None where they do, or were not requested.
+    """
+
+    _stages: Any
+
+    def __init__(self, model: MolmoeForConditionalGeneration, stages: Any, reason: str | None = None) -> None:
+        self.reason = reason
+        self._model = model
+        self._stages = stages
 
     @property
     def is_graphed(self) -> bool:
         """Whether steps are graphed, so that the host need not wait for each."""
-        ...
+        return False
 
     def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
         """Prepare all that requests of these shapes need (at least one shape); earlier states become invalid.
@@ -59,15 +70,14 @@ class PausedPrefillStages(Protocol):
         Raises:
             ConfigurationError: they cannot be run so.
         """
-        ...
 
     def reset(self) -> None:
-        """Put in force what a new request needs."""
-        ...
+        """Put in force what a new request needs; engines get their knobs at each call."""
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
-        ...
+        features: MolmoeImageFeatures | None = self._stages.encode_image(inputs)
+        return features
 
     def begin(
         self,
@@ -85,7 +95,7 @@ class PausedPrefillStages(Protocol):
         Raises:
             ConfigurationError: a pause that is not possible.
         """
-        ...
+        raise NotImplementedError
 
     def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, Any]:
         """Run the active blocks that have not run: logits [1, V] and the decode's state; see
@@ -95,45 +105,26 @@ class PausedPrefillStages(Protocol):
             ConfigurationError: a setting that is not possible, or that leaves out a block that has run.
             SettingError: nothing was begun, or by engines another request has its place by now.
         """
-        ...
+        raise NotImplementedError
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`."""
-        ...
+        """See `Stages.decoding`; engines switch nothing."""
+        return nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
-        ...
+        logits: torch.Tensor = self._stages.decode_step(token, state)
+        return logits
 
 
-class EagerPausedPrefill:
-    """`PausedPrefillStages` by the model's modules.
+class EagerPausedPrefill(PausedPrefillStages):
+    """The stages by the model's modules; the first blocks run with the model's own knobs."""
 
-    Attributes:
-        reason: why engines do not run them though they were requested; None where they were not.
-    """
-
-    def __init__(self, model: MolmoeForConditionalGeneration, stages: EagerStages, reason: str | None = None) -> None:
-        self.reason = reason
-        self._model = model
-        self._stages = stages
-        self._paused: PausedPrefill | None = None
-
-    @property
-    def is_graphed(self) -> bool:
-        """See `PausedPrefillStages.is_graphed`."""
-        return False
-
-    def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
-        """See `PausedPrefillStages.warm_up`."""
+    _stages: EagerStages
+    _paused: PausedPrefill | None = None
 
     def reset(self) -> None:
-        """See `PausedPrefillStages.reset`; the first blocks run with the model's own knobs."""
         self._model.reset_knobs()
-
-    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
-        """See `PausedPrefillStages.encode_image`."""
-        return self._stages.encode_image(inputs)
 
     def begin(
         self,
@@ -143,43 +134,27 @@ class EagerPausedPrefill:
         appended: torch.Tensor | None,
         max_new_tokens: int,
     ) -> torch.Tensor:
-        """See `PausedPrefillStages.begin`."""
         paused = begin_prefill(self._model, inputs["input_ids"], features, pause, appended)
         self._paused = paused
         return torch.cat([paused.states[0, -1:], paused.appended[0]])
 
     def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, DecodeState]:
-        """See `PausedPrefillStages.finish`."""
         if self._paused is None:
             raise SettingError("no prefill was begun, or it was finished; begin it again")
         paused, self._paused = self._paused, None
         return finish_prefill(self._model, paused, top_k, active_blocks)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `PausedPrefillStages.decoding`."""
         return self._stages.decoding()
 
-    def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
-        """See `PausedPrefillStages.decode_step`."""
-        return self._stages.decode_step(token, state)
 
+class EnginePausedPrefill(PausedPrefillStages):
+    """The stages by the engines, on the KV cache of whole requests."""
 
-class EnginePausedPrefill:
-    """`PausedPrefillStages` by the engines, on the KV cache of whole requests.
-
-    Attributes:
-        reason: always None.
-    """
-
-    reason: None = None
-
-    def __init__(self, model: MolmoeForConditionalGeneration, stages: EngineStages) -> None:
-        self._model = model
-        self._stages = stages
+    _stages: EngineStages
 
     @property
     def is_graphed(self) -> bool:
-        """See `PausedPrefillStages.is_graphed`."""
         return self._stages.is_graphed
 
     @property
@@ -188,9 +163,7 @@ class EnginePausedPrefill:
         return self._stages.kv_cache.next_tokens
 
     def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
-        """See `PausedPrefillStages.warm_up`. The longest shape comes first: a KV cache that grows loses its CUDA
-        graphs.
-        """
+        # The longest shape comes first: a KV cache that grows loses its CUDA graphs.
         self._stages.reserve(max(shape.tokens + shape.max_new_tokens for shape in shapes))
         engines, kv_cache = self._stages.engines, self._stages.kv_cache
         for shape in shapes:
@@ -201,13 +174,6 @@ class EnginePausedPrefill:
         for knobs in dict.fromkeys(knobs for shape in shapes for _, knobs in shape.choices):
             engines.decode.warm_up(knobs, kv_cache)
 
-    def reset(self) -> None:
-        """See `PausedPrefillStages.reset`; engines get their knobs at each call."""
-
-    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
-        """See `PausedPrefillStages.encode_image`."""
-        return self._stages.encode_image(inputs)
-
     def begin(
         self,
         inputs: Mapping[str, Any],
@@ -216,31 +182,21 @@ class EnginePausedPrefill:
         appended: torch.Tensor | None,
         max_new_tokens: int,
     ) -> torch.Tensor:
-        """See `PausedPrefillStages.begin`."""
         check_pause(pause, self._model.num_total_blocks)
         prompt = inputs["input_ids"]
         self._stages.reserve(prompt.shape[1] + max_new_tokens)
         row = None if appended is None else appended[0, 0]
         embeddings = self._stages.embedded(prompt, features)
         states = self._stages.engines.split.begin(embeddings, row, pause, self._stages.kv_cache)
-        self._stages.begin(prompt, pause)
+        self._stages.slot.begin(prompt, pause)
         return states
 
     def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, PrefilledRequest[EngineKnobs]]:
-        """See `PausedPrefillStages.finish`."""
-        paused_request = self._stages.paused_request
+        paused_request = self._stages.slot.paused_request
         check_rest(tuple(active_blocks), paused_request.pause)
         knobs = EngineKnobs(*self._model.checked_setting(top_k, active_blocks))
         logits = self._stages.engines.split.finish(knobs, self._stages.kv_cache)
         return logits, self._stages.hold(knobs, paused_request.prompt, paused_request.pause)
-
-    def decoding(self) -> AbstractContextManager[None]:
-        """See `PausedPrefillStages.decoding`; engines switch nothing."""
-        return nullcontext()
-
-    def decode_step(self, token: torch.Tensor, state: PrefilledRequest[EngineKnobs]) -> torch.Tensor:
-        """See `PausedPrefillStages.decode_step`."""
-        return self._stages.decode_step(token, state)
 
     def first_token(self, logits: torch.Tensor) -> None:
         """Put the likeliest token where the first step reads it."""

@@ -11,59 +11,11 @@ import torch
 from experiment_core_utils.models.common.cuda_graphs import refused_without_memory
 from experiment_core_utils.models.molmoe.eager.paused_prefill import TracedPrefill, trace_prompts
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache, suffix_mask, suffix_positions
-from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferencePrefill, RotaryTable
+from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferencePrefill
 from experiment_core_utils.models.molmoe.engines.runner import EngineStages
-from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
-
-
-class ReferenceSuffix:
-    """Runs suffixes of a prompt whose prefill has filled the first positions of request 0.
-
-    Args:
-        blocks: that run it; what they note of experts is of the last call.
-    """
-
-    def __init__(self, decoder: DecoderWeights, blocks: ReferencePrefill) -> None:
-        self._decoder = decoder
-        self._blocks = blocks
-        self._rotary = RotaryTable.of(decoder, 0)
-
-    @torch.inference_mode()
-    def states_of_each(
-        self, text: torch.Tensor, rows: torch.Tensor, shared: int, blocks: int, kv_cache: KVCache
-    ) -> torch.Tensor:
-        """States [P, S + R, H] after blocks 0 to P - 1, not normalised, of embeddings [S, H] and [R, H].
-
-        Every block uses the model's own number of experts. Positions from `shared` on are overwritten.
-
-        Args:
-            text: the prompt's last tokens, at least one.
-            rows: each comes after the prompt as if it were alone there.
-            shared: tokens of the prompt before them, whose keys and values are in the first `blocks` blocks.
-
-        Raises:
-            ConfigurationError: the KV cache is too short.
-        """
-        last, end = shared + len(text), shared + len(text) + len(rows)
-        if end > kv_cache.max_seq_len:
-            raise ConfigurationError(
-                f"a prompt of {last} tokens and {len(rows)} rows do not fit into a KV cache "
-                f"of {kv_cache.max_seq_len} tokens"
-            )
-        if len(self._rotary.cosine) <= last:
-            self._rotary = RotaryTable.of(self._decoder, kv_cache.max_seq_len)
-        sizes, device = (shared, len(text), len(rows)), kv_cache.keys.device
-        rotary, seen = self._rotary.rows(suffix_positions(*sizes).to(device)), suffix_mask(*sizes).to(device)
-        states, suffix = torch.cat([text, rows.to(text.dtype)]), []
-        for index in range(blocks):
-            kept = kv_cache.keys[index, 0, :, :end], kv_cache.values[index, 0, :, :end]
-            states = self._blocks.suffix_block(index, states, kept, rotary, seen)
-            suffix.append(states)
-        return torch.stack(suffix)
 
 
 class PromptTraces:
@@ -80,7 +32,11 @@ class PromptTraces:
         self.reason: str | None = None
         self._model = model
         self._stages = stages
-        self._suffix = None if stages is None else _suffix_of(stages)
+        self._suffix: ReferencePrefill | None = None
+        if stages is not None:
+            # The blocks of whole prefills, if those are the reference.
+            prefill = stages.engines.prefill
+            self._suffix = prefill if isinstance(prefill, ReferencePrefill) else ReferencePrefill(stages.decoder)
 
     def trace(
         self,
@@ -111,12 +67,6 @@ class PromptTraces:
         return trace_prompts(self._model, shared, features, texts, blocks, rows)
 
 
-def _suffix_of(stages: EngineStages) -> ReferenceSuffix:
-    """The suffix engine: the blocks of whole prefills, if those are the reference."""
-    prefill, decoder = stages.engines.prefill, stages.decoder
-    return ReferenceSuffix(decoder, prefill if isinstance(prefill, ReferencePrefill) else ReferencePrefill(decoder))
-
-
 @torch.inference_mode()
 def _begun(
     stages: EngineStages, shared: torch.Tensor, features: MolmoeImageFeatures | None, blocks: int, max_seq_len: int
@@ -138,12 +88,12 @@ def _begun(
 @torch.inference_mode()
 def _suffix_states(
     stages: EngineStages,
-    suffix: ReferenceSuffix,
+    suffix: ReferencePrefill,
     before: torch.Tensor,
     text: torch.Tensor,
     blocks: int,
     rows: torch.Tensor,
 ) -> TracedPrefill:
     own = torch.cat([before[-1:], stages.embedded(text[None], None)])
-    states = suffix.states_of_each(own, rows, len(before) - 1, blocks, stages.kv_cache)
+    states = suffix.suffix_states(own, rows, len(before) - 1, blocks, stages.kv_cache)
     return TracedPrefill(states[:, len(own) - 1], states[:, len(own) :])

@@ -6,14 +6,14 @@ cache, CUDA graphs and rotary factors are made by `warm_up`, outside of what is 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.nn import functional as F
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.logits_check import refuse_other_logits
-from experiment_core_utils.models.common.request_slot import PausedRequest, PrefilledRequest, RequestSlot
+from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.expert_trace import (
@@ -24,8 +24,8 @@ from experiment_core_utils.models.molmoe.engines.expert_trace import (
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import untuned_reason
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferenceDecode, ReferencePrefill
-from experiment_core_utils.models.molmoe.engines.select import Engines, choose_engines, decoder_engines
-from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.models.molmoe.engines.select import choose_engines, decoder_engines
+from experiment_core_utils.models.molmoe.engines.weights import fuse_decoder_weights
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import KnobProof, StageName
@@ -56,9 +56,6 @@ class Executed:
     untuned: str | None = None
 
 
-STAGES: tuple[StageName, ...] = ("vision", "prefill", "decode")
-
-
 def engine_stages(
     model: MolmoeForConditionalGeneration, asked: ExecutionMode, eager_reason: str | None = None
 ) -> tuple["EngineStages | None", Executed]:
@@ -67,7 +64,7 @@ def engine_stages(
     `auto` takes engines where every stage has one that is more than plain torch, or weights so large that plain torch
     is as fast.
     """
-    eagerly = dict.fromkeys(STAGES, MODULES)
+    eagerly = dict.fromkeys(get_args(StageName), MODULES)
     if asked == "eager" or eager_reason is not None:
         return None, Executed("eager", eager_reason, eagerly)
     try:
@@ -89,47 +86,38 @@ def engine_stages(
 class EngineStages:
     """A MolmoE model's stages without its modules.
 
+    Attributes:
+        decoder: its weights.
+        engines: the engine of each stage.
+        kv_cache: that the next call uses; a longer request makes another one.
+        slot: which request it contains.
+
     Raises:
         ConfigurationError: the decoder's weights cannot be fused, or on a GPU its steps cannot be captured.
     """
 
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
         self._model = model
-        self._decoder = fuse_decoder_weights(model)
-        self._engines = choose_engines(model, self._decoder)
-        self._kv_cache = KVCache.allocate(self._decoder, max_seq_len=0)
-        self._slot = RequestSlot[EngineKnobs]("the KV cache")
+        self.decoder = fuse_decoder_weights(model)
+        self.engines = choose_engines(model, self.decoder)
+        self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
+        self.slot = RequestSlot[EngineKnobs]("the KV cache")
         self._ready: set[EngineKnobs] = set()
-
-    @property
-    def decoder(self) -> DecoderWeights:
-        """The decoder's weights."""
-        return self._decoder
-
-    @property
-    def engines(self) -> Engines:
-        """The engine of each stage."""
-        return self._engines
-
-    @property
-    def kv_cache(self) -> KVCache:
-        """The KV cache that the next call uses; a longer request makes another one."""
-        return self._kv_cache
 
     @property
     def is_graphed(self) -> bool:
         """Whether decode steps are graphed, so that the host need not wait for each."""
-        return self._engines.ways["decode"] == CUDA_GRAPH
+        return self.engines.ways["decode"] == CUDA_GRAPH
 
     def warm_up(self, knobs: EngineKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """Prepare everything that a request of this shape needs at these knobs; earlier states become invalid."""
         tokens = inputs["input_ids"].shape[1]
         self._free_memory(tokens + max_new_tokens)
-        if "pixel_values" in inputs and self._engines.vision is not None:
-            self._engines.vision.warm_up(inputs["pixel_values"].shape[1])
-        self._engines.prefill.warm_up(knobs, self._kv_cache, tokens)
-        self._engines.decode.warm_up(knobs, self._kv_cache)
-        self._slot.release()
+        if "pixel_values" in inputs and self.engines.vision is not None:
+            self.engines.vision.warm_up(inputs["pixel_values"].shape[1])
+        self.engines.prefill.warm_up(knobs, self.kv_cache, tokens)
+        self.engines.decode.warm_up(knobs, self.kv_cache)
+        self.slot.release()
         self._ready.add(knobs)
 
     def give_up(self, knobs: EngineKnobs) -> None:
@@ -139,42 +127,42 @@ class EngineStages:
 
     def drop_unready(self) -> None:
         """Invalidate all states; release the KV cache with all graphs where no knobs were warmed up."""
-        self._slot.release()
+        self.slot.release()
         if not self._ready:
-            self._replace_kv_cache(KVCache.allocate(self._decoder, max_seq_len=0))
+            self._replace_kv_cache(KVCache.allocate(self.decoder, max_seq_len=0))
 
     def reserve(self, max_seq_len: int) -> None:
         """Make room for a request of `max_seq_len` tokens; earlier states become invalid."""
         self._free_memory(max_seq_len)
-        self._slot.release()
+        self.slot.release()
 
     def _free_memory(self, max_seq_len: int) -> None:
         """Make room in the KV cache; keys and values of the current state are copied."""
-        if max_seq_len <= self._kv_cache.max_seq_len:
+        if max_seq_len <= self.kv_cache.max_seq_len:
             return
-        old, wanted = self._kv_cache, -(-max_seq_len // SLOT_STEP) * SLOT_STEP
-        kv_cache = KVCache.allocate(self._decoder, wanted)
-        if self._slot.has_prefilled_request:
+        old, wanted = self.kv_cache, -(-max_seq_len // SLOT_STEP) * SLOT_STEP
+        kv_cache = KVCache.allocate(self.decoder, wanted)
+        if self.slot.has_prefilled_request:
             kv_cache.keys[:, :, :, : old.max_seq_len] = old.keys
             kv_cache.values[:, :, :, : old.max_seq_len] = old.values
             kv_cache.set_lengths(old.lengths)
         self._replace_kv_cache(kv_cache)
 
     def _replace_kv_cache(self, kv_cache: KVCache) -> None:
-        self._kv_cache = kv_cache
+        self.kv_cache = kv_cache
         if self.is_graphed:
             # Their graphs contain the addresses of the old KV cache.
-            made = decoder_engines(self._decoder)
-            self._engines = replace(self._engines, prefill=made.prefill, split=made.split, decode=made.decode)
+            made = decoder_engines(self.decoder)
+            self.engines = replace(self.engines, prefill=made.prefill, split=made.split, decode=made.decode)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
         if "pixel_values" not in inputs:
             return None
-        if self._engines.vision is None:
+        if self.engines.vision is None:
             return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
-        features = self._engines.vision.encode(inputs["pixel_values"][0], inputs["image_masks"][0])
-        if self._engines.ways["vision"] == CUDA_GRAPH:
+        features = self.engines.vision.encode(inputs["pixel_values"][0], inputs["image_masks"][0])
+        if self.engines.ways["vision"] == CUDA_GRAPH:
             # The next graph that runs may overwrite what this one left.
             features = features.clone()
         return MolmoeImageFeatures(pooler_output=features[None], image_input_idx=inputs["image_input_idx"].flatten(1))
@@ -186,35 +174,22 @@ class EngineStages:
         """See `StagedModel.prefill`."""
         prompt = inputs["input_ids"]
         tokens = prompt.shape[1]
-        self._slot.release()
-        if tokens > self._kv_cache.max_seq_len:
+        self.slot.release()
+        if tokens > self.kv_cache.max_seq_len:
             self._free_memory(tokens + UNANNOUNCED_TOKENS)
-        logits = self._engines.prefill.prefill(self.embedded(prompt, features), knobs, self._kv_cache)
+        logits = self.engines.prefill.prefill(self.embedded(prompt, features), knobs, self.kv_cache)
         return logits, self.hold(knobs, prompt)
 
     def hold(self, knobs: EngineKnobs, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[EngineKnobs]:
         """The state of a prompt [1, T] that fills the first positions of the KV cache, and ran with such a pause."""
         tokens = prompt.shape[1]
-        self._kv_cache.set_lengths([tokens])
-        return self._slot.hold(knobs, prompt, pause)
-
-    def begin(self, prompt: torch.Tensor, pause: int) -> None:
-        """Note that the first `pause` blocks have filled the KV cache with a prompt [1, T]; see `paused_request`."""
-        self._slot.begin(prompt, pause)
-
-    @property
-    def paused_request(self) -> PausedRequest:
-        """The prefill that may be finished, whichever engine began it.
-
-        Raises:
-            SettingError: it was finished, or the KV cache was used for something else since.
-        """
-        return self._slot.paused_request
+        self.kv_cache.set_lengths([tokens])
+        return self.slot.hold(knobs, prompt, pause)
 
     def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
         """Token embeddings [T, H] of a prompt [1, T], with the image features added at their places."""
         tokens = prompt.shape[1]
-        embeddings = F.embedding(prompt[0], self._decoder.embedding)
+        embeddings = F.embedding(prompt[0], self.decoder.embedding)
         if features is None:
             return embeddings
         places = features.image_input_idx[0]
@@ -231,20 +206,20 @@ class EngineStages:
             SettingError: another request was prefilled in the meantime.
         """
         self._resume(state)
-        if state.length == self._kv_cache.max_seq_len:
+        if state.length == self.kv_cache.max_seq_len:
             self._free_memory(state.length + 1)
-        self._kv_cache.next_tokens.copy_(token.flatten())
+        self.kv_cache.next_tokens.copy_(token.flatten())
         return self.step(state)
 
     def _resume(self, state: PrefilledRequest[EngineKnobs]) -> None:
-        self._slot.resume(state)
-        if self._kv_cache.lengths[0] != state.length:
-            self._kv_cache.set_lengths([state.length])
+        self.slot.resume(state)
+        if self.kv_cache.lengths[0] != state.length:
+            self.kv_cache.set_lengths([state.length])
 
     def step(self, state: PrefilledRequest[EngineKnobs]) -> torch.Tensor:
         """Logits of a decode step of the current request, from the token that the last step chose."""
-        logits = self._engines.decode.step(state.setting, self._kv_cache)
-        self._kv_cache.note_step()
+        logits = self.engines.decode.step(state.setting, self.kv_cache)
+        self.kv_cache.note_step()
         state.length += 1
         return logits
 
@@ -252,17 +227,17 @@ class EngineStages:
         """See `StagedModel.rewind`."""
         self._resume(state)
         state.length -= steps
-        self._kv_cache.rewind(steps)
+        self.kv_cache.rewind(steps)
 
     def async_stages(self, knobs: EngineKnobs) -> "AsyncRequest":
         """The stages for `generate_async`: steps that feed themselves on the device."""
-        return AsyncRequest(self, self._kv_cache, knobs)
+        return AsyncRequest(self, self.kv_cache, knobs)
 
     def place_in(self, kv_cache: KVCache, row: int, state: PrefilledRequest[EngineKnobs]) -> None:
         """Copy the keys and values of the current request into a row of a KV cache of several requests."""
         self._resume(state)
-        kv_cache.keys[:, row, :, : state.length] = self._kv_cache.keys[:, 0, :, : state.length]
-        kv_cache.values[:, row, :, : state.length] = self._kv_cache.values[:, 0, :, : state.length]
+        kv_cache.keys[:, row, :, : state.length] = self.kv_cache.keys[:, 0, :, : state.length]
+        kv_cache.values[:, row, :, : state.length] = self.kv_cache.values[:, 0, :, : state.length]
 
     @torch.inference_mode()
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
@@ -275,26 +250,26 @@ class EngineStages:
             KnobDidNotAct: a block used more or fewer experts than it should, or the two are not the same.
         """
         self.warm_up(knobs, inputs, 2)
-        prefill, decode = self._engines.prefill, self._engines.decode
+        prefill, decode = self.engines.prefill, self.engines.decode
         prefill.forget_experts()
         decode.forget_experts()
         features = self.encode_image(inputs)
         logits, state = self.prefill(knobs, inputs, features)
         token = logits.argmax(dim=-1)
-        self._kv_cache.keys[:, :, :, state.length] = torch.nan
+        self.kv_cache.keys[:, :, :, state.length] = torch.nan
         found = [logits.clone(), self.decode_step(token, state).clone()]
-        filled = self._kv_cache.keys[:, 0, :, state.length - 1].isfinite().flatten(1).all(dim=1)
+        filled = self.kv_cache.keys[:, 0, :, state.length - 1].isfinite().flatten(1).all(dim=1)
         used, used_decode = prefill.topk_expert_ids, decode.topk_expert_ids
-        experts_per_token = count_experts("prefill", used, self._decoder, knobs)
-        count_experts("decode", used_decode, self._decoder, knobs)
-        ways = self._engines.ways
+        experts_per_token = count_experts("prefill", used, self.decoder, knobs)
+        count_experts("decode", used_decode, self.decoder, knobs)
+        ways = self.engines.ways
         if features is not None and ways["vision"] not in PLAIN:
             self._refuse_other_features(inputs, features)
         if not PLAIN.issuperset((ways["prefill"], ways["decode"])):
             plain, plain_decode = self._compared(knobs, inputs, features, token, found, (used, used_decode))
-            if self._decoder.dtype == torch.float32:
-                refuse_other_experts(self._named("prefill"), used, plain.topk_expert_ids, self._decoder)
-                refuse_other_experts(self._named("decode"), used_decode, plain_decode.topk_expert_ids, self._decoder)
+            if self.decoder.dtype == torch.float32:
+                refuse_other_experts(self._named("prefill"), used, plain.topk_expert_ids, self.decoder)
+                refuse_other_experts(self._named("decode"), used_decode, plain_decode.topk_expert_ids, self.decoder)
         return KnobProof(
             experts_per_token=experts_per_token,
             blocks_run=tuple(used),
@@ -312,9 +287,9 @@ class EngineStages:
         used: Sequence[Mapping[int, torch.Tensor]],
     ) -> tuple[ReferencePrefill, ReferenceDecode]:
         """The reference's results on its own KV cache, once its logits are found to agree with `found`."""
-        prefill, decode = ReferencePrefill(self._decoder), ReferenceDecode(self._decoder)
+        prefill, decode = ReferencePrefill(self.decoder), ReferenceDecode(self.decoder)
         tokens = inputs["input_ids"].shape[1]
-        kv_cache = KVCache.allocate(self._decoder, tokens + 1)
+        kv_cache = KVCache.allocate(self.decoder, tokens + 1)
         expected = [prefill.prefill(self.embedded(inputs["input_ids"], features), knobs, kv_cache)]
         experts = prefill.topk_expert_ids
         kv_cache.set_lengths([tokens])
@@ -325,7 +300,7 @@ class EngineStages:
             last_experts_agree(mine, theirs)
             for mine, theirs in zip(used, (experts, decode.topk_expert_ids), strict=True)
         ]
-        refuse_other_logits(named, expected, "the same setting in plain torch", self._decoder.dtype, same)
+        refuse_other_logits(named, expected, "the same setting in plain torch", self.decoder.dtype, same)
         return prefill, decode
 
     def _refuse_other_features(self, inputs: Mapping[str, Any], features: MolmoeImageFeatures) -> None:
@@ -334,12 +309,12 @@ class EngineStages:
         taken = features.image_input_idx >= 0
         found, expected = features.pooler_output[taken], modules.pooler_output[taken]
         # Products of float32 on a GPU may be rounded as lower precision is: 4e-4 of the norm at MolmoE-1B's shape.
-        dtype = self._decoder.dtype if found.device.type == "cpu" else torch.bfloat16
+        dtype = self.decoder.dtype if found.device.type == "cpu" else torch.bfloat16
         refuse_other_logits({self._named("vision"): found}, [expected], "the modules", dtype)
 
     def _named(self, stage: StageName) -> str:
         """The name of a stage's engine, for a message."""
-        return f"{self._engines.ways[stage]} engine of the {stage}"
+        return f"{self.engines.ways[stage]} engine of the {stage}"
 
 
 class AsyncRequest:

@@ -36,19 +36,10 @@ def fusing_unsupported_reason(layers: Iterable[nn.Module], weights: Iterable[tor
     return f"its weights are in several dtypes ({', '.join(dtypes)})" if len(dtypes) > 1 else None
 
 
-def fused_rows(layers: list[nn.Linear]) -> torch.Tensor:
-    """The layers' weights one below the other; each layer's own becomes a view of its rows."""
-    return _fused_views(layers, "weight")
-
-
-def fused_biases(layers: list[nn.Linear]) -> torch.Tensor:
-    """The layers' biases one after the other; each layer's own becomes a view of its part."""
-    return _fused_views(layers, "bias")
-
-
 @torch.inference_mode(False)
 @torch.no_grad()
-def _fused_views(layers: list[nn.Linear], name: str) -> torch.Tensor:
+def fused_rows(layers: list[nn.Linear], name: str = "weight") -> torch.Tensor:
+    """The layers' weights (or biases) one below the other; each layer's own becomes a view of its rows."""
     joined = torch.cat([getattr(layer, name).detach() for layer in layers])
     parts = joined.split([layer.out_features for layer in layers])
     for layer, own in zip(layers, parts, strict=True):
@@ -332,7 +323,7 @@ def fuse_vision_block(layer: CLIPEncoderLayer) -> VisionBlockWeights:
     return VisionBlockWeights(
         first_norm=LayerNorm.of(layer.layer_norm1),
         qkv=fused_rows(qkv),
-        qkv_bias=fused_biases(qkv),
+        qkv_bias=fused_rows(qkv, "bias"),
         output=attention.out_proj.weight.detach(),
         output_bias=attention.out_proj.bias.detach(),
         second_norm=LayerNorm.of(layer.layer_norm2),
@@ -353,7 +344,7 @@ def _connector(model: MolmoeForConditionalGeneration) -> ConnectorWeights:
         query=connector.q_proj.weight.detach(),
         query_bias=connector.q_proj.bias.detach(),
         key_value=fused_rows(key_value),
-        key_value_bias=fused_biases(key_value),
+        key_value_bias=fused_rows(key_value, "bias"),
         output=connector.out_proj.weight.detach(),
         output_bias=connector.out_proj.bias.detach(),
         gate_up=fused_rows([connector.gate_proj, connector.up_proj]),

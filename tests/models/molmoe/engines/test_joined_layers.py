@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiment_core_utils.models.molmoe.engines.weights import fused_biases, fused_rows, fusing_unsupported_reason
+from experiment_core_utils.models.molmoe.engines.weights import fused_rows, fusing_unsupported_reason
 
 
 def layers() -> list[nn.Linear]:
@@ -16,14 +16,14 @@ def test_rows_and_biases_in_the_order_of_the_layers() -> None:
     first, second = both = layers()
     weights, biases = [layer.weight.clone() for layer in both], [layer.bias.clone() for layer in both]
     assert torch.equal(fused_rows(both), torch.cat(weights))
-    assert torch.equal(fused_biases(both), torch.cat(biases))
+    assert torch.equal(fused_rows(both, "bias"), torch.cat(biases))
     assert torch.equal(first.weight, weights[0]) and torch.equal(second.bias, biases[1])
 
 
 def test_the_layers_own_are_views_that_can_be_written_to() -> None:
     _, second = both = layers()
     with torch.inference_mode():
-        rows, biases = fused_rows(both), fused_biases(both)
+        rows, biases = fused_rows(both), fused_rows(both, "bias")
     with torch.no_grad():
         second.weight[1, 3] = 42.0
         second.bias[2] = 43.0

@@ -6,7 +6,6 @@ import torch
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
-from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 
 
@@ -31,14 +30,6 @@ def test_lengths_are_set_on_both_sides_and_rewound(decoder: DecoderWeights) -> N
     assert (kv_cache.lengths, kv_cache.device_lengths.tolist()) == ([6, 9], [5, 8])
     kv_cache.rewind(3)
     assert (kv_cache.lengths, kv_cache.device_lengths.tolist()) == ([3, 6], [3, 6])
-
-
-def test_the_longest_request_needs_the_slots(decoder: DecoderWeights) -> None:
-    kv_cache = KVCache.allocate(decoder, max_seq_len=10, batch=2)
-    kv_cache.set_lengths([5, 8])
-    kv_cache.refuse_overflow(2)
-    with pytest.raises(ConfigurationError, match="10 tokens, 8 are in use, and 3 more"):
-        kv_cache.refuse_overflow(3)
 
 
 def test_a_store_made_under_inference_mode_can_be_written_outside(decoder: DecoderWeights) -> None:

@@ -12,7 +12,7 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.paused_prefill import begin_prefill
 from experiment_core_utils.models.molmoe.engines.cpu.prefill import CpuPrefill
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache, suffix_mask, suffix_positions
-from experiment_core_utils.models.molmoe.engines.prefix_traces import PromptTraces, ReferenceSuffix
+from experiment_core_utils.models.molmoe.engines.prefix_traces import PromptTraces
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferencePrefill
 from experiment_core_utils.models.molmoe.engines.runner import EngineStages
 from experiment_core_utils.models.molmoe.engines.weights import fuse_decoder_weights
@@ -168,11 +168,11 @@ def test_a_row_sees_the_prompt_and_itself_alone() -> None:
 
 def test_a_store_without_room_is_refused() -> None:
     decoder = fuse_decoder_weights(model_of(32, 2))
-    suffix, text = ReferenceSuffix(decoder, ReferencePrefill(decoder)), torch.randn(3, 32)
+    suffix, text = ReferencePrefill(decoder), torch.randn(3, 32)
     output = "a prompt of 13 tokens and 5 rows do not fit into a KV cache of 17 tokens"
     with pytest.raises(ConfigurationError, match=output):
-        suffix.states_of_each(text, torch.randn(5, 32), 10, 1, KVCache.allocate(decoder, 17))
-    suffix.states_of_each(text, torch.randn(5, 32), 10, 1, KVCache.allocate(decoder, 18))
+        suffix.suffix_states(text, torch.randn(5, 32), 10, 1, KVCache.allocate(decoder, 17))
+    suffix.suffix_states(text, torch.randn(5, 32), 10, 1, KVCache.allocate(decoder, 18))
 
 
 @needs_a_gpu

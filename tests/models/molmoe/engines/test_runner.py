@@ -290,14 +290,14 @@ def test_a_setting_without_memory_says_so_and_runs_eagerly(
             f"(DefaultCPUAllocator: can't allocate memory: you tried to allocate {(10**13 + 512) * 512} bytes)"
         )
         assert model.refused_settings[first.experts, first.active_blocks] == proof.execution_reason
-        assert stages._kv_cache.max_seq_len == cache_left
+        assert stages.kv_cache.max_seq_len == cache_left
         assert len(run_staged(model, prompt, NEW_TOKENS).token_ids) == NEW_TOKENS
     assert model.prove(SETTINGS[0], prompt).execution == "cpu"
     assert list(model.refused_settings) == [(1, (0, 1)), (2, (0, 1))]
     model.apply(SETTINGS[0])
     model.warm_up(prompt, 10**13)
     # The last that could run here is given up.
-    assert stages._kv_cache.max_seq_len == 0
+    assert stages.kv_cache.max_seq_len == 0
 
 
 def test_batches_that_cannot_be_captured_are_answered_eagerly(

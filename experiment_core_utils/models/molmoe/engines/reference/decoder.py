@@ -12,8 +12,9 @@ import torch
 from torch.nn import functional as F
 
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs, refuse_without_free_rows
-from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache, suffix_mask, suffix_positions
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Up to so many rows the number of operations counts, beyond it what each of them does.
 FEW_ROWS = 8
@@ -179,15 +180,40 @@ class ReferencePrefill(_Reference):
         for row, index in enumerate(knobs.blocks[ran:], ran):
             kept = kv_cache.keys[row, request, :, :tokens], kv_cache.values[row, request, :, :tokens]
             # After the last block only the last position is read.
-            run = self._last_block if last_alone and row == len(knobs.blocks) - 1 else self._block
-            states = run(index, states, kept, rotary, knobs.top_k)
+            asking = 1 if last_alone and row == len(knobs.blocks) - 1 else tokens
+            states = self._block(index, states, kept, rotary, knobs.top_k, asking)
         return states[-1:] if last_alone else states
 
-    def _block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
+    @torch.inference_mode()
+    def suffix_states(
+        self, text: torch.Tensor, rows: torch.Tensor, shared: int, blocks: int, kv_cache: KVCache
     ) -> torch.Tensor:
-        """States [T, H] after a block; the block's keys and values go into `kept`, both [KV, T, D]."""
-        return self._passed(index, states, kept, rotary, top_k, len(states))
+        """States [P, S + R, H] after blocks 0 to P - 1, not normalised, of embeddings [S, H] and [R, H].
+
+        Every block uses the model's own number of experts. Positions of request 0 from `shared` on are overwritten.
+
+        Args:
+            text: the prompt's last tokens, at least one.
+            rows: each comes after the prompt as if it were alone there.
+            shared: tokens of the prompt before them, whose keys and values are in the first `blocks` blocks.
+
+        Raises:
+            ConfigurationError: the KV cache is too short.
+        """
+        last, end = shared + len(text), shared + len(text) + len(rows)
+        if end > kv_cache.max_seq_len:
+            raise ConfigurationError(
+                f"a prompt of {last} tokens and {len(rows)} rows do not fit into a KV cache "
+                f"of {kv_cache.max_seq_len} tokens"
+            )
+        sizes, device = (shared, len(text), len(rows)), kv_cache.keys.device
+        rotary = self._rotary_for(kv_cache.max_seq_len).rows(suffix_positions(*sizes).to(device))
+        states, seen, suffix = torch.cat([text, rows.to(text.dtype)]), suffix_mask(*sizes).to(device), []
+        for index in range(blocks):
+            kept = kv_cache.keys[index, 0, :, :end], kv_cache.values[index, 0, :, :end]
+            states = self.suffix_block(index, states, kept, rotary, seen)
+            suffix.append(states)
+        return torch.stack(suffix)
 
     def suffix_block(
         self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
@@ -208,15 +234,12 @@ class ReferencePrefill(_Reference):
         """Attention of queries [Q, T, D] over the kept keys and values -> [T, Q * D]."""
         return self._attended(queries[None], kept[0][None], kept[1][None], seen, causal=False)
 
-    def _last_block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int
-    ) -> torch.Tensor:
-        """The last position's state [1, H] after the last block, from [T, H]; otherwise as `_block`."""
-        return self._passed(index, states, kept, rotary, top_k, 1)
-
-    def _passed(
+    def _block(
         self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, asking: int
     ) -> torch.Tensor:
+        """States [A, H] of the last A positions after a block, from [T, H]; the block's keys and values go into `kept`,
+        both [KV, T, D].
+        """
         found = self._projected(self._decoder.blocks[index], states, rotary, asking)
         queries, keys, values = (heads.transpose(0, 1) for heads in found)
         # Read back from the KV cache, where a head's rows are neighbours.

@@ -1,10 +1,12 @@
 """Steps by one compiled call give the straight ones' logits, tokens, keys and values, and note the same experts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.cpu.decode import CpuDecode, DecodeStepKernel
+from experiment_core_utils.models.molmoe.engines.cpu.decode import CpuDecode
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.reference.decoder import ReferenceDecode
 from experiment_core_utils.models.molmoe.engines.select import decoder_engines
@@ -69,16 +71,17 @@ def test_it_runs_on_the_cpu_also_where_the_prefill_is_straight() -> None:
 
 def test_what_does_not_fit_is_refused_before_anything_is_written() -> None:
     decoder = decoder_of()
-    kernel, cos_sin = DecodeStepKernel(decoder), (torch.ones(1, 1, 32), torch.zeros(1, 1, 32))
-    kv_cache = filled(decoder, 2, 64)
+    engine, kv_cache = CpuDecode(decoder), filled(decoder, 2, 64)
     before = kv_cache.keys.clone()
     with pytest.raises(ValueError, match="all 64 positions of the KV cache are in use"):
-        kernel.step(torch.ones(1, 64), cos_sin, kv_cache, (0, 1), (4, 4))
+        engine.step(EngineKnobs(4, (0, 1)), kv_cache)
     kv_cache.set_lengths([3])
-    with pytest.raises(ValueError, match=r"the state have to be contiguous float32 \[1, 64\], not .* \[1, 63\]"):
-        kernel.step(torch.ones(1, 63), cos_sin, kv_cache, (0, 1), (4, 4))
     with pytest.raises(ValueError, match="keys have to be"):
-        kernel.step(torch.ones(1, 64), cos_sin, kv_cache, (0, 1, 2), (4, 4, 4))
+        engine.step(EngineKnobs(4, (0, 1, 2)), kv_cache)
     with pytest.raises(ValueError, match="experts per token have to be 1 to"):
-        kernel.step(torch.ones(1, 64), cos_sin, kv_cache, (0, 1), (4, 0))
+        engine.step(EngineKnobs(0, (0, 1)), kv_cache)
+    halved = replace(kv_cache, keys=kv_cache.keys.half())
+    with pytest.raises(ValueError, match="keys have to be contiguous float32 .* not torch.float16"):
+        engine.step(EngineKnobs(4, (0, 1)), halved)
     assert torch.equal(kv_cache.keys, before)
+    assert kv_cache.next_tokens.tolist() == [5] and kv_cache.device_lengths.tolist() == [3]
