@@ -18,11 +18,12 @@ from experiment_core_utils.models.costs.architecture import (
     architecture_of,
     shapes_of,
 )
-from experiment_core_utils.models.costs.memory import cache_elements as decoder_cache_elements
+from experiment_core_utils.models.costs.decoder import BlockShape
+from experiment_core_utils.models.costs.memory import cache_elements
 from experiment_core_utils.models.hf.loader import HFSource, skeleton_of
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.image_processing_molmoe import Tiling, tilings_within
-from experiment_core_utils.models.molmoe.memory import activation_elements, cache_elements, parameter_count
+from experiment_core_utils.models.molmoe.memory import activation_elements, parameter_count
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.units import span
@@ -353,14 +354,16 @@ class MolmoeWork:
                 crops, image_tokens = tiling[0] * tiling[1] + 1, image_part_tokens(self._processor, tiling)
             tokens.append(shape.text_tokens + image_tokens)
             flops.append(architecture.request_flops(RequestSize(tokens[-1], self._limit, crops=crops)).stages)
-        return RequestWork(statistics.fmean(tokens), mean_flops(flops), self._largest_elements(setting))
+        return RequestWork(
+            statistics.fmean(tokens), mean_flops(flops), self._largest_elements(setting, architecture.decoder.blocks)
+        )
 
     def _shape(self, task: Task, sample: Sample) -> PromptShape:
         text_tokens = self._processor(task.prompt(sample))["input_ids"].shape[1]
         size = None if sample.image is None else (sample.image.height, sample.image.width)
         return PromptShape(size, text_tokens)
 
-    def _largest_elements(self, setting: KnobSetting) -> int:
+    def _largest_elements(self, setting: KnobSetting, blocks: Sequence[BlockShape]) -> int:
         """Cache and largest activations of the largest picture that the setting allows and the longest text seen."""
         text_tokens = max(shape.text_tokens for shape in self.shapes)
         crops, image_tokens = 0, 0
@@ -371,7 +374,7 @@ class MolmoeWork:
         prompt_tokens = text_tokens + image_tokens
         own = self._source.limits.default_top_k or 0
         top_k = max(own, setting.top_k or 0) if setting.num_active_blocks > 1 else own
-        cache = cache_elements(self._source.config, prompt_tokens + self._limit, setting.num_active_blocks)
+        cache = cache_elements(blocks, prompt_tokens + self._limit)
         return cache + activation_elements(self._source.config, crops, prompt_tokens, top_k)
 
 
@@ -409,7 +412,7 @@ class TransformersWork:
         turned = self._architecture.at_setting(setting.top_k, setting.active_blocks)
         flops = [turned.request_flops(shape.size(self._limit)).stages for shape in shapes]
         tokens = [shape.prompt_tokens for shape in shapes]
-        elements = decoder_cache_elements(turned.decoder.blocks, max(tokens) + self._limit)
+        elements = cache_elements(turned.decoder.blocks, max(tokens) + self._limit)
         return RequestWork(statistics.fmean(tokens), mean_flops(flops), elements)
 
     def _shapes_at(self, crops: CropRange) -> list[RequestShape]:

@@ -29,7 +29,7 @@ from experiment_core_utils.models.costs.vision_table import (
     qwen3_vl_vision,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.records.requests import FlopsFigure, RequestFlops, RequestSize, StageFlops
+from experiment_core_utils.records.requests import RequestFlops, RequestSize, StageFlops
 
 _VISION_MODELS: dict[str, Callable[[Any], Vision]] = {
     "llava": llava_vision,
@@ -122,10 +122,6 @@ class Architecture:
         """FLOPs of blocks and head for every position of a text: a forward pass with logits at every position."""
         return self.decoder.forward_flops(tokens)
 
-    def decode_step_flops(self, context: int) -> int:
-        """FLOPs of one token that attends to `context` keys, its own among them."""
-        return self.decoder.decode_flops(context)
-
     def request_flops(self, size: RequestSize) -> RequestFlops:
         """FLOPs of every stage of `size.requests` requests, and their sum.
 
@@ -163,17 +159,3 @@ def architecture_of(config: Any, routed: Sequence[bool] | None = None) -> Archit
     except NotInTable as unknown:
         return UnknownArchitecture(str(unknown))
     return Architecture(config.model_type, decoder, vision)
-
-
-def formula_flops(
-    config: Any, size: RequestSize, top_k: int | None = None, active_blocks: Sequence[int] | None = None
-) -> FlopsFigure:
-    """Operations of a request by formula; None with the reason for an architecture that is not known.
-
-    Raises:
-        ConfigurationError: as `Architecture.at_setting` and `Architecture.request_flops`.
-    """
-    architecture = architecture_of(config)
-    if isinstance(architecture, UnknownArchitecture):
-        return FlopsFigure(None, "formula", architecture.reason)
-    return FlopsFigure(architecture.at_setting(top_k, active_blocks).request_flops(size), "formula", None)

@@ -1,4 +1,4 @@
-"""Bytes of MolmoE's weights, KV cache and largest activations, by formula.
+"""Parameters of MolmoE and elements of its largest activations, by formula.
 
 The formulas count what the stages of `modeling_molmoe.py` have in memory at the same time when nothing is materialised
 that a fused kernel avoids: attention without its matrix of scores, experts as grouped GEMMs over all routed tokens at
@@ -18,13 +18,6 @@ def parameter_count(config: MolmoeConfig) -> int:
     with torch.device("meta"):
         model = MolmoeForConditionalGeneration(copy.deepcopy(config))
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def cache_elements(config: MolmoeConfig, tokens: int, blocks: int) -> int:
-    """Elements of keys and values of `tokens` positions in `blocks` blocks."""
-    text = config.text_config
-    width = text.hidden_size // text.num_attention_heads * text.num_key_value_heads
-    return 2 * tokens * blocks * int(width)
 
 
 def activation_elements(config: MolmoeConfig, crops: int, prompt_tokens: int, top_k: int) -> int:

@@ -18,7 +18,8 @@ from experiment_core_utils.models.common.describe import implementations, stored
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
-from experiment_core_utils.models.costs.memory import step_weights
+from experiment_core_utils.models.costs.memory import cache_elements, step_weights
+from experiment_core_utils.models.hf.components import decoder_components
 from experiment_core_utils.models.hf.requests import UNUSABLE, check_prompt
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
@@ -31,7 +32,6 @@ from experiment_core_utils.models.molmoe.engines.paused_runner import (
 )
 from experiment_core_utils.models.molmoe.engines.prefix_traces import PromptTraces
 from experiment_core_utils.models.molmoe.engines.runner import EngineStages, engine_stages
-from experiment_core_utils.models.molmoe.memory import cache_elements
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
     MolmoeForConditionalGeneration,
@@ -67,6 +67,9 @@ class MolmoeStagedModel:
         execution: `graph` runs the stages by engines where the model allows it, `auto` where all stages are faster for
             it, both else eagerly; `describe` reports it.
         eager_reason: why `auto` leaves the modules in place, whatever engines there are; None where it may choose.
+
+    Attributes:
+        split: the stages with a paused prefill, run by the same modules or engines as the whole stages.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class MolmoeStagedModel:
         self._batched = None if self._engine_stages is None else BatchedExecution(self._engine_stages)
         self._refused: dict[EngineKnobs, str] = {}
         self._unbatched: dict[EngineKnobs, str] = {}
-        self._split: EagerPausedPrefill | EnginePausedPrefill = (
+        self.split: EagerPausedPrefill | EnginePausedPrefill = (
             EagerPausedPrefill(model, self._eager)
             if self._engine_stages is None
             else EnginePausedPrefill(model, self._engine_stages)
@@ -197,16 +200,7 @@ class MolmoeStagedModel:
         if isinstance(self._stages, EngineStages):
             return {}
         decoder = self.model.get_decoder()
-        blocks = list(decoder.layers)
-        norms = [norm for block in blocks for norm in (block.input_layernorm, block.post_attention_layernorm)]
-        return {
-            "attention": [block.self_attn for block in blocks],
-            "ffn": [block.mlp for block in blocks],
-            "routing": [block.mlp.gate for block in blocks],
-            "experts": [block.mlp.experts for block in blocks],
-            "norm": [*norms, decoder.norm],
-            "head": [self.model.lm_head],
-        }
+        return decoder_components(list(decoder.layers), decoder.norm, self.model.lm_head)
 
     @property
     def _knobs(self) -> EngineKnobs:
@@ -250,11 +244,6 @@ class MolmoeStagedModel:
         weight = self.model.get_input_embeddings().weight.detach()
         return weight.to("cpu").float().numpy()
 
-    @property
-    def split(self) -> EagerPausedPrefill | EnginePausedPrefill:
-        """The stages with a paused prefill, run by the same modules or engines as the whole stages."""
-        return self._split
-
     def warm_up_paused_prefill(self, shapes: Sequence[PausedPrefillShape]) -> None:
         """Prepare everything that such requests need; where that fails, all run eagerly from then on."""
         stages, unsupported_reason = self._engine_stages, None
@@ -262,12 +251,12 @@ class MolmoeStagedModel:
             return
         try:
             with refused_without_memory(*max((shape.tokens, shape.max_new_tokens) for shape in shapes)):
-                self._split.warm_up(shapes)
+                self.split.warm_up(shapes)
         except ConfigurationError as error:
             unsupported_reason = str(error)
         if unsupported_reason is not None:
             # Not in the handler: until its end the error holds what was half made.
-            self._split = EagerPausedPrefill(self.model, self._eager, unsupported_reason)
+            self.split = EagerPausedPrefill(self.model, self._eager, unsupported_reason)
             stages.drop_unready()
             release_cached_memory(self.device)
 
@@ -372,12 +361,13 @@ class MolmoeStagedModel:
         blocks = [every[index] for index in setting.active_blocks]
         chosen = [self.default_top_k if index == 0 else setting.experts for index in setting.active_blocks]
         weights = step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen])
+        shapes = self._architecture.at_setting(setting.experts, setting.active_blocks).decoder.blocks
         with self.model.knobs():
             stored = stored_bytes(self.model)
         return ModelBytes(
             weights_bytes=stored,
             step_weights_bytes=weights.read(rows=1),
-            cache_bytes_per_token=cache_elements(self.model.config, 1, len(blocks)) * self.model.dtype.itemsize,
+            cache_bytes_per_token=cache_elements(shapes, 1) * self.model.dtype.itemsize,
         )
 
     def describe(self) -> Mapping[str, Any]:

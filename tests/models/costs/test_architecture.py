@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import DynamicCache, GPT2Config, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
-from experiment_core_utils.models.costs.architecture import Architecture, architecture_of, formula_flops
+from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture, architecture_of
 from experiment_core_utils.models.costs.counters import count_flops
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -83,7 +83,7 @@ def test_prefill_and_decode_agree_with_counted_operations(
     prefill = count_flops(lambda: model(input_ids=prompt, past_key_values=cache, logits_to_keep=1))
     assert_agrees(prefill, batch * architecture.prefill_flops(PROMPT), PROMPT, batch * PROMPT)
     step = count_flops(lambda: model(input_ids=prompt[:, :1], past_key_values=cache, logits_to_keep=1))
-    assert_agrees(step, batch * architecture.decode_step_flops(PROMPT + 1), 1, batch)
+    assert_agrees(step, batch * architecture.decoder.decode_flops(PROMPT + 1), 1, batch)
 
 
 def generate(model: Any, output_tokens: int, prompt: torch.Tensor, **pictures: torch.Tensor) -> Any:
@@ -184,13 +184,13 @@ def test_molmoe_agrees_with_counted_operations(top_k: int | None, active_blocks:
         _, state = model.prefill(prompt, features, top_k=top_k, active_blocks=active_blocks)
         kept.append([model.decode_step(torch.tensor([[9]]), state) for _ in range(2)])
 
-    figure = formula_flops(tiny_config(), RequestSize(300, 3, crops=2), top_k, active_blocks)
-    assert figure.flops is not None
+    setting = known(tiny_config()).at_setting(top_k, active_blocks)
+    by_formula = setting.request_flops(RequestSize(300, 3, crops=2)).total_flops
     counted = count_flops(answer)
-    assert counted == pytest.approx(figure.flops.total_flops, rel=1e-3)
-    if counted != figure.flops.total_flops:
+    assert counted == pytest.approx(by_formula, rel=1e-3)
+    if counted != by_formula:
         # Rotary angles as products of 302 positions and half of 16 frequencies.
-        assert counted - figure.flops.total_flops == 302 * 16
+        assert counted - by_formula == 302 * 16
 
 
 # --- knobs, published sizes, errors -------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ def test_every_knob_moves_the_operations() -> None:
 def test_decode_per_token_is_the_mean_over_steps() -> None:
     architecture = known(TEXT_FAMILIES["llama"]())
     flops = architecture.request_flops(RequestSize(10, 4))
-    steps = [architecture.decode_step_flops(context) for context in (11, 12, 13)]
+    steps = [architecture.decoder.decode_flops(context) for context in (11, 12, 13)]
     assert flops.decode_flops == sum(steps)
     assert flops.stages.decode_flops_per_token == sum(steps) / 3
     for output_tokens in (0, 1):
@@ -260,14 +260,12 @@ def test_decode_per_token_is_the_mean_over_steps() -> None:
 def test_published_models_decode_with_twice_their_active_parameters(config: Any, active_parameters: int) -> None:
     """Llama-3.1-8B, Mixtral-8x7B and Qwen3-30B-A3B, without the embedding; one key costs 4 query widths a block."""
     keys = 4 * config.num_hidden_layers * 4096
-    assert known(config).decode_step_flops(1) == 2 * active_parameters + keys
+    assert known(config).decoder.decode_flops(1) == 2 * active_parameters + keys
 
 
-def test_an_architecture_without_formulas_has_a_reason_and_no_figure() -> None:
-    figure = formula_flops(GPT2Config(), RequestSize(5, 5))
-    assert figure.flops is None
-    assert figure.source == "formula"
-    assert figure.reason is not None and "'gpt2'" in figure.reason
+def test_an_architecture_without_formulas_has_a_reason() -> None:
+    found = architecture_of(GPT2Config())
+    assert isinstance(found, UnknownArchitecture) and "'gpt2'" in found.reason
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, Qwen3NextConfig
 
-from experiment_core_utils.models.costs.architecture import formula_flops
+from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture, architecture_of
 from experiment_core_utils.models.costs.counted import count_requests, counted_flops
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.records.requests import RequestFlops, RequestSize, StageFlops
@@ -27,7 +27,7 @@ def gpt2_pass(tokens: int, attended: int) -> int:
 
 @pytest.mark.parametrize("output_tokens", [1, 2, 9])
 def test_an_unknown_architecture_by_hand(output_tokens: int) -> None:
-    assert formula_flops(gpt2(), RequestSize(11, 2)).flops is None
+    assert isinstance(architecture_of(gpt2()), UnknownArchitecture)
     steps = [gpt2_pass(1, 11 + step) for step in range(1, output_tokens)]
     mean = 2 * sum(steps) / len(steps) if steps else None
     expected = RequestFlops(StageFlops(None, 2 * gpt2_pass(11, 11), mean), 2 * sum(steps))
@@ -46,8 +46,9 @@ def test_many_requests_cost_few_counts_and_are_as_each_by_itself() -> None:
 def test_counts_agree_with_the_formulas_where_there_are_some(name: str) -> None:
     """With a window of 8 keys the steps from 5 tokens on do not lie on a line."""
     config, size = TEXT_FAMILIES[name](), RequestSize(5, 12)
-    by_formula = formula_flops(config, size).flops
-    assert by_formula is not None
+    architecture = architecture_of(config)
+    assert isinstance(architecture, Architecture)
+    by_formula = architecture.request_flops(size)
     (counted,) = count_requests(config, [size])
     assert counted.total_flops == pytest.approx(by_formula.total_flops, rel=1e-3)
     assert counted.decode_flops == pytest.approx(by_formula.decode_flops, rel=1e-3)

@@ -2,8 +2,10 @@
 
 import torch
 
+from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
+from experiment_core_utils.models.costs.memory import cache_elements
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.memory import activation_elements, cache_elements, parameter_count
+from experiment_core_utils.models.molmoe.memory import activation_elements, parameter_count
 from tests.conftest import tiny_config
 
 
@@ -17,7 +19,10 @@ def test_parameters_and_cache_are_those_of_a_real_model() -> None:
         layer.keys.numel() + layer.values.numel() for layer in state.past_key_values.layers if layer.is_initialized
     )
     # Keys and values of 10 positions, 3 blocks, width 32.
-    assert cache_elements(config, 10, 3) == 2 * 10 * 3 * 32 == held
+    architecture = architecture_of(tiny_config())
+    assert isinstance(architecture, Architecture)
+    blocks = architecture.at_setting(active_blocks=(0, 1, 3)).decoder.blocks
+    assert cache_elements(blocks, 10) == 2 * 10 * 3 * 32 == held
 
 
 def test_the_vision_stage_by_hand() -> None:
