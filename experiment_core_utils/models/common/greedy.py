@@ -42,6 +42,38 @@ def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: 
     return TimedTokens(tuple(token_ids), tuple(spans))
 
 
+class BatchAnswers:
+    """Token ids of a batch's answers; rows whose answers have ended still run and are ignored.
+
+    Args:
+        tokens: the first of each answer, in any shape of B elements.
+    """
+
+    def __init__(self, tokens: torch.Tensor, eos_token_ids: frozenset[int]) -> None:
+        self._answers: list[list[int]] = [[] for _ in range(tokens.numel())]
+        self._eos_token_ids = eos_token_ids
+        self._running = set(range(tokens.numel()))
+        self.add(tokens)
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether every answer has its end of sequence."""
+        return not self._running
+
+    @property
+    def token_ids(self) -> list[tuple[int, ...]]:
+        """The ids of each answer, end-of-sequence included where it came."""
+        return [tuple(answer) for answer in self._answers]
+
+    def add(self, tokens: torch.Tensor) -> None:
+        """Add the next token of each answer that has not ended."""
+        chosen = tokens.flatten().tolist()
+        for row in tuple(self._running):
+            self._answers[row].append(chosen[row])
+            if chosen[row] in self._eos_token_ids:
+                self._running.remove(row)
+
+
 class AsyncStages(Protocol):
     """Stages that leave the likeliest token on the device, where the next step reads it."""
 

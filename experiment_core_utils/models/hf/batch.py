@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from experiment_core_utils.models.common.text_generation import up_to_end
+
 # Along the prompt, with the padding value of each; the ids get the pad token.
 _ALONG_THE_PROMPT = {"attention_mask": 0, "mm_token_type_ids": 0, "token_type_ids": 0}
 
@@ -32,14 +34,10 @@ def answer_together(
         merged = _merged([requests[place] for place in places], int(model.generation_config.pad_token_id))
         prompt_tokens = merged["input_ids"].shape[1]
         rows = model.generate(**merged, max_new_tokens=max_new_tokens)[:, prompt_tokens:].tolist()
-        answers |= {place: _until_end(row, eos_token_ids) for place, row in zip(places, rows, strict=True)}
+        # Rows that ended before the longest are padded after their end.
+        ended = (up_to_end(row, eos_token_ids)[0] for row in rows)
+        answers |= {place: tuple(row) for place, row in zip(places, ended, strict=True)}
     return [answers[place] for place in range(len(requests))]
-
-
-def _until_end(row: Sequence[int], eos_token_ids: frozenset[int]) -> tuple[int, ...]:
-    """A row up to its end of sequence: rows that ended before the longest are padded after their end."""
-    end = next((place + 1 for place, token in enumerate(row) if token in eos_token_ids), len(row))
-    return tuple(row[:end])
 
 
 def _alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:

@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+from experiment_core_utils.models.common.text_generation import context_length
 from experiment_core_utils.models.hf.vision_tokens import fields_in_force, kind_of, known_kinds, vision_options_of
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange
@@ -166,8 +167,7 @@ class HFRequests:
         self._processor: Any = processor_or_tokenizer
         self.has_vision = isinstance(processor_or_tokenizer, ProcessorMixin)
         self._tokenizer: Any = self._processor.tokenizer if self.has_vision else processor_or_tokenizer
-        # Not every family has a limit.
-        self._context: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+        self._context = context_length(config)
         self._options = None
         image_token, self._placeholder = None, None
         self._markers = torch.empty(0, dtype=torch.long)

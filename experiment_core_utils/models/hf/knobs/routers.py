@@ -39,6 +39,24 @@ class Counted:
         self.blocks.clear()
         self.experts.clear()
 
+    def block_hook(self, index: int) -> Any:
+        """A forward hook of a block that counts it."""
+
+        def hook(*_: Any) -> None:
+            self.blocks.append(index)
+
+        return hook
+
+
+@contextmanager
+def hooks_removed(handles: Sequence[Any]) -> Iterator[None]:
+    """A context at whose end these hooks are removed."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
 
 @dataclass(frozen=True)
 class _Choice:
@@ -109,11 +127,8 @@ class Routers:
             for index in self.routed_blocks
             for module in _outside_attention(self._blocks[index])
         ]
-        try:
+        with hooks_removed(handles):
             run()
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _learning_hook(self, index: int, tokens: int) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -134,22 +149,12 @@ class Routers:
         timing.
         """
         counted = Counted()
-        handles = [block.register_forward_hook(_block_hook(counted, index)) for index, block in enumerate(self._blocks)]
+        handles = [block.register_forward_hook(counted.block_hook(index)) for index, block in enumerate(self._blocks)]
         for index, choice in self._choices.items():
             hook = _choice_hook(counted, index, choice)
             handles.append(choice.module.register_forward_hook(hook, with_kwargs=True))
-        try:
+        with hooks_removed(handles):
             yield counted
-        finally:
-            for handle in handles:
-                handle.remove()
-
-
-def _block_hook(counted: Counted, index: int) -> Any:
-    def hook(*_: Any) -> None:
-        counted.blocks.append(index)
-
-    return hook
 
 
 def _choice_hook(counted: Counted, index: int, choice: _Choice) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, RanExperts
-from experiment_core_utils.models.hf.knobs.routers import Counted
+from experiment_core_utils.models.common.greedy import BatchAnswers
+from experiment_core_utils.models.hf.knobs.routers import Counted, hooks_removed
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
@@ -41,22 +42,16 @@ def answer_together(
     logits, state = model.prefill(
         ids, features, attention_mask=mask[:, :length] if is_padded else None, top_k=top_k, active_blocks=blocks
     )
-    answers: list[list[int]] = [[] for _ in requests]
-    open_answers = set(range(len(requests)))
+    tokens = logits.argmax(dim=-1, keepdim=True)
+    answers = BatchAnswers(tokens, eos_token_ids)
     with DecodeKernels(model).taken():
-        for step in range(1, max_new_tokens + 1):
-            # Rows whose answers have ended still run and are ignored; no row sees another.
-            tokens = logits.argmax(dim=-1, keepdim=True)
-            chosen = tokens.flatten().tolist()
-            for row in tuple(open_answers):
-                answers[row].append(chosen[row])
-                if chosen[row] in eos_token_ids:
-                    open_answers.remove(row)
-            if not open_answers or step == max_new_tokens:
+        for step in range(1, max_new_tokens):
+            if answers.have_ended:
                 break
             seen = mask[:, : length + step] if is_padded else None
-            logits = model.decode_step(tokens, state, attention_mask=seen)
-    return [tuple(answer) for answer in answers]
+            tokens = model.decode_step(tokens, state, attention_mask=seen).argmax(dim=-1, keepdim=True)
+            answers.add(tokens)
+    return answers.token_ids
 
 
 def _left_padded(requests: Sequence[Mapping[str, Any]], pad_token: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -164,30 +159,17 @@ class EagerStages:
         )
 
     @contextmanager
-    def _counted(self) -> Iterator["_Counted"]:
-        counted = _Counted()
-        handles = []
+    def _counted(self) -> Iterator[Counted]:
+        counted, handles = Counted(), []
         for index, block in enumerate(self._model.all_blocks):
             handles.append(block.register_forward_hook(counted.block_hook(index)))
-            handles.append(block.mlp.gate.register_forward_hook(counted.router_hook(index)))
-        try:
+            handles.append(block.mlp.gate.register_forward_hook(_router_hook(counted, index)))
+        with hooks_removed(handles):
             yield counted
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
-class _Counted(Counted):
-    """The counts, and hooks that take them."""
+def _router_hook(counted: Counted, index: int) -> Any:
+    def hook(_module: Any, _inputs: Any, output: Any) -> None:
+        counted.experts[index] = int(output[2].shape[-1])
 
-    def block_hook(self, index: int) -> Any:
-        def hook(*_: Any) -> None:
-            self.blocks.append(index)
-
-        return hook
-
-    def router_hook(self, index: int) -> Any:
-        def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            self.experts[index] = int(output[2].shape[-1])
-
-        return hook
+    return hook

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.models.common.greedy import BatchAnswers
 from experiment_core_utils.models.molmoe.engines.api import DecodeEngine, EngineKnobs
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.runner import SLOT_STEP, EngineStages
@@ -38,19 +39,14 @@ class BatchedExecution:
             kv_cache.next_tokens[row : row + 1] = logits.argmax(dim=-1)
         kv_cache.set_lengths(lengths)
         decode.warm_up(knobs, kv_cache)
-        answers = [[token] for token in kv_cache.next_tokens.tolist()]
-        ended = [answer[-1] in eos_token_ids for answer in answers]
+        answers = BatchAnswers(kv_cache.next_tokens, eos_token_ids)
         for _ in range(max_new_tokens - 1):
-            if all(ended):
+            if answers.have_ended:
                 break
-            # Rows whose answers have ended still run and are ignored; no row sees another.
             decode.step(knobs, kv_cache)
             kv_cache.note_step()
-            for row, token in enumerate(kv_cache.next_tokens.tolist()):
-                if not ended[row]:
-                    answers[row].append(token)
-                    ended[row] = token in eos_token_ids
-        return [tuple(answer) for answer in answers]
+            answers.add(kv_cache.next_tokens)
+        return answers.token_ids
 
     def release(self) -> None:
         """Release the KV cache and the CUDA graphs that use it."""
