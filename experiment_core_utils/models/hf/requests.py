@@ -3,8 +3,8 @@
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,26 @@ UNUSABLE = (
     Image.DecompressionBombError,
     TemplateError,
 )
+
+
+@contextmanager
+def unusable_named(sample_id: int, what: str) -> Iterator[None]:
+    """A context in which whatever is raised for one sample becomes a SampleError that names it, and says `what`."""
+    try:
+        yield
+    except SampleError as error:
+        # Of its own class: a sample that is out of time says so.
+        raise type(error)(f"sample {sample_id}: {error}") from error
+    except UNUSABLE as error:
+        raise SampleError(f"sample {sample_id}: {what} cannot be used ({shown(first_line(error))})") from error
+
+
+def refuse_longer_prompt(sample_id: int, tokens: int, context: int | None) -> None:
+    """Raises SampleError for a prompt that is longer than the model's context; None is no limit."""
+    if context is not None and tokens > context:
+        raise SampleError(
+            f"sample {sample_id}: its prompt of {tokens} tokens is longer than the model's context of {context}"
+        )
 
 
 def check_prompt(prompt: Any) -> None:
@@ -202,25 +222,15 @@ class HFRequests:
         """
         image = sample.image if self.has_vision else None
         started = time.perf_counter()
-        try:
+        with unusable_named(sample.sample_id, "its prompt"):
             check_prompt(prompt)
             text = self._layout.text(prompt, has_picture=image is not None)
             inputs = self._text_inputs(text) if image is None else self._picture_inputs(text, image, crops)
-        except SampleError as error:
-            raise type(error)(f"sample {sample.sample_id}: {error}") from error
-        except UNUSABLE as error:
-            raise SampleError(
-                f"sample {sample.sample_id}: its prompt cannot be used ({shown(first_line(error))})"
-            ) from error
         preprocess_s = time.perf_counter() - started
         tokens = inputs["input_ids"].shape[1]
         if tokens == 0:
             raise SampleError(f"sample {sample.sample_id}: its prompt has no token")
-        if self._context is not None and tokens > self._context:
-            raise SampleError(
-                f"sample {sample.sample_id}: its prompt of {tokens} tokens is longer than the model's context of "
-                f"{self._context}"
-            )
+        refuse_longer_prompt(sample.sample_id, tokens, self._context)
         if image is None:
             return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s))
         features = int((inputs["input_ids"] == self._placeholder).sum())

@@ -20,7 +20,7 @@ from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import cache_elements, step_weights
 from experiment_core_utils.models.hf.components import decoder_components
-from experiment_core_utils.models.hf.requests import UNUSABLE, check_prompt
+from experiment_core_utils.models.hf.requests import check_prompt, refuse_longer_prompt, unusable_named
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
@@ -39,9 +39,8 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SampleError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.records.compute import ModelBytes
 from experiment_core_utils.records.requests import (
     KnobProof,
@@ -116,16 +115,9 @@ class MolmoeStagedModel:
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         """See `StagedModel.prepare`."""
         started = time.perf_counter()
-        try:
+        with unusable_named(sample.sample_id, "its picture or prompt"):
             check_prompt(prompt)
             inputs = self.processor(prompt, sample.image, crops)
-        except SampleError as error:
-            # Of its own class: a sample that is out of time says so.
-            raise type(error)(f"sample {sample.sample_id}: {error}") from error
-        except UNUSABLE as error:
-            raise SampleError(
-                f"sample {sample.sample_id}: its picture or prompt cannot be used ({shown(first_line(error))})"
-            ) from error
         preprocess_s = time.perf_counter() - started
         tokens = inputs["input_ids"].shape[1]
         self.refuse_longer_prompt(sample.sample_id, tokens)
@@ -145,11 +137,7 @@ class MolmoeStagedModel:
 
     def refuse_longer_prompt(self, sample_id: int, tokens: int) -> None:
         """Raises SampleError for a prompt that is longer than the model's context."""
-        context = self.model.config.text_config.max_position_embeddings
-        if tokens > context:
-            raise SampleError(
-                f"sample {sample_id}: its prompt of {tokens} tokens is longer than the model's context of {context}"
-            )
+        refuse_longer_prompt(sample_id, tokens, self.model.config.text_config.max_position_embeddings)
 
     def _geometry(self, tiling: tuple[int, int]) -> VisionGeometry:
         crops = tiling[0] * tiling[1]

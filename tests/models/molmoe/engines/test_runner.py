@@ -137,7 +137,9 @@ def wide(config: Any) -> None:
 
 
 def half_the_weights_lost(model: MolmoeStagedModel, stage: str) -> None:
-    """As a kernel would compute that reads past its weights: all else, its noted experts among it, stays."""
+    """As a kernel would compute that reads past its weights, or loses every other logit: all else, its noted experts
+    among it, stays.
+    """
     stages = model._engine_stages
     assert stages is not None
     engines: Any = stages.engines
@@ -146,20 +148,14 @@ def half_the_weights_lost(model: MolmoeStagedModel, stage: str) -> None:
     elif stage == "prefill":
         engines.prefill._kernels[0].joint.weights[0].zero_()
     else:
-        kernel = engines.decode._kernel
-        engines.decode._kernel = DecodeStepThatHalves(kernel)
+        step = engines.decode.step
 
+        def halved(*given: Any) -> torch.Tensor:
+            logits: torch.Tensor = step(*given)
+            logits[:, ::2] = 0
+            return logits
 
-class DecodeStepThatHalves:
-    """Every other logit of a kernel's step is lost."""
-
-    def __init__(self, kernel: Any) -> None:
-        self._kernel = kernel
-
-    def step(self, *given: Any) -> tuple[torch.Tensor, Any]:
-        logits, chosen = self._kernel.step(*given)
-        logits[:, ::2] = 0
-        return logits, chosen
+        engines.decode.step = halved
 
 
 CPU_ENGINES = {"vision": "cpu blocks", "prefill": "cpu blocks", "decode": "cpu step"}

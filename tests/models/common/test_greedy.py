@@ -1,0 +1,15 @@
+"""Answers of a batch: each grows until its own end of sequence."""
+
+import torch
+
+from experiment_core_utils.models.common.greedy import BatchAnswers
+
+
+def test_each_answer_ends_at_its_own_end_of_sequence() -> None:
+    """End of sequence is 2; the second row ends at once, and what it gives afterwards is ignored."""
+    answers = BatchAnswers(torch.tensor([[5], [2], [7]]), frozenset({2}))
+    answers.add(torch.tensor([2, 9, 8]))
+    assert not answers.have_ended
+    answers.add(torch.tensor([[6], [2], [2]]))
+    assert answers.have_ended
+    assert answers.token_ids == [(5, 2), (2,), (7, 8, 2)]
