@@ -26,17 +26,11 @@ _MOST_DIGITS = 9
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """How the blocks of a setting are chosen: scores, sets, or neither, which takes the first blocks.
+    """How the blocks of a setting are chosen: scores, sets, or neither, which takes the first blocks."""
 
-    Attributes:
-        scores: importance by block.
-        sets: the blocks by their number.
-        file: where either was read.
-    """
-
-    scores: Mapping[int, float] | None = None
-    sets: Mapping[int, tuple[int, ...]] | None = None
-    file: Path | None = None
+    scores: Mapping[int, float] | None = None  #: importance by block
+    sets: Mapping[int, tuple[int, ...]] | None = None  #: the blocks by their number
+    file: Path | None = None  #: where either was read
 
     def blocks(self, count: int, total: int) -> tuple[int, ...]:
         """The `count` of `total` blocks that run.

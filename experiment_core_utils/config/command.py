@@ -14,13 +14,9 @@ _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate 
 
 
 class _MayClose(io.FileIO):
-    """A descriptor of which a refused write is dropped with all that follow.
+    """A descriptor of which a refused write is dropped with all that follow."""
 
-    Attributes:
-        refused: the system's reason where that is not a reader that went away; None where nothing was lost that
-            anybody reads.
-    """
-
+    #: the system's reason where that is not a reader that went away; None where nothing was lost that anybody reads
     refused: OSError | None = None
 
     def write(self, data: Any) -> int:

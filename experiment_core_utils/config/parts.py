@@ -71,16 +71,12 @@ MemoryTimeline = Annotated[
 
 
 class Part(BaseModel):
-    """Frozen; unknown keys are errors; None stands for the default.
-
-    Attributes:
-        alternatives: pairs of fields of which one at most is given.
-    """
+    """Frozen; unknown keys are errors; None stands for the default."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False, defer_build=True
     )
-    alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()
+    alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()  #: pairs of fields of which one at most is given
 
     @model_validator(mode="before")
     @classmethod

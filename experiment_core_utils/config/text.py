@@ -51,16 +51,12 @@ class ImpossibleCombination(ConfigurationError):
 
 
 class Quantisation(Part):
-    """Weights in 8 or 4 bits by bitsandbytes.
-
-    Attributes:
-        bnb_4bit_quant_type: data type of 4-bit weights; None takes `nf4`.
-    """
+    """Weights in 8 or 4 bits by bitsandbytes."""
 
     quantization: bool = False
     load_in_4bit: bool = False
     load_in_8bit: bool = False
-    bnb_4bit_quant_type: Literal["nf4", "fp4"] | None = None
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] | None = None  #: data type of 4-bit weights; None takes `nf4`
 
     @model_validator(mode="after")
     def _check_width(self) -> Self:
@@ -77,19 +73,15 @@ class Quantisation(Part):
 
 
 class Batching(Part):
-    """Which prompts run together.
-
-    Attributes:
-        adaptive_batching: as many prompts as fit `adaptive_max_tokens` (prompts of the batch x the longest of them),
-            at most `max_batch_size___adaptive_batching`; else `batch_size___fixed_batching`.
-        halve_on_out_of_memory: a batch that does not fit is run in halves, and the record says so.
-    """
+    """Which prompts run together."""
 
     batch_size___fixed_batching: Count = 16
+    #: as many prompts as fit `adaptive_max_tokens` (prompts of the batch x the longest of them), at most
+    #: `max_batch_size___adaptive_batching`; else `batch_size___fixed_batching`
     adaptive_batching: bool = False
     adaptive_max_tokens: Count = 2048
     max_batch_size___adaptive_batching: Count = 32
-    halve_on_out_of_memory: bool = False
+    halve_on_out_of_memory: bool = False  #: a batch that does not fit is run in halves, and the record says so
 
 
 class Decoding(Part):
@@ -113,17 +105,13 @@ class Decoding(Part):
 
 
 class LatencySimulation(Part):
-    """Waiting before batches as if requests arrived late; in seconds, never part of a measured time.
-
-    Attributes:
-        delay_min, delay_max: bounds of a uniform delay before each batch.
-        simulate_burst: batches come in bursts of `burst_size`, with `burst_interval` between two bursts.
-    """
+    """Waiting before batches as if requests arrived late; in seconds, never part of a measured time."""
 
     simulate: bool = False
+    #: delay_min, delay_max: bounds of a uniform delay before each batch
     delay_min: Delay = 0.0
     delay_max: Delay = 0.0
-    simulate_burst: bool = False
+    simulate_burst: bool = False  #: batches come in bursts of `burst_size`, with `burst_interval` between two bursts
     burst_interval: Delay = 0.0
     burst_size: Count = 1
 
@@ -137,21 +125,14 @@ class LatencySimulation(Part):
 
 
 class PromptSource(Part):
-    """Where prompts come from: the embedded set, a file, or a dataset.
+    """Where prompts come from: the embedded set, a file, or a dataset."""
 
-    Attributes:
-        path: a text file (one prompt a line, empty lines left out) or JSONL (`column` of each object).
-        dataset_name: a hub id, or the folder of a local copy (`save_to_disk`, parquet or arrow files).
-        config_name: the dataset's own configuration.
-        revision: commit, tag or branch on the hub.
-    """
-
-    path: str | None = None
-    dataset_name: str | None = None
-    config_name: str | None = None
+    path: str | None = None  #: a text file (one prompt a line, empty lines left out) or JSONL (`column` of each object)
+    dataset_name: str | None = None  #: a hub id, or the folder of a local copy (`save_to_disk`, parquet or arrow files)
+    config_name: str | None = None  #: the dataset's own configuration
     split: str = "train"
     column: str = "text"
-    revision: str | None = None
+    revision: str | None = None  #: commit, tag or branch on the hub
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -165,15 +146,9 @@ class PromptSource(Part):
 
 
 class TextConfig(Part):
-    """One text experiment: a model, prompts, and how they are run. See `docs/text_generation.md` for every key.
+    """One text experiment: a model, prompts, and how they are run. See `docs/text_generation.md` for every key."""
 
-    Attributes:
-        model_name: local folder or hub id; the embedded model's language part by default.
-        energy: `required` stops before loading where nothing tells the energy, `optional` goes on without.
-        further: attributes of the published object that this project does not know; recorded, without effect.
-    """
-
-    model_name: str = str(EMBEDDED_MODEL)
+    model_name: str = str(EMBEDDED_MODEL)  #: local folder or hub id; the embedded model's language part by default
     revision: str | None = None
     allow_pickled_weights: bool = False
     trust_remote_code: bool = False
@@ -206,11 +181,13 @@ class TextConfig(Part):
     save_outputs: bool = False
     custom_metrics: tuple[str, ...] = Field(default=(), strict=False)
     track_energy: bool = True
+    #: `required` stops before loading where nothing tells the energy, `optional` goes on without
     energy: Energy = "required"
     country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")
     flops_method: Literal["formula", "counter", "ptflops"] = "formula"
     memory_timeline: MemoryTimeline = False
     flops_timeout_s: TimeLimit = 10.0
+    #: attributes of the published object that this project does not know; recorded, without effect
     further: Mapping[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="before")

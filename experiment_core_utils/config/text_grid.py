@@ -39,17 +39,11 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Combination:
-    """One point of a grid.
+    """One point of a grid."""
 
-    Attributes:
-        varied: by dotted key, the values of the keys that have several.
-        config: None where the values are not possible together.
-        reason: why they are not.
-    """
-
-    varied: Mapping[str, Any]
-    config: TextConfig | None
-    reason: str | None
+    varied: Mapping[str, Any]  #: by dotted key, the values of the keys that have several
+    config: TextConfig | None  #: None where the values are not possible together
+    reason: str | None  #: why they are not
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

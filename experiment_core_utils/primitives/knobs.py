@@ -29,19 +29,12 @@ TIERS = {"low": CropRange(1, 3), "medium": CropRange(4, 8), "high": CropRange(9,
 
 @dataclass(frozen=True)
 class VisionTarget:
-    """The vision knob: a tier by name, or a number of vision tokens.
+    """The vision knob: a tier by name, or a number of vision tokens."""
 
-    Attributes:
-        label: part of result file names: ``tier-low`` or ``tokens1008``.
-        tier: name of the tier, None for a token target.
-        tokens: the token target, None for a tier.
-        crops: the tiles that a picture may be cut into.
-    """
-
-    label: str
-    tier: str | None
-    tokens: int | None
-    crops: CropRange
+    label: str  #: part of result file names: ``tier-low`` or ``tokens1008``
+    tier: str | None  #: name of the tier, None for a token target
+    tokens: int | None  #: the token target, None for a tier
+    crops: CropRange  #: the tiles that a picture may be cut into
 
 
 def own_target() -> VisionTarget:
@@ -79,18 +72,13 @@ def decoder_label(top_k: int | None, num_active_blocks: int) -> str:
 
 @dataclass(frozen=True)
 class KnobSetting:
-    """One setting of all knobs.
+    """One setting of all knobs."""
 
-    Attributes:
-        vision: tiles per picture.
-        top_k: experts per token in the blocks after the first with experts, which keeps the model's own number; None in
-            a model without experts.
-        active_blocks: indices of the blocks that run, ascending, block 0 among them.
-    """
-
-    vision: VisionTarget
+    vision: VisionTarget  #: tiles per picture
+    #: experts per token in the blocks after the first with experts, which keeps the model's own number; None in a model
+    #: without experts
     top_k: int | None
-    active_blocks: tuple[int, ...]
+    active_blocks: tuple[int, ...]  #: indices of the blocks that run, ascending, block 0 among them
 
     @property
     def num_active_blocks(self) -> int:
@@ -116,19 +104,12 @@ class KnobSetting:
 
 @dataclass(frozen=True)
 class KnobLimits:
-    """What can be set in a model.
+    """What can be set in a model."""
 
-    Attributes:
-        num_total_blocks: transformer blocks of the decoder.
-        num_experts: that a router chooses from; None in a model without experts.
-        default_top_k: experts per token that the model was trained with; None without experts.
-        vision_unsupported_reason, top_k_unsupported_reason, blocks_unsupported_reason: why a knob cannot be set;
-        None where it can.
-    """
-
-    num_total_blocks: int
-    num_experts: int | None
-    default_top_k: int | None
+    num_total_blocks: int  #: transformer blocks of the decoder
+    num_experts: int | None  #: that a router chooses from; None in a model without experts
+    default_top_k: int | None  #: experts per token that the model was trained with; None without experts
+    #: why a knob cannot be set; None where it can
     vision_unsupported_reason: str | None = None
     top_k_unsupported_reason: str | None = None
     blocks_unsupported_reason: str | None = None

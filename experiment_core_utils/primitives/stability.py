@@ -81,13 +81,9 @@ def drift_ratio(first_s: Mapping[int, float], now_s: Mapping[int, float]) -> flo
 
 @dataclass(frozen=True)
 class PrecisionGoal:
-    """When a share of a setting's samples is enough.
+    """When a share of a setting's samples is enough."""
 
-    Attributes:
-        relative: half of the 95 % interval of the mean total time, as a share of that mean, at which to stop.
-    """
-
-    relative: float
+    relative: float  #: half of the 95 % interval of the mean total time, as a share of that mean, at which to stop
 
     def of_shard(self, num_processes: int) -> "PrecisionGoal":
         """The goal of one of several processes, which judges its own samples: the interval of n times as many is

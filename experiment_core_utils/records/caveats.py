@@ -9,21 +9,15 @@ Severity = Literal["warning", "note"]
 
 
 class Caveat(BaseModel):
-    """Something that weakens the numbers of a result.
-
-    Attributes:
-        kind: what it is about, such as `drift` or `few_samples`.
-        severity: `warning` where the numbers of this result may mislead, `note` where it matters how they were made.
-        figures: object of what was found, such as `ratio` and `when`; `{}` for none.
-        advice: what to do about it; None if nothing can be advised.
-    """
+    """Something that weakens the numbers of a result."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
-    kind: str
+    kind: str  #: what it is about, such as `drift` or `few_samples`
+    #: `warning` where the numbers of this result may mislead, `note` where it matters how they were made
     severity: Severity
-    figures: dict[str, Any]
-    advice: str | None
+    figures: dict[str, Any]  #: object of what was found, such as `ratio` and `when`; `{}` for none
+    advice: str | None  #: what to do about it; None if nothing can be advised
 
     @model_validator(mode="after")
     def _figures_make_a_sentence(self) -> Self:

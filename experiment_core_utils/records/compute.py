@@ -9,112 +9,74 @@ from experiment_core_utils.primitives.statistics import highest_of
 
 class GenerationFlops(TypedDict):
     """Operations of what a run generated, padding and positions after an end left out; None where there is no figure.
-
-    Attributes:
-        prefill_flops: every prompt, the head on its last position.
-        decode_flops: n - 1 steps for n tokens of an answer; 0 where no answer has a second one.
-        generation_flops: both.
-        generation_flops_source: `formula`, or `counted` on a model without weights.
-        generation_flops_reason: why there is no figure.
     """
 
-    prefill_flops: int | None
-    decode_flops: int | None
-    generation_flops: int | None
+    prefill_flops: int | None  #: every prompt, the head on its last position
+    decode_flops: int | None  #: n - 1 steps for n tokens of an answer; 0 where no answer has a second one
+    generation_flops: int | None  #: both
     generation_flops_per_output_token: float | None
-    generation_flops_source: str
-    generation_flops_reason: str | None
+    generation_flops_source: str  #: `formula`, or `counted` on a model without weights
+    generation_flops_reason: str | None  #: why there is no figure
 
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """A staged model's memory at a setting.
+    """A staged model's memory at a setting."""
 
-    Attributes:
-        weights_bytes: parameters and buffers as stored, those of blocks that do not run among them.
-        step_weights_bytes: that a decode step of one request reads.
-        cache_bytes_per_token: keys and values of one position in the blocks that run.
-    """
-
-    weights_bytes: int
-    step_weights_bytes: float
-    cache_bytes_per_token: int
+    weights_bytes: int  #: parameters and buffers as stored, those of blocks that do not run among them
+    step_weights_bytes: float  #: that a decode step of one request reads
+    cache_bytes_per_token: int  #: keys and values of one position in the blocks that run
 
 
 class MemoryParts(TypedDict):
-    """What a window's peak memory is made of, in bytes; None where it cannot be told.
+    """What a window's peak memory is made of, in bytes; None where it cannot be told."""
 
-    Attributes:
-        weights_bytes: parameters and buffers as stored.
-        kv_cache_bytes: the most keys and values that were held at a time, by formula.
-        activation_bytes: the peak without these two; at least so much was held beside them.
-        process_rss_bytes: resident memory of the process.
-        parts_reason: why a part is None.
-    """
-
-    weights_bytes: int | None
-    kv_cache_bytes: int | None
-    activation_bytes: int | None
-    process_rss_bytes: int
-    parts_reason: str | None
+    weights_bytes: int | None  #: parameters and buffers as stored
+    kv_cache_bytes: int | None  #: the most keys and values that were held at a time, by formula
+    activation_bytes: int | None  #: the peak without these two; at least so much was held beside them
+    process_rss_bytes: int  #: resident memory of the process
+    parts_reason: str | None  #: why a part is None
 
 
 @dataclass(frozen=True)
 class LoadSample:
-    """Load and memory at one moment of a window, seen by a thread beside the running code.
+    """Load and memory at one moment of a window, seen by a thread beside the running code."""
 
-    Attributes:
-        at_s: seconds since the window opened.
-        span_s: time since the sample before, which the CPUs' load is over.
-        cpu_percent: of all CPUs of the host; None before the first hundredth of a second that they counted.
-        gpu_percent: of each GPU; None where it did not tell.
-        allocated_bytes, reserved_bytes: torch's on all GPUs that the process uses; None without one.
-    """
-
-    at_s: float
-    span_s: float
-    cpu_percent: float | None
-    gpu_percent: tuple[float | None, ...]
+    at_s: float  #: seconds since the window opened
+    span_s: float  #: time since the sample before, which the CPUs' load is over
+    cpu_percent: float | None  #: of all CPUs of the host; None before the first hundredth of a second that they counted
+    gpu_percent: tuple[float | None, ...]  #: of each GPU; None where it did not tell
     rss_bytes: int
+    #: allocated_bytes, reserved_bytes: torch's on all GPUs that the process uses; None without one
     allocated_bytes: int | None
     reserved_bytes: int | None
 
 
 @dataclass(frozen=True)
 class LoadTrace:
-    """The samples of a window, in order; at least one, at its end.
-
-    Attributes:
-        reason: why a GPU told nothing.
-    """
+    """The samples of a window, in order; at least one, at its end."""
 
     samples: tuple[LoadSample, ...]
     interval_s: float
-    reason: str | None
+    reason: str | None  #: why a GPU told nothing
 
 
 class ComputeUtilisation(TypedDict):
     """Load of the GPUs (one figure each) and the CPUs in percent, and this process's resident memory in bytes.
 
     Over a window the figures are means over its time; of a single reading mean and most are the same.
-
-    Attributes:
-        gpu_utilization_percent: None in the place of a GPU that does not tell; empty without a GPU.
-        cpu_usage_percent: of all CPUs of the host, whoever used them; None in a window too short for the host's clock.
-        num_samples: readings in the window; 0 for a single one without a window.
-        sample_interval_s: time between two readings; None without a window.
-        reason: why a figure of a GPU is missing.
     """
 
-    gpu_utilization_percent: list[float | None]
+    gpu_utilization_percent: list[float | None]  #: None in the place of a GPU that does not tell; empty without a GPU
     gpu_utilization_percent_max: list[float | None]
+    #: of all CPUs of the host, whoever used them; None in a window too short for the host's clock
     cpu_usage_percent: float | None
     cpu_usage_percent_max: float | None
     cpu_memory_usage_bytes: int
     cpu_memory_usage_bytes_max: int
-    num_samples: int
-    sample_interval_s: float | None
-    reason: str | None
+    num_samples: int  #: readings in the window; 0 for a single one without a window
+    sample_interval_s: float | None  #: time between two readings; None without a window
+    reason: str | None  #: why a figure of a GPU is missing
 
 
 def utilisation_of(trace: LoadTrace) -> ComputeUtilisation:

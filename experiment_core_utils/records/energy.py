@@ -30,122 +30,83 @@ END_TO_END = "end_to_end"
 
 @dataclass(frozen=True)
 class EnergyOrigin:
-    """Whose energy a figure is, and how it was come by.
+    """Whose energy a figure is, and how it was come by."""
 
-    Attributes:
-        device: a GPU's UUID, a RAPL zone such as "package-0", or "all" for a sum over devices.
-        kind: `measured` by a sensor (counter, power reading, RAPL) or `estimated` from load and nominal power.
-    """
-
-    device: str
+    device: str  #: a GPU's UUID, a RAPL zone such as "package-0", or "all" for a sum over devices
     component: Component
     source: EnergySource
+    #: `measured` by a sensor (counter, power reading, RAPL) or `estimated` from load and nominal power
     kind: EnergyKind
     basis: Basis
 
 
 @dataclass(frozen=True)
 class DeviceEnergy:
-    """What one source says of one device in one window.
-
-    Attributes:
-        joules: None where it was not measured; `reason` says why.
-        bound_j: most that the resolution of the source in time can make of an error, not of the sensor itself; None
-            where it is not known.
-        remark: what was done to the figure, or what it is weakened by.
-    """
+    """What one source says of one device in one window."""
 
     origin: EnergyOrigin
-    joules: float | None
+    joules: float | None  #: None where it was not measured; `reason` says why
+    #: most that the resolution of the source in time can make of an error, not of the sensor itself; None where it is
+    #: not known
     bound_j: float | None
     reason: str | None
-    remark: str | None = None
+    remark: str | None = None  #: what was done to the figure, or what it is weakened by
 
 
 @dataclass(frozen=True)
 class EnergyReading:
-    """One window, as an `EnergyMeter` saw it.
+    """One window, as an `EnergyMeter` saw it."""
 
-    Attributes:
-        seconds: from open to close.
-        devices: one entry for each source and device.
-    """
-
-    seconds: float
-    devices: tuple[DeviceEnergy, ...]
+    seconds: float  #: from open to close
+    devices: tuple[DeviceEnergy, ...]  #: one entry for each source and device
 
 
 @dataclass(frozen=True)
 class TickCalibration:
-    """How often a counter advances and what it costs to read, found by polling it.
+    """How often a counter advances and what it costs to read, found by polling it."""
 
-    Attributes:
-        tick_s: mean time between advances; None where it did not advance, for which `reason` says why.
-        longest_tick_s: longest of them; what error bounds are computed with.
-        read_cost_s: median time of a reading; None where none succeeded.
-        num_ticks: intervals between advances that were seen.
-    """
-
-    tick_s: float | None
-    longest_tick_s: float | None
-    read_cost_s: float | None
-    num_ticks: int
+    tick_s: float | None  #: mean time between advances; None where it did not advance, for which `reason` says why
+    longest_tick_s: float | None  #: longest of them; what error bounds are computed with
+    read_cost_s: float | None  #: median time of a reading; None where none succeeded
+    num_ticks: int  #: intervals between advances that were seen
     reason: str | None
 
 
 @dataclass(frozen=True)
 class PowerTrace:
-    """Power readings of one device, in order of time.
-
-    Attributes:
-        times_s: middle of each reading, by the meter's clock.
-        num_failed: readings that did not succeed; they are in neither list.
-        last_failed: whether the last one, at the close, is among them.
-        failure: what the last failed reading said.
-    """
+    """Power readings of one device, in order of time."""
 
     origin: EnergyOrigin
-    times_s: tuple[float, ...]
+    times_s: tuple[float, ...]  #: middle of each reading, by the meter's clock
     watts: tuple[float, ...]
-    num_failed: int
-    last_failed: bool
-    failure: str | None
+    num_failed: int  #: readings that did not succeed; they are in neither list
+    last_failed: bool  #: whether the last one, at the close, is among them
+    failure: str | None  #: what the last failed reading said
 
 
 @dataclass(frozen=True)
 class IdlePower:
-    """Mean power of a device while nothing was asked of it, with context and model resident.
-
-    Attributes:
-        bound_w: error bound of the window's energy, over its length.
-    """
+    """Mean power of a device while nothing was asked of it, with context and model resident."""
 
     origin: EnergyOrigin
     watts: float | None
-    bound_w: float | None
+    bound_w: float | None  #: error bound of the window's energy, over its length
     seconds: float
     reason: str | None
 
 
 @dataclass(frozen=True)
 class EnergyWindow:
-    """One window of an experiment, as the machine's own instruments saw it.
+    """One window of an experiment, as the machine's own instruments saw it."""
 
-    Attributes:
-        reading: None where there was nothing to measure with, for which `reason` says why.
-        idle_before, idle_after: for each source and device; empty where it was not requested.
-        missing: what is not there, by name, and why.
-        codecarbon_reason: why codecarbon has no row for this window, where it has none.
-        gpus: those that were to be measured, by the driver's ids; empty where that is not known.
-    """
-
-    reading: EnergyReading | None
+    reading: EnergyReading | None  #: None where there was nothing to measure with, for which `reason` says why
+    #: idle_before, idle_after: for each source and device; empty where it was not requested
     idle_before: tuple[IdlePower, ...]
     idle_after: tuple[IdlePower, ...]
-    missing: Mapping[str, str]
+    missing: Mapping[str, str]  #: what is not there, by name, and why
     reason: str | None
-    codecarbon_reason: str | None = None
-    gpus: tuple[str, ...] = ()
+    codecarbon_reason: str | None = None  #: why codecarbon has no row for this window, where it has none
+    gpus: tuple[str, ...] = ()  #: those that were to be measured, by the driver's ids; empty where that is not known
 
     @property
     def unread_gpus(self) -> tuple[str, ...]:
@@ -161,131 +122,86 @@ class EnergyWindow:
 
 @dataclass(frozen=True)
 class WindowFigure:
-    """Energy of an experiment's windows by one source, on one device or over all of them.
-
-    Attributes:
-        seconds: length of all windows.
-        gross_j: None where that of any window is missing.
-        uncertainty_j: sum of the windows' error bounds: a window is measured once and has no spread.
-        idle_j: idle power (mean of before and after) over the windows' length; None where it was not measured.
-        net_j: gross less idle; may be negative.
-        net_uncertainty_j: with that of the idle power.
-    """
+    """Energy of an experiment's windows by one source, on one device or over all of them."""
 
     origin: EnergyOrigin
-    seconds: float
-    gross_j: float | None
-    uncertainty_j: float | None
+    seconds: float  #: length of all windows
+    gross_j: float | None  #: None where that of any window is missing
+    uncertainty_j: float | None  #: sum of the windows' error bounds: a window is measured once and has no spread
+    #: idle power (mean of before and after) over the windows' length; None where it was not measured
     idle_j: float | None
-    net_j: float | None
-    net_uncertainty_j: float | None
+    net_j: float | None  #: gross less idle; may be negative
+    net_uncertainty_j: float | None  #: with that of the idle power
     reason: str | None
     remark: str | None
 
 
 @dataclass(frozen=True)
 class ActEnergy:
-    """Energy of one act, from one window in which it was repeated without a pause.
-
-    Attributes:
-        joules: of the window, divided by `count`.
-        bound_j: error bound of the window, divided by `count`.
-        act_s: length of the window divided by `count`.
-        count: how often the act was done between the window's ends; whole numbers where `alignment` is `acts`.
-        window_s: between the ends.
-        alignment: the ends are advances of the counter (`ticks`) or beginnings and ends of acts (`acts`).
-        window_error: error bound of the resolution that the window's length was chosen by, as a share of its energy;
-            None where the length was chosen by another source.
-    """
+    """Energy of one act, from one window in which it was repeated without a pause."""
 
     origin: EnergyOrigin
-    joules: float | None
-    bound_j: float | None
-    act_s: float | None
+    joules: float | None  #: of the window, divided by `count`
+    bound_j: float | None  #: error bound of the window, divided by `count`
+    act_s: float | None  #: length of the window divided by `count`
+    #: how often the act was done between the window's ends; whole numbers where `alignment` is `acts`
     count: float | None
-    window_s: float | None
-    alignment: Alignment
+    window_s: float | None  #: between the ends
+    alignment: Alignment  #: the ends are advances of the counter (`ticks`) or beginnings and ends of acts (`acts`)
     reason: str | None
     remark: str | None = None
+    #: error bound of the resolution that the window's length was chosen by, as a share of its energy; None where the
+    #: length was chosen by another source
     window_error: float | None = None
 
 
 @dataclass(frozen=True)
 class EnergyFigure:
-    """Energy of one act over repeated windows.
-
-    Attributes:
-        gross_j: over windows, in joules an act, with Student's t interval of the mean.
-        uncertainty_j: standard uncertainty of the gross mean, see `energy_statistics.combined_uncertainty`.
-        idle_w: mean of idle power before and after; None where it was not measured.
-        idle_j: that power over the time of an act.
-        net_j: gross less idle; may be negative.
-        net_uncertainty_j: with that of the idle power.
-        act_s: mean time of an act.
-        count: acts in all windows.
-        window_s: length of all windows.
-        num_windows: windows that gave a figure.
-        reason: why there is no gross figure, or why fewer windows gave one than there were.
-        remark: what was done to windows, or what they are weakened by.
-        window_error: the largest of the windows', see `ActEnergy`.
-    """
+    """Energy of one act over repeated windows."""
 
     origin: EnergyOrigin
-    gross_j: Distribution | None
-    uncertainty_j: float | None
-    idle_w: float | None
-    idle_j: float | None
-    net_j: float | None
-    net_uncertainty_j: float | None
-    act_s: float | None
-    count: float | None
-    window_s: float | None
-    num_windows: int
-    reason: str | None
-    remark: str | None = None
-    window_error: float | None = None
+    gross_j: Distribution | None  #: over windows, in joules an act, with Student's t interval of the mean
+    uncertainty_j: float | None  #: standard uncertainty of the gross mean, see `energy_statistics.combined_uncertainty`
+    idle_w: float | None  #: mean of idle power before and after; None where it was not measured
+    idle_j: float | None  #: that power over the time of an act
+    net_j: float | None  #: gross less idle; may be negative
+    net_uncertainty_j: float | None  #: with that of the idle power
+    act_s: float | None  #: mean time of an act
+    count: float | None  #: acts in all windows
+    window_s: float | None  #: length of all windows
+    num_windows: int  #: windows that gave a figure
+    reason: str | None  #: why there is no gross figure, or why fewer windows gave one than there were
+    remark: str | None = None  #: what was done to windows, or what they are weakened by
+    window_error: float | None = None  #: the largest of the windows', see `ActEnergy`
 
 
 @dataclass(frozen=True)
 class Closure:
-    """An independent end-to-end figure against the sum of its stages.
-
-    Attributes:
-        stages_j: sum of the stages' gross energy.
-        residual_j: end-to-end less stages.
-        residual_share: residual over end-to-end.
-        uncertainty_j: standard uncertainty of the residual.
-    """
+    """An independent end-to-end figure against the sum of its stages."""
 
     origin: EnergyOrigin
     end_to_end_j: float | None
-    stages_j: float | None
-    residual_j: float | None
-    residual_share: float | None
-    uncertainty_j: float | None
+    stages_j: float | None  #: sum of the stages' gross energy
+    residual_j: float | None  #: end-to-end less stages
+    residual_share: float | None  #: residual over end-to-end
+    uncertainty_j: float | None  #: standard uncertainty of the residual
     reason: str | None
 
 
 @dataclass(frozen=True)
 class StageEnergies:
-    """Energy of one request, stage by stage, each stage repeated in windows of its own.
+    """Energy of one request, stage by stage, each stage repeated in windows of its own."""
 
-    Attributes:
-        output_tokens: of the request; `decode` is all steps after the first of them.
-        figures: for each of `vision`, `prefill`, `decode` that the request has, and for `end_to_end`: one for each
-            source and device, and one for each source over all its devices where they are several.
-        closures: one for each source, over all its devices.
-        source_ratios: of GPUs, integrated power over counter, by stage; None where one of the two is missing.
-        idle: before the first window and after the last, for each source and device.
-        error_goal: what `window_error` was to be at most.
-    """
-
-    output_tokens: int
+    output_tokens: int  #: of the request; `decode` is all steps after the first of them
+    #: for each of `vision`, `prefill`, `decode` that the request has, and for `end_to_end`: one for each source and
+    #: device, and one for each source over all its devices where they are several
     figures: Mapping[str, tuple[EnergyFigure, ...]]
-    closures: tuple[Closure, ...]
+    closures: tuple[Closure, ...]  #: one for each source, over all its devices
+    #: of GPUs, integrated power over counter, by stage; None where one of the two is missing
     source_ratios: Mapping[str, float | None]
+    #: before the first window and after the last, for each source and device
     idle: tuple[tuple[IdlePower, IdlePower], ...]
-    error_goal: float | None = None
+    error_goal: float | None = None  #: what `window_error` was to be at most
 
     @property
     def decode_steps(self) -> int:
@@ -295,35 +211,25 @@ class StageEnergies:
 
 @dataclass(frozen=True)
 class SettingEnergy:
-    """Energy of the stages of one request at one setting, measured once, after the setting's samples.
+    """Energy of the stages of one request at one setting, measured once, after the setting's samples."""
 
-    Attributes:
-        experiment_id, rank: of the run and the process that measured it.
-        sample_id: whose request it is.
-        stages: None where it could not be measured, for which `reason` says why.
-        missing: sources that are not there, by name, and why.
-    """
-
+    #: experiment_id, rank: of the run and the process that measured it
     experiment_id: str
     rank: int
-    sample_id: int | None
-    stages: StageEnergies | None
-    missing: Mapping[str, str]
+    sample_id: int | None  #: whose request it is
+    stages: StageEnergies | None  #: None where it could not be measured, for which `reason` says why
+    missing: Mapping[str, str]  #: sources that are not there, by name, and why
     reason: str | None
 
 
 @dataclass(frozen=True)
 class RunsEnergy:
-    """Energy of a sample's measured runs, apportioned from power readings taken beside them.
+    """Energy of a sample's measured runs, apportioned from power readings taken beside them."""
 
-    Attributes:
-        joules, bounds_j: of each run, in order; None where no power was read.
-        source, basis: as in `EnergyOrigin`.
-        reason: why a figure is None.
-    """
-
+    #: joules, bounds_j: of each run, in order; None where no power was read
     joules: tuple[float | None, ...]
     bounds_j: tuple[float | None, ...]
+    #: source, basis: as in `EnergyOrigin`
     source: str | None
     basis: str | None
-    reason: str | None
+    reason: str | None  #: why a figure is None

@@ -58,14 +58,10 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind
 
 @dataclass(frozen=True)
 class JournalContent:
-    """The whole lines of a journal, in order.
-
-    Attributes:
-        num_bytes: their length; what comes after them is torn.
-    """
+    """The whole lines of a journal, in order."""
 
     lines: tuple[Line, ...]
-    num_bytes: int
+    num_bytes: int  #: their length; what comes after them is torn
 
     @property
     def header(self) -> JournalHeader:

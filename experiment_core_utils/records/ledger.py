@@ -134,31 +134,19 @@ _PLAN_FILE = "plan.json"
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The last run that was begun in a results folder.
+    """The last run that was begun in a results folder."""
 
-    Attributes:
-        schema_version: 1.
-        experiment_id: id of the run; None where every setting was done already.
-        fingerprint: as in the results.
-        task: name of the task.
-        keys: keys of all settings of the plan.
-        due: keys of those that had no result when the run began, in the order in which they are measured.
-        num_samples: samples of each setting, over all processes.
-        num_processes: of the run.
-        num_samples_before: samples of the settings that are due that earlier runs had finished.
-        started_unix_s: when it began, in seconds since 1970.
-    """
-
-    schema_version: int
-    experiment_id: str | None
-    fingerprint: str
-    task: str
-    keys: tuple[str, ...]
+    schema_version: int  #: 1
+    experiment_id: str | None  #: id of the run; None where every setting was done already
+    fingerprint: str  #: as in the results
+    task: str  #: name of the task
+    keys: tuple[str, ...]  #: keys of all settings of the plan
+    #: keys of those that had no result when the run began, in the order in which they are measured
     due: tuple[str, ...]
-    num_samples: int
-    num_processes: int
-    num_samples_before: int
-    started_unix_s: float
+    num_samples: int  #: samples of each setting, over all processes
+    num_processes: int  #: of the run
+    num_samples_before: int  #: samples of the settings that are due that earlier runs had finished
+    started_unix_s: float  #: when it began, in seconds since 1970
 
 
 _PLAN = TypeAdapter(RunPlan)

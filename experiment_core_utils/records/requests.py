@@ -11,26 +11,19 @@ StageName = Literal["vision", "prefill", "decode"]
 
 @dataclass(frozen=True)
 class VisionGeometry:
-    """How one picture was cut.
+    """How one picture was cut."""
 
-    Attributes:
-        num_crops: tiles R * C, without the crop of the whole picture; 0 where the picture is not cut.
-        tiling: (R, C); None where the picture is not cut, or its tiles are counted but not placed.
-        image_size: (height, width) in pixels of the canvas that the tiles are cut from, or of the picture as the model
-            sees it; None where it cannot be told.
-        pooled_features: what the vision stage gives: (num_crops + 1) * 144 in MolmoE.
-        has_overview: whether the whole picture is a crop too.
-        patches: patches of the picture, for models that take it in its own shape; None where it is cut into crops.
-        patch_grid: (rows, columns) of these; None where it is cut, or has several frames.
-    """
-
-    num_crops: int
+    num_crops: int  #: tiles R * C, without the crop of the whole picture; 0 where the picture is not cut
+    #: (R, C); None where the picture is not cut, or its tiles are counted but not placed
     tiling: tuple[int, int] | None
+    #: (height, width) in pixels of the canvas that the tiles are cut from, or of the picture as the model sees it; None
+    #: where it cannot be told
     image_size: tuple[int, int] | None
-    pooled_features: int
-    has_overview: bool = True
+    pooled_features: int  #: what the vision stage gives: (num_crops + 1) * 144 in MolmoE
+    has_overview: bool = True  #: whether the whole picture is a crop too
+    #: patches of the picture, for models that take it in its own shape; None where it is cut into crops
     patches: int | None = None
-    patch_grid: tuple[int, int] | None = None
+    patch_grid: tuple[int, int] | None = None  #: (rows, columns) of these; None where it is cut, or has several frames
 
     @property
     def tiles(self) -> int | None:
@@ -54,27 +47,20 @@ class VisionGeometry:
 class RequestSize:
     """What a request's operations depend on beside the model and its setting.
 
-    Attributes:
-        prompt_tokens: positions of the prompt, those of pictures among them; no padding.
-        output_tokens: n, generated tokens; n - 1 decode steps, since the first comes from the prefill.
-        crops: pictures or crops of one size, the crop of a whole picture counted, for models that cut so.
-        patches: patches of each picture (or of each frame pair), for models that take pictures as they are.
-        requests: how many requests of this size run.
-        grids: (rows, columns) of the patches of each picture, for models whose patches attend in windows; empty where
-            they are not known.
-        crop_features: features that each crop gives, for models whose crops have one of several sizes; None where it
-            is not known.
-
     Raises:
         ConfigurationError: no token in the prompt, no request, a negative number, or grids of other patches.
     """
 
-    prompt_tokens: int
-    output_tokens: int
-    crops: int = 0
+    prompt_tokens: int  #: positions of the prompt, those of pictures among them; no padding
+    output_tokens: int  #: n, generated tokens; n - 1 decode steps, since the first comes from the prefill
+    crops: int = 0  #: pictures or crops of one size, the crop of a whole picture counted, for models that cut so
+    #: patches of each picture (or of each frame pair), for models that take pictures as they are
     patches: tuple[int, ...] = ()
-    requests: int = 1
+    requests: int = 1  #: how many requests of this size run
+    #: (rows, columns) of the patches of each picture, for models whose patches attend in windows; empty where they are
+    #: not known
     grids: tuple[tuple[int, int], ...] = ()
+    #: features that each crop gives, for models whose crops have one of several sizes; None where it is not known
     crop_features: int | None = None
 
     def __post_init__(self) -> None:
@@ -90,23 +76,15 @@ class RequestSize:
 
 @dataclass(frozen=True)
 class RequestShape:
-    """Sizes of one prepared request, without its tensors.
+    """Sizes of one prepared request, without its tensors."""
 
-    Attributes:
-        theoretical: the geometry that the picture's size and the vision target call for; None without a picture.
-        actual: the geometry that the tensors have.
-        vision_tokens: image features that enter the language model.
-        image_marker_tokens: start, end and column tokens of the image part.
-        text_tokens: all other prompt tokens, bos included.
-        preprocess_s: host time for resizing, cutting and tokenising.
-    """
-
+    #: the geometry that the picture's size and the vision target call for; None without a picture
     theoretical: VisionGeometry | None
-    actual: VisionGeometry | None
-    vision_tokens: int
-    image_marker_tokens: int
-    text_tokens: int
-    preprocess_s: float
+    actual: VisionGeometry | None  #: the geometry that the tensors have
+    vision_tokens: int  #: image features that enter the language model
+    image_marker_tokens: int  #: start, end and column tokens of the image part
+    text_tokens: int  #: all other prompt tokens, bos included
+    preprocess_s: float  #: host time for resizing, cutting and tokenising
 
     @property
     def prompt_tokens(self) -> int:
@@ -135,52 +113,34 @@ class RequestShape:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """One sample ready for the model, on the host.
+    """One sample ready for the model, on the host."""
 
-    Attributes:
-        inputs: tensors by argument name; `input_ids` [1, T], with a picture also `pixel_values` [1, K, 3, S, S],
-            `image_masks` [1, K, P] and `image_input_idx` [1, K, F].
-    """
-
+    #: tensors by argument name; `input_ids` [1, T], with a picture also `pixel_values` [1, K, 3, S, S], `image_masks`
+    #: [1, K, P] and `image_input_idx` [1, K, F]
     inputs: Mapping[str, Any]
     shape: RequestShape
 
 
 @dataclass(frozen=True)
 class TimedTokens:
-    """An answer, and what lies between the marks that were set while it was made.
+    """An answer, and what lies between the marks that were set while it was made."""
 
-    Attributes:
-        token_ids: generated ids, end-of-sequence included where it came.
-        spans: the stage of each interval between neighbouring marks, in order; one `decode` for each token after the
-            first.
-    """
-
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  #: generated ids, end-of-sequence included where it came
+    #: the stage of each interval between neighbouring marks, in order; one `decode` for each token after the first
     spans: tuple[StageName, ...]
 
 
 @dataclass(frozen=True)
 class StagedRun:
-    """One run of one request, from marks of that run; the stages add up to the total.
+    """One run of one request, from marks of that run; the stages add up to the total."""
 
-    Attributes:
-        token_ids: generated ids, end-of-sequence included where it came.
-        vision_s: crops on the device -> features ready; None without a picture.
-        prefill_s: features and prompt on the device -> first token on the host.
-        decode_s: first token -> last token; None for fewer than 2 tokens.
-        total_s: request handed over -> last token.
-        inter_token_s: the n - 1 times between tokens.
-        ended: whether end-of-sequence came before the limit.
-    """
-
-    token_ids: tuple[int, ...]
-    vision_s: float | None
-    prefill_s: float
-    decode_s: float | None
-    total_s: float
-    inter_token_s: tuple[float, ...]
-    ended: bool
+    token_ids: tuple[int, ...]  #: generated ids, end-of-sequence included where it came
+    vision_s: float | None  #: crops on the device -> features ready; None without a picture
+    prefill_s: float  #: features and prompt on the device -> first token on the host
+    decode_s: float | None  #: first token -> last token; None for fewer than 2 tokens
+    total_s: float  #: request handed over -> last token
+    inter_token_s: tuple[float, ...]  #: the n - 1 times between tokens
+    ended: bool  #: whether end-of-sequence came before the limit
 
     @property
     def tpot_s(self) -> float | None:
@@ -195,29 +155,20 @@ class StagedRun:
 
 @dataclass(frozen=True)
 class KnobProof:
-    """What ran when the setting was in force, counted inside the model on one request outside the measurement.
+    """What ran when the setting was in force, counted inside the model on one request outside the measurement."""
 
-    Attributes:
-        experts_per_token: experts that the router chose for a token, for each block that ran, in the prefill; a block
-            without a router has none.
-        blocks_run: blocks that ran in the prefill, as indices of the whole model.
-        blocks_run_decode: the same in a decode step; None where no step was run.
-        cache_layers: layers of the cache that hold keys or a recurrent state.
-        execution: how the setting ran, as `model.execution`; None in results from before it was noted.
-        execution_reason: why not as asked; None where it did.
-        experts_implementation: transformers' way by which the experts of the prefill were computed, as they found it;
-            None where there are none, or engines compute them by kernels of their own.
-        experts_implementation_decode: the same in a decode step; None in the same cases.
-    """
-
+    #: experts that the router chose for a token, for each block that ran, in the prefill; a block without a router has
+    #: none
     experts_per_token: tuple[int | None, ...]
-    blocks_run: tuple[int, ...]
-    blocks_run_decode: tuple[int, ...] | None
-    cache_layers: int
-    execution: str | None = None
-    execution_reason: str | None = None
+    blocks_run: tuple[int, ...]  #: blocks that ran in the prefill, as indices of the whole model
+    blocks_run_decode: tuple[int, ...] | None  #: the same in a decode step; None where no step was run
+    cache_layers: int  #: layers of the cache that hold keys or a recurrent state
+    execution: str | None = None  #: how the setting ran, as `model.execution`; None in results from before it was noted
+    execution_reason: str | None = None  #: why not as asked; None where it did
+    #: transformers' way by which the experts of the prefill were computed, as they found it; None where there are none,
+    #: or engines compute them by kernels of their own
     experts_implementation: str | None = None
-    experts_implementation_decode: str | None = None
+    experts_implementation_decode: str | None = None  #: the same in a decode step; None in the same cases
 
 
 @dataclass(frozen=True)
@@ -231,15 +182,10 @@ class StageFlops:
 
 @dataclass(frozen=True)
 class RequestFlops:
-    """Operations of all requests of a `RequestSize`; one multiply-add is 2.
+    """Operations of all requests of a `RequestSize`; one multiply-add is 2."""
 
-    Attributes:
-        stages: by stage; decode as the mean over steps.
-        decode_flops: sum over all decode steps; 0 where there is none.
-    """
-
-    stages: StageFlops
-    decode_flops: int
+    stages: StageFlops  #: by stage; decode as the mean over steps
+    decode_flops: int  #: sum over all decode steps; 0 where there is none
 
     @property
     def total_flops(self) -> int:
@@ -249,49 +195,32 @@ class RequestFlops:
 
 @dataclass(frozen=True)
 class FlopsFigure:
-    """Operations of a request, or why there is no figure.
-
-    Attributes:
-        source: `formula`, or `counted` on a model without weights.
-    """
+    """Operations of a request, or why there is no figure."""
 
     flops: RequestFlops | None
-    source: Literal["formula", "counted"]
+    source: Literal["formula", "counted"]  #: `formula`, or `counted` on a model without weights
     reason: str | None
 
 
 @dataclass(frozen=True)
 class MemoryReading:
-    """Memory of a window, in bytes.
+    """Memory of a window, in bytes."""
 
-    Attributes:
-        peak_memory_bytes: most that torch had allocated on the GPU between open and close; None without a GPU.
-        peak_reserved_bytes: the same for what its allocator had reserved.
-        process_rss_bytes: resident memory of this process at the close.
-        reason: why a figure is None.
-    """
-
+    #: most that torch had allocated on the GPU between open and close; None without a GPU
     peak_memory_bytes: int | None
-    peak_reserved_bytes: int | None
-    process_rss_bytes: int
-    reason: str | None
+    peak_reserved_bytes: int | None  #: the same for what its allocator had reserved
+    process_rss_bytes: int  #: resident memory of this process at the close
+    reason: str | None  #: why a figure is None
 
 
 @dataclass(frozen=True)
 class BatchedAnswer:
-    """What a sample was answered in a batch with others of the same setting, without measuring.
+    """What a sample was answered in a batch with others of the same setting, without measuring."""
 
-    Attributes:
-        token_ids: generated ids, end-of-sequence included where it came.
-        ended: whether it came before the limit.
-        batch_size: requests that were answered together.
-        batch_limit: most that were allowed together; less than what was requested where memory had run out.
-    """
-
-    token_ids: tuple[int, ...]
-    ended: bool
-    batch_size: int
-    batch_limit: int
+    token_ids: tuple[int, ...]  #: generated ids, end-of-sequence included where it came
+    ended: bool  #: whether it came before the limit
+    batch_size: int  #: requests that were answered together
+    batch_limit: int  #: most that were allowed together; less than what was requested where memory had run out
 
 
 class TokenisedPrompts(TypedDict):

@@ -1,7 +1,7 @@
 """The result of a setting as one record: its fields are the keys of the setting's JSON file.
 
-The tables of docs/results_schema.md are made from the docstrings here. Keys that files of this schema from before they
-were there do not have have a default, and keys that are not known are kept.
+The tables of docs/results_schema.md are made from what stands behind `#:`. Keys that older files of this schema lack
+have a default, and keys that are not known are kept.
 """
 
 import re
@@ -96,246 +96,149 @@ class Record(BaseModel):
 
 
 class TaskDescription(Record):
-    """What was asked, and how it is scored; `name` is part of file names.
+    """What was asked, and how it is scored; `name` is part of file names."""
 
-    Attributes:
-        name: task.
-        split: split.
-        metric: metric that scores it.
-        max_new_tokens: the task's own limit of tokens.
-        source: object of texts: where the samples come from (hub id and the commit that it gave, files, or the
-            generator's seed).
-    """
-
-    name: Name
-    split: str
-    metric: str | None = None
-    max_new_tokens: Count | None = None
+    name: Name  #: task
+    split: str  #: split
+    metric: str | None = None  #: metric that scores it
+    max_new_tokens: Count | None = None  #: the task's own limit of tokens
+    #: object of texts: where the samples come from (hub id and the commit that it gave, files, or the generator's seed)
     source: dict[str, Any] | None = None
 
 
 class ExecutionStages(Record):
-    """The engine of each stage of the model.
+    """The engine of each stage of the model."""
 
-    Attributes:
-        vision: the engine: `modules`, `reference`, `cpu blocks` or `cuda graph`
-            ([execution.md](execution.md#what-is-recorded)); results from before say `cpu rows`, `eager`, `straight` or
-            `captured`.
-        prefill: the same.
-        decode: the same, or `cpu step`.
-    """
-
+    #: the engine: `modules`, `reference`, `cpu blocks` or `cuda graph` ([execution.md](execution.md#what-is-recorded));
+    #: results from before say `cpu rows`, `eager`, `straight` or `captured`
     vision: str | None = None
-    prefill: str | None = None
-    decode: str | None = None
+    prefill: str | None = None  #: the same
+    decode: str | None = None  #: the same, or `cpu step`
 
 
 class Model(Record):
-    """The model as it is loaded; models of transformers have further keys.
+    """The model as it is loaded; models of transformers have further keys."""
 
-    Attributes:
-        name: folder or hub id as given.
-        revision: commit on the hub; None if a local folder.
-        model_class: Python class.
-        total_parameters: parameters of all blocks and experts, active or not.
-        dtype: number format of the weights.
-        attn_implementation: attention implementation in force in the decoder.
-        experts_implementation: experts implementation in force; engines compute experts by kernels of their own; None
-            if the model chose none, or is dense.
-        experts_implementation_decode: the same in decode steps: on a GPU `batched_mm` where `grouped_mm` is in force,
-            as `generate()` has it; None if the model chose none, or is dense.
-        first_block_top_k: experts per token in block 0, of models of transformers in the first block with experts; None
-            if a dense model.
-        num_experts: experts in each block that has some; None if a dense model.
-        num_total_blocks: blocks of the decoder.
-        cache: kind of key-value cache: `dynamic`, it grows token by token; `static`, of fixed size, made before
-            anything is timed.
-        execution: how the model really ran: `eager`, by its modules; else by what runs decode steps: `graph`, CUDA
-            graphs; `cpu`, compiled C++; `reference`, plain torch on packed weights ([execution.md](execution.md));
-            results from before say `straight` for the last two.
-        execution_asked: `--execution`.
-        execution_reason: why it is not `graph` in all stages, though that or `auto` was requested; None if it is, or
-            was not requested.
-        execution_stages: object, next rows.
-        execution_untuned: that own GPU kernels run on another card than the one that they were tuned on; None if they
-            do not, or none run.
-        runs_unused_vision_blocks: whether vision blocks without effect on the output run.
-    """
-
-    name: str | None = None
-    revision: str | None = None
-    model_class: str | None = None
-    total_parameters: Count | None = None
-    dtype: str | None = None
-    attn_implementation: str | None = None
+    name: str | None = None  #: folder or hub id as given
+    revision: str | None = None  #: commit on the hub; None if a local folder
+    model_class: str | None = None  #: Python class
+    total_parameters: Count | None = None  #: parameters of all blocks and experts, active or not
+    dtype: str | None = None  #: number format of the weights
+    attn_implementation: str | None = None  #: attention implementation in force in the decoder
+    #: experts implementation in force; engines compute experts by kernels of their own; None if the model chose none,
+    #: or is dense
     experts_implementation: str | None = None
+    #: the same in decode steps: on a GPU `batched_mm` where `grouped_mm` is in force, as `generate()` has it; None if
+    #: the model chose none, or is dense
     experts_implementation_decode: str | None = None
+    #: experts per token in block 0, of models of transformers in the first block with experts; None if a dense model
     first_block_top_k: Count | None = None
-    num_experts: Count | None = None
-    num_total_blocks: Count | None = None
+    num_experts: Count | None = None  #: experts in each block that has some; None if a dense model
+    num_total_blocks: Count | None = None  #: blocks of the decoder
+    #: kind of key-value cache: `dynamic`, it grows token by token; `static`, of fixed size, made before anything is
+    #: timed
     cache: str | None = None
+    #: how the model really ran: `eager`, by its modules; else by what runs decode steps: `graph`, CUDA graphs; `cpu`,
+    #: compiled C++; `reference`, plain torch on packed weights ([execution.md](execution.md)); results from before say
+    #: `straight` for the last two
     execution: str | None = None
-    execution_asked: str | None = None
+    execution_asked: str | None = None  #: `--execution`
+    #: why it is not `graph` in all stages, though that or `auto` was requested; None if it is, or was not requested
     execution_reason: str | None = None
-    execution_stages: ExecutionStages | None = None
+    execution_stages: ExecutionStages | None = None  #: object, next rows
+    #: that own GPU kernels run on another card than the one that they were tuned on; None if they do not, or none run
     execution_untuned: str | None = None
-    runs_unused_vision_blocks: bool | None = None
+    runs_unused_vision_blocks: bool | None = None  #: whether vision blocks without effect on the output run
 
 
 class Hardware(Record):
-    """The device and the host.
+    """The device and the host."""
 
-    Attributes:
-        device: device of the main process.
-        gpu_name: its name; None if on the CPU.
-        gpu_memory_bytes: its whole memory; None if on the CPU.
-        cuda: CUDA version that torch was built for; None if a build without CUDA.
-        num_gpus: GPUs that torch sees, used or not.
-        cpu: name of the processor; None if it cannot be read.
-        cpu_count: logical processors of the machine; None if it cannot be read.
-        torch_threads: torch's CPU threads in the main process.
-        ram_bytes: memory of the machine.
-    """
-
-    device: str | None = None
-    gpu_name: str | None = None
-    gpu_memory_bytes: Count | None = None
-    cuda: str | None = None
-    num_gpus: Count | None = None
-    cpu: str | None = None
-    cpu_count: Count | None = None
-    torch_threads: Count | None = None
-    ram_bytes: Count | None = None
+    device: str | None = None  #: device of the main process
+    gpu_name: str | None = None  #: its name; None if on the CPU
+    gpu_memory_bytes: Count | None = None  #: its whole memory; None if on the CPU
+    cuda: str | None = None  #: CUDA version that torch was built for; None if a build without CUDA
+    num_gpus: Count | None = None  #: GPUs that torch sees, used or not
+    cpu: str | None = None  #: name of the processor; None if it cannot be read
+    cpu_count: Count | None = None  #: logical processors of the machine; None if it cannot be read
+    torch_threads: Count | None = None  #: torch's CPU threads in the main process
+    ram_bytes: Count | None = None  #: memory of the machine
 
 
 class Variables(Record):
-    """The parameters of a run as they were requested.
+    """The parameters of a run as they were requested."""
 
-    Attributes:
-        num_samples: `--num_samples`, also where the split has fewer or `--ids` chose.
-        sample_by: `--sample_by`.
-        seed: `--seed`.
-        ids: `--ids`, each once and ascending; None if not given.
-        prompt_template: `--prompt_template`; None if not given.
-        dataset_revision: `--dataset_revision`; None if not given.
-        max_new_tokens: the limit in force: `--max_new_tokens`, else the task's own.
-        num_runs_per_sample: `--num_runs_per_sample`.
-        num_warmup_runs: `--num_warmup_runs`.
-        max_warmup_runs: `--max_warmup_runs`.
-        until_precision: `--until_precision`; None if not given.
-        drift_check_every: `--drift_check_every`.
-        energy: `--energy`.
-        num_latency_samples: `--num_latency_samples`; None if not given.
-        accuracy_batch_size: `--accuracy_batch_size`, without effect where all are measured.
-        precision: `--precision`; what came of `auto` is `model.dtype`.
-        execution: `--execution`; what is in force is `model.execution`.
-        quantization: `--quantization`; what is in force is `model.quantisation`.
-        num_threads: `--num_threads`; what came of it, or of `OMP_NUM_THREADS`, is `hardware.torch_threads`; None if not
-            given.
-        batch_size: 1: of measured samples.
-        decoding: `greedy`.
-        sampling_strategy: `--sampling_strategy`.
-        pareto_search: `--pareto_search`: the setting has the samples of its rounds only.
-        importance_scores_file: the scores in force: path as given, or that of the model's own; None if neither, `none`,
-            or sets.
-        block_sets_file: path as given; None if not given.
-        random_weights: `--random_weights`.
-        enable_memory_optimization: `--enable_memory_optimization`.
-        max_config_retries: `--max_config_retries`.
-        sample_timeout_s: `--sample_timeout`, in seconds; None if not given.
-        profiler: `minimal` or `full`, the mode of the profiled runs beside the measured ones; None if nothing was
-            profiled.
-        use_profiler_on_all_samples: `--use_profiler_on_all_samples`.
-        first_block_top_k_rule: the rule in words: the first block with experts keeps the model's own top-k (in MolmoE
-            block 0; `provenance.model.first_routed_block` says which in other models); nothing follows from it in a
-            dense one.
-    """
-
-    num_samples: Any = None
-    sample_by: Any = None
-    seed: Any = None
-    ids: Any = None
-    prompt_template: Any = None
-    dataset_revision: Any = None
-    max_new_tokens: Any = None
-    num_runs_per_sample: Any = None
-    num_warmup_runs: Any = None
-    max_warmup_runs: Any = None
-    until_precision: Any = None
-    drift_check_every: Any = None
-    energy: Any = None
-    num_latency_samples: Any = None
-    accuracy_batch_size: Any = None
-    precision: Any = None
-    execution: Any = None
-    quantization: Any = None
+    num_samples: Any = None  #: `--num_samples`, also where the split has fewer or `--ids` chose
+    sample_by: Any = None  #: `--sample_by`
+    seed: Any = None  #: `--seed`
+    ids: Any = None  #: `--ids`, each once and ascending; None if not given
+    prompt_template: Any = None  #: `--prompt_template`; None if not given
+    dataset_revision: Any = None  #: `--dataset_revision`; None if not given
+    max_new_tokens: Any = None  #: the limit in force: `--max_new_tokens`, else the task's own
+    num_runs_per_sample: Any = None  #: `--num_runs_per_sample`
+    num_warmup_runs: Any = None  #: `--num_warmup_runs`
+    max_warmup_runs: Any = None  #: `--max_warmup_runs`
+    until_precision: Any = None  #: `--until_precision`; None if not given
+    drift_check_every: Any = None  #: `--drift_check_every`
+    energy: Any = None  #: `--energy`
+    num_latency_samples: Any = None  #: `--num_latency_samples`; None if not given
+    accuracy_batch_size: Any = None  #: `--accuracy_batch_size`, without effect where all are measured
+    precision: Any = None  #: `--precision`; what came of `auto` is `model.dtype`
+    execution: Any = None  #: `--execution`; what is in force is `model.execution`
+    quantization: Any = None  #: `--quantization`; what is in force is `model.quantisation`
+    #: `--num_threads`; what came of it, or of `OMP_NUM_THREADS`, is `hardware.torch_threads`; None if not given
     num_threads: Any = None
-    batch_size: Any = None
-    decoding: Any = None
-    sampling_strategy: Any = None
-    pareto_search: Any = None
+    batch_size: Any = None  #: 1: of measured samples
+    decoding: Any = None  #: `greedy`
+    sampling_strategy: Any = None  #: `--sampling_strategy`
+    pareto_search: Any = None  #: `--pareto_search`: the setting has the samples of its rounds only
+    #: the scores in force: path as given, or that of the model's own; None if neither, `none`, or sets
     importance_scores_file: Any = None
-    block_sets_file: Any = None
-    random_weights: bool = False
-    enable_memory_optimization: Any = None
-    max_config_retries: Any = None
-    sample_timeout_s: Any = None
+    block_sets_file: Any = None  #: path as given; None if not given
+    random_weights: bool = False  #: `--random_weights`
+    enable_memory_optimization: Any = None  #: `--enable_memory_optimization`
+    max_config_retries: Any = None  #: `--max_config_retries`
+    sample_timeout_s: Any = None  #: `--sample_timeout`, in seconds; None if not given
+    #: `minimal` or `full`, the mode of the profiled runs beside the measured ones; None if nothing was profiled
     profiler: Any = None
-    use_profiler_on_all_samples: Any = None
+    use_profiler_on_all_samples: Any = None  #: `--use_profiler_on_all_samples`
+    #: the rule in words: the first block with experts keeps the model's own top-k (in MolmoE block 0;
+    #: `provenance.model.first_routed_block` says which in other models); nothing follows from it in a dense one
     first_block_top_k_rule: Any = None
 
 
 class Preparation(Record):
-    """How requests were prepared.
+    """How requests were prepared."""
 
-    Attributes:
-        workers: processes that prepared requests ahead; 0: prepared between samples.
-        cache_budget_bytes: host memory granted to prepared requests and pictures (`--request_cache_gb`).
-        cache_used_bytes: memory of the requests kept, without the pictures.
-    """
-
-    workers: Count | None = None
+    workers: Count | None = None  #: processes that prepared requests ahead; 0: prepared between samples
+    #: host memory granted to prepared requests and pictures (`--request_cache_gb`)
     cache_budget_bytes: Count | None = None
-    cache_used_bytes: Count | None = None
+    cache_used_bytes: Count | None = None  #: memory of the requests kept, without the pictures
 
 
 class Provenance(Record):
-    """How a setting was measured.
+    """How a setting was measured."""
 
-    Attributes:
-        experiment_id: id of the run that put the result together, such as "0001".
-        experiment_ids: ids of the runs that measured its samples, ascending; more than one where a run was stopped and
-            went on.
-        timestamp: UTC, when it was gathered.
-        command: interpreter and arguments, without the launcher.
-        git_commit: commit of the checkout, with `+changes` where tracked files differ from it; None if not a checkout.
-        python: version.
-        versions: of `torch`, `transformers`, `accelerate`, `numpy`, `pillow`; null for one that is not installed.
-        num_processes: processes of the run.
-        hardware: object, next rows.
-        model: object, next rows.
-        task: object, next rows.
-        experimental_variables: object, next rows: the parameters as asked for.
-        preparation: object, next rows: how requests were prepared by the main process when the setting was saved.
-        caveats: the sentences of `caveat_records`, which belong beside the numbers; `[]` for none.
-        caveat_records: list of objects, below: what weakens the numbers of this setting or of the whole run; `[]` for
-            none, and in files from before the key was there.
-    """
-
-    experiment_id: str | None = None
+    experiment_id: str | None = None  #: id of the run that put the result together, such as "0001"
+    #: ids of the runs that measured its samples, ascending; more than one where a run was stopped and went on
     experiment_ids: list[str] | None = None
-    timestamp: str | None = None
-    command: str | None = None
+    timestamp: str | None = None  #: UTC, when it was gathered
+    command: str | None = None  #: interpreter and arguments, without the launcher
+    #: commit of the checkout, with `+changes` where tracked files differ from it; None if not a checkout
     git_commit: str | None = None
-    python: str | None = None
+    python: str | None = None  #: version
+    #: of `torch`, `transformers`, `accelerate`, `numpy`, `pillow`; null for one that is not installed
     versions: dict[str, str | None] = {}
-    num_processes: Count | None = None
-    hardware: Hardware = Hardware()
-    model: Model = Model()
-    task: TaskDescription
-    experimental_variables: Variables = Variables()
+    num_processes: Count | None = None  #: processes of the run
+    hardware: Hardware = Hardware()  #: object, next rows
+    model: Model = Model()  #: object, next rows
+    task: TaskDescription  #: object, next rows
+    experimental_variables: Variables = Variables()  #: object, next rows: the parameters as asked for
+    #: object, next rows: how requests were prepared by the main process when the setting was saved
     preparation: Preparation | None = None
-    caveats: list[str] = []
+    caveats: list[str] = []  #: the sentences of `caveat_records`, which belong beside the numbers; `[]` for none
+    #: list of objects, below: what weakens the numbers of this setting or of the whole run; `[]` for none, and in files
+    #: from before the key was there
     caveat_records: list[Caveat] = []
 
     def with_caveats(self, found: list[Caveat]) -> Self:
@@ -350,544 +253,345 @@ class Provenance(Record):
 
 
 class RunTimes(Record):
-    """The times of one run in milliseconds.
+    """The times of one run in milliseconds."""
 
-    Attributes:
-        T_vision_total: as above, of this run; None if no picture.
-        T_LLM_prefill: as above, of this run.
-        T_LLM_decode: as above, of this run; None if fewer than 2 output tokens.
-        T_total: as above, of this run.
-        T_decode_per_token: as above, of this run; None if fewer than 2 output tokens.
-        T_inter_token: list of the times between neighbouring tokens; `[]` for one token.
-    """
-
-    T_vision_total: Delay | None
-    T_LLM_prefill: Time
-    T_LLM_decode: Time | None
-    T_total: Time
-    T_decode_per_token: Time | None
-    T_inter_token: list[Delay]
+    T_vision_total: Delay | None  #: as above, of this run; None if no picture
+    T_LLM_prefill: Time  #: as above, of this run
+    T_LLM_decode: Time | None  #: as above, of this run; None if fewer than 2 output tokens
+    T_total: Time  #: as above, of this run
+    T_decode_per_token: Time | None  #: as above, of this run; None if fewer than 2 output tokens
+    T_inter_token: list[Delay]  #: list of the times between neighbouring tokens; `[]` for one token
 
 
 class Metadata(Record):
-    """What a sample's answer is scored against, and what the task says of the sample.
+    """What a sample's answer is scored against, and what the task says of the sample."""
 
-    Attributes:
-        question: the question without the prompt's template.
-        answers: reference answers.
-        image_id: name of the picture.
-        options: the choices, in the order of their letters; [] for none.
-        answer_index: which option is right, counted from 0; None if not known, or there are no options.
-    """
-
-    question: Text = ""
-    answers: list[Text]
-    image_id: Annotated[Any, AfterValidator(_text_or_number)]
-    options: list[Text] = []
+    question: Text = ""  #: the question without the prompt's template
+    answers: list[Text]  #: reference answers
+    image_id: Annotated[Any, AfterValidator(_text_or_number)]  #: name of the picture
+    options: list[Text] = []  #: the choices, in the order of their letters; [] for none
+    #: which option is right, counted from 0; None if not known, or there are no options
     answer_index: Count | None = None
 
 
 class SampleResult(Record):
-    """One sample at a setting: what it was asked, answered and scored, and its times.
+    """One sample at a setting: what it was asked, answered and scored, and its times."""
 
-    Attributes:
-        sample_id: position in the task's split.
-        target_vision_tokens: N of a token target; for a tier `theoretical_vision_tokens`; None if a tier, and no
-            picture.
-        target_crops: tiles that the rule calls for; None if no picture, or one that is not cut.
-        actual_vision_tokens: image features that entered the language model, 0 without a picture.
-        vision_tokens_diff: `theoretical_vision_tokens` - `actual_vision_tokens`; None if no picture.
-        pooled_image_features: features that the vision stage computed; None if no picture.
-        top_k: as at the top level; None if a dense model.
-        num_active_blocks: as at the top level.
-        input_text_tokens: prompt tokens other than image tokens, beginning-of-text included.
-        image_marker_tokens: start, end and row-end tokens of the image part, 0 without a picture.
-        prompt_tokens: sum of `actual_vision_tokens`, `image_marker_tokens` and `input_text_tokens`.
-        output_tokens: tokens generated, end-of-sequence included where it came; in a batch without the padding.
-        output_ended: whether end-of-sequence came in the first run, or in the answer in a batch.
-        theoretical_num_crops: tiles that the rule calls for; None if no picture.
-        theoretical_tiling: [rows, columns] that it calls for; None if no picture.
-        theoretical_image_size: canvas for it, [height, width] in pixels; None if no picture.
-        theoretical_vision_tokens: (tiles + 1) 144 for it; None if no picture.
-        actual_num_crops: tiles, read off the tensors; None if no picture, or one that is not cut.
-        actual_tiling: [rows, columns], read off the tensors; None if no picture.
-        actual_image_size: canvas of that tiling; None if no picture.
-        accuracy: score of `pred`, from 0 to `metric_best`; 0 where it could not be parsed; None if the metric has none
-            (CIDEr of fewer than two pictures).
-        parse_status: how `pred` was read as an answer: `text` where any text is one, otherwise a word of the metric's,
-            such as `letter` or `unparsed`.
-        score_details: further numbers of the same answer by name, such as `anls` and `em`; `{}` for none.
-        pred: text of the first run, or of the answer in a batch.
-        question_type: the task's category of the question.
-        metadata: what the task says about the sample, below.
-        T_vision_total: vision stage; None if no picture.
-        T_LLM_prefill: prefill up to the first token; None if answered in a batch.
-        T_LLM_decode: first token to last token; None if fewer than 2 output tokens.
-        T_total: request handed to the model, to last token; None if answered in a batch.
-        T_decode_per_token: `T_LLM_decode` / (output tokens - 1); None if fewer than 2 output tokens.
-        T_first_token: `T_vision_total` + `T_LLM_prefill`; None if answered in a batch.
-        T_preprocess: resizing, cutting and tokenising on the host; not in `T_total`.
-        T_transfer: host to device; not in `T_total`; None if answered in a batch.
-        vision_flops: operations of the vision stage; None if no picture, or unknown architecture.
-        prefill_flops: operations of the prefill; None if unknown architecture.
-        decode_flops_per_token: mean operations of a decode step, for the first run's number of output tokens; None if
-            fewer than 2 output tokens, or unknown architecture.
-        energy_j: energy of the run whose times are these, idle power included: the integral of power readings taken
-            beside it; see [energy.md](energy.md#windows); None if `--energy off`, no power reading, or answered in a
-            batch.
-        energy_bound_j: most that the time between readings can make of an error; None if `energy_j` is.
-        energy_method: `apportioned`: not from a window of its own; None if `energy_j` is.
-        energy_source: source and, in brackets, basis, such as `power_integral (instant_power)`; those of devices that
-            differ are joined by `+`; None if `energy_j` is.
-        energy_reason: why there is no energy; None if there is, or `--energy off`.
-        outputs_identical: whether all runs gave the same tokens; None if answered in a batch.
-        outlier_runs: indices in `runs` of those that stand out; None if fewer than 3 runs.
-        accuracy_batch_size: samples that were answered together with it, itself included; None if measured.
-        accuracy_batch_limit: most that were allowed together then: `--accuracy_batch_size`, less where memory had run
-            out; None if measured.
-        runs: every measured run, in order, `[]` where answered in a batch.
-    """
-
-    sample_id: Count
+    sample_id: Count  #: position in the task's split
+    #: N of a token target; for a tier `theoretical_vision_tokens`; None if a tier, and no picture
     target_vision_tokens: Count | None = None
-    target_crops: Count | None
-    actual_vision_tokens: Count
-    vision_tokens_diff: int | None = None
-    pooled_image_features: Count | None
-    top_k: Knob | None
-    num_active_blocks: Knob
-    input_text_tokens: Count
-    image_marker_tokens: Count
-    prompt_tokens: Count
-    output_tokens: Count
-    output_ended: bool | None = None
-    theoretical_num_crops: Count | None = None
-    theoretical_tiling: list[Count] | None = None
-    theoretical_image_size: list[Count] | None = None
-    theoretical_vision_tokens: Count | None = None
-    actual_num_crops: Count | None
-    actual_tiling: list[Count] | None = None
-    actual_image_size: list[Count] | None = None
+    target_crops: Count | None  #: tiles that the rule calls for; None if no picture, or one that is not cut
+    actual_vision_tokens: Count  #: image features that entered the language model, 0 without a picture
+    vision_tokens_diff: int | None = None  #: `theoretical_vision_tokens` - `actual_vision_tokens`; None if no picture
+    pooled_image_features: Count | None  #: features that the vision stage computed; None if no picture
+    top_k: Knob | None  #: as at the top level; None if a dense model
+    num_active_blocks: Knob  #: as at the top level
+    input_text_tokens: Count  #: prompt tokens other than image tokens, beginning-of-text included
+    image_marker_tokens: Count  #: start, end and row-end tokens of the image part, 0 without a picture
+    prompt_tokens: Count  #: sum of `actual_vision_tokens`, `image_marker_tokens` and `input_text_tokens`
+    output_tokens: Count  #: tokens generated, end-of-sequence included where it came; in a batch without the padding
+    output_ended: bool | None = None  #: whether end-of-sequence came in the first run, or in the answer in a batch
+    theoretical_num_crops: Count | None = None  #: tiles that the rule calls for; None if no picture
+    theoretical_tiling: list[Count] | None = None  #: [rows, columns] that it calls for; None if no picture
+    theoretical_image_size: list[Count] | None = None  #: canvas for it, [height, width] in pixels; None if no picture
+    theoretical_vision_tokens: Count | None = None  #: (tiles + 1) 144 for it; None if no picture
+    actual_num_crops: Count | None  #: tiles, read off the tensors; None if no picture, or one that is not cut
+    actual_tiling: list[Count] | None = None  #: [rows, columns], read off the tensors; None if no picture
+    actual_image_size: list[Count] | None = None  #: canvas of that tiling; None if no picture
+    #: score of `pred`, from 0 to `metric_best`; 0 where it could not be parsed; None if the metric has none (CIDEr of
+    #: fewer than two pictures)
     accuracy: Positive | None
+    #: how `pred` was read as an answer: `text` where any text is one, otherwise a word of the metric's, such as
+    #: `letter` or `unparsed`
     parse_status: str | None = None
+    #: further numbers of the same answer by name, such as `anls` and `em`; `{}` for none
     score_details: dict[str, Any] | None = None
-    pred: Text
-    question_type: Text
-    metadata: Metadata
-    T_vision_total: Delay | None
-    T_LLM_prefill: Time | None
-    T_LLM_decode: Time | None
-    T_total: Time | None
-    T_decode_per_token: Time | None
-    T_first_token: Time | None
-    T_preprocess: Delay
-    T_transfer: Delay | None
-    vision_flops: Flops | None
-    prefill_flops: Flops | None
+    pred: Text  #: text of the first run, or of the answer in a batch
+    question_type: Text  #: the task's category of the question
+    metadata: Metadata  #: what the task says about the sample, below
+    T_vision_total: Delay | None  #: vision stage; None if no picture
+    T_LLM_prefill: Time | None  #: prefill up to the first token; None if answered in a batch
+    T_LLM_decode: Time | None  #: first token to last token; None if fewer than 2 output tokens
+    T_total: Time | None  #: request handed to the model, to last token; None if answered in a batch
+    T_decode_per_token: Time | None  #: `T_LLM_decode` / (output tokens - 1); None if fewer than 2 output tokens
+    T_first_token: Time | None  #: `T_vision_total` + `T_LLM_prefill`; None if answered in a batch
+    T_preprocess: Delay  #: resizing, cutting and tokenising on the host; not in `T_total`
+    T_transfer: Delay | None  #: host to device; not in `T_total`; None if answered in a batch
+    vision_flops: Flops | None  #: operations of the vision stage; None if no picture, or unknown architecture
+    prefill_flops: Flops | None  #: operations of the prefill; None if unknown architecture
+    #: mean operations of a decode step, for the first run's number of output tokens; None if fewer than 2 output
+    #: tokens, or unknown architecture
     decode_flops_per_token: Positive | None
+    #: energy of the run whose times are these, idle power included: the integral of power readings taken beside it; see
+    #: [energy.md](energy.md#windows); None if `--energy off`, no power reading, or answered in a batch
     energy_j: Positive | None = None
+    #: most that the time between readings can make of an error; None if `energy_j` is
     energy_bound_j: Positive | None = None
-    energy_method: str | None = None
+    energy_method: str | None = None  #: `apportioned`: not from a window of its own; None if `energy_j` is
+    #: source and, in brackets, basis, such as `power_integral (instant_power)`; those of devices that differ are joined
+    #: by `+`; None if `energy_j` is
     energy_source: str | None = None
-    energy_reason: str | None = None
-    outputs_identical: bool | None = None
-    outlier_runs: list[Count] | None = None
+    energy_reason: str | None = None  #: why there is no energy; None if there is, or `--energy off`
+    outputs_identical: bool | None = None  #: whether all runs gave the same tokens; None if answered in a batch
+    outlier_runs: list[Count] | None = None  #: indices in `runs` of those that stand out; None if fewer than 3 runs
+    #: samples that were answered together with it, itself included; None if measured
     accuracy_batch_size: Count | None = None
+    #: most that were allowed together then: `--accuracy_batch_size`, less where memory had run out; None if measured
     accuracy_batch_limit: Count | None = None
-    runs: list[RunTimes]
+    runs: list[RunTimes]  #: every measured run, in order, `[]` where answered in a batch
 
 
 class WarmUpRuns(Record):
-    """The unmeasured runs of one process before its window of a setting.
+    """The unmeasured runs of one process before its window of a setting."""
 
-    Attributes:
-        rank: the process.
-        experiment_id: the run that it was part of.
-        num_runs: unmeasured runs of the process's first sample, 0 where warm-up is off.
-        is_stable: whether the last three agreed within 5 %; None if warm-up is off.
-        spread_of_last_3: longest / shortest - 1 of their `T_total`; None if fewer than 3 runs.
-        T_total: list of the runs' total times in ms.
-    """
-
-    rank: Count | None = None
-    experiment_id: str | None = None
-    num_runs: Count | None = None
-    is_stable: bool | None = None
-    spread_of_last_3: Number | None = None
-    T_total: list[Number] | None = None
+    rank: Count | None = None  #: the process
+    experiment_id: str | None = None  #: the run that it was part of
+    num_runs: Count | None = None  #: unmeasured runs of the process's first sample, 0 where warm-up is off
+    is_stable: bool | None = None  #: whether the last three agreed within 5 %; None if warm-up is off
+    spread_of_last_3: Number | None = None  #: longest / shortest - 1 of their `T_total`; None if fewer than 3 runs
+    T_total: list[Number] | None = None  #: list of the runs' total times in ms
 
 
 class Conditions(Record):
-    """What else went on at the device and the host while a process measured.
+    """What else went on at the device and the host while a process measured."""
 
-    Attributes:
-        rank: the process.
-        experiment_id: the run that it was part of.
-        opened: UTC, at the first reading.
-        num_readings: how many there were.
-        window_s: seconds from opening to the last reading, summed over windows.
-        sm_clock_mhz: [lowest, highest] clock of the GPU's multiprocessors; None if no GPU, or not told.
-        memory_clock_mhz: [lowest, highest] clock of its memory; None if no GPU, or not told.
-        temperature_c_max: highest temperature of the GPU; None if no GPU, or not told.
-        power_w_max: highest power draw; None if no GPU, or not told.
-        throttle_reasons: names of all of NVML's clocks event reasons that a reading showed (`gpu_idle`, `sw_power_cap`,
-            `hw_thermal_slowdown` ...); None if no GPU, or not told.
-        power_throttled_s: seconds in the window in which clocks were held down because of power, by the driver's
-            counter; None if no GPU, or not told.
-        thermal_throttled_s: the same because of heat; None if no GPU, or not told.
-        utilisation_percent_at_open: highest utilisation that the driver reported when a window opened; its period of up
-            to a second may hold work of this process; None if no GPU, or not told.
-        foreign_gpu_processes_max: most other processes that computed on the GPU; None if no GPU, or ids of processes
-            cannot be compared (containers).
-        foreign_gpu_memory_bytes_max: most memory that they held; None if as above.
-        gpu_reason: why figures of the GPU are null; None if none is.
-        foreign_cpu_share: time that the host's logical CPUs were busy with other processes (other processes of this run
-            among them), as a share of all their time; None if one reading only.
-        cpu_frequency_mhz: [lowest, highest] mean frequency of the CPUs; None if the host does not tell.
-    """
-
-    rank: Count | None = None
-    experiment_id: str | None = None
-    opened: str | None = None
-    num_readings: Count | None = None
-    window_s: Amount = 0.0
+    rank: Count | None = None  #: the process
+    experiment_id: str | None = None  #: the run that it was part of
+    opened: str | None = None  #: UTC, at the first reading
+    num_readings: Count | None = None  #: how many there were
+    window_s: Amount = 0.0  #: seconds from opening to the last reading, summed over windows
+    #: [lowest, highest] clock of the GPU's multiprocessors; None if no GPU, or not told
     sm_clock_mhz: list[Amount | None] | None
-    memory_clock_mhz: list[Amount | None] | None
-    temperature_c_max: Number | None
-    power_w_max: Amount | None
+    memory_clock_mhz: list[Amount | None] | None  #: [lowest, highest] clock of its memory; None if no GPU, or not told
+    temperature_c_max: Number | None  #: highest temperature of the GPU; None if no GPU, or not told
+    power_w_max: Amount | None  #: highest power draw; None if no GPU, or not told
+    #: names of all of NVML's clocks event reasons that a reading showed (`gpu_idle`, `sw_power_cap`,
+    #: `hw_thermal_slowdown` ...); None if no GPU, or not told
     throttle_reasons: list[str] | None = None
+    #: seconds in the window in which clocks were held down because of power, by the driver's counter; None if no GPU,
+    #: or not told
     power_throttled_s: Amount | None
-    thermal_throttled_s: Amount | None
+    thermal_throttled_s: Amount | None  #: the same because of heat; None if no GPU, or not told
+    #: highest utilisation that the driver reported when a window opened; its period of up to a second may hold work of
+    #: this process; None if no GPU, or not told
     utilisation_percent_at_open: Amount | None = None
+    #: most other processes that computed on the GPU; None if no GPU, or ids of processes cannot be compared
+    #: (containers)
     foreign_gpu_processes_max: Count | None = None
-    foreign_gpu_memory_bytes_max: Count | None = None
-    gpu_reason: str | None = None
+    foreign_gpu_memory_bytes_max: Count | None = None  #: most memory that they held; None if as above
+    gpu_reason: str | None = None  #: why figures of the GPU are null; None if none is
+    #: time that the host's logical CPUs were busy with other processes (other processes of this run among them), as a
+    #: share of all their time; None if one reading only
     foreign_cpu_share: Amount | None
+    #: [lowest, highest] mean frequency of the CPUs; None if the host does not tell
     cpu_frequency_mhz: list[Amount | None] | None
 
 
 class Drift(Record):
-    """How fast one process ran the control setting before and after a setting.
+    """How fast one process ran the control setting before and after a setting."""
 
-    Attributes:
-        rank: the process.
-        control: key of the control setting; None if no reading around the setting.
-        num_settings_before: settings that the run had measured before this one; None if in results from before it was
-            noted.
-        before: its time at the last reading before the setting, as a multiple of that when the run began; None if no
-            such reading, or one without times.
-        after: the same at the first reading after the setting; None if the run ended before, or a reading without
-            times.
-        reason: why a ratio is null; None if none is.
-    """
-
-    rank: Count | None = None
-    control: str | None = None
+    rank: Count | None = None  #: the process
+    control: str | None = None  #: key of the control setting; None if no reading around the setting
+    #: settings that the run had measured before this one; None if in results from before it was noted
     num_settings_before: Count | None = None
+    #: its time at the last reading before the setting, as a multiple of that when the run began; None if no such
+    #: reading, or one without times
     before: Ratio | None
+    #: the same at the first reading after the setting; None if the run ended before, or a reading without times
     after: Ratio | None
-    reason: str | None = None
+    reason: str | None = None  #: why a ratio is null; None if none is
 
 
 class Precision(Record):
-    """How well the mean total time is known, and why no more samples were requested.
+    """How well the mean total time is known, and why no more samples were requested."""
 
-    Attributes:
-        asked: `--until_precision`; None if not given.
-        reached: half of the 95 % interval of the mean `T_total`, as a share of the mean: Student's t over samples, or
-            over pictures where samples share some; None if samples of fewer than 2 pictures.
-        stopped_by: `num_samples`: every sample drawn was requested; `precision`: a process had enough before;
-            `pareto_search`: the search asked for no more.
-        num_processes_stopped: how many processes had enough before their last sample.
-    """
-
-    asked: Number | None = None
+    asked: Number | None = None  #: `--until_precision`; None if not given
+    #: half of the 95 % interval of the mean `T_total`, as a share of the mean: Student's t over samples, or over
+    #: pictures where samples share some; None if samples of fewer than 2 pictures
     reached: Number | None = None
+    #: `num_samples`: every sample drawn was requested; `precision`: a process had enough before; `pareto_search`: the
+    #: search asked for no more
     stopped_by: str | None = None
-    num_processes_stopped: Count | None = None
+    num_processes_stopped: Count | None = None  #: how many processes had enough before their last sample
 
 
 class Memory(Record):
-    """Memory of a setting in bytes.
+    """Memory of a setting in bytes."""
 
-    Attributes:
-        peak_memory_bytes: most that torch had allocated on the GPU; None if on the CPU.
-        peak_reserved_bytes: most that torch's allocator had reserved on the GPU; None if on the CPU.
-        process_rss_bytes: resident memory of the process when the window closed.
-        reason: why a figure is null; None if no figure is.
-        weights_bytes: parameters and buffers as stored, those of blocks that did not run among them; None if the model
-            does not tell.
-        kv_cache_bytes: keys and values of the longest sample at its end, by formula; None if samples were answered in
-            batches.
-        activation_bytes: `peak_memory_bytes` without these two: at least so much was held beside them; None if one of
-            the three is null.
-        parts_reason: why one of these three is null; None if none is.
-    """
-
-    peak_memory_bytes: Amount | None
+    peak_memory_bytes: Amount | None  #: most that torch had allocated on the GPU; None if on the CPU
+    #: most that torch's allocator had reserved on the GPU; None if on the CPU
     peak_reserved_bytes: Amount | None = None
-    process_rss_bytes: Amount | None = None
-    reason: str | None = None
+    process_rss_bytes: Amount | None = None  #: resident memory of the process when the window closed
+    reason: str | None = None  #: why a figure is null; None if no figure is
+    #: parameters and buffers as stored, those of blocks that did not run among them; None if the model does not tell
     weights_bytes: Amount | None = None
+    #: keys and values of the longest sample at its end, by formula; None if samples were answered in batches
     kv_cache_bytes: Amount | None = None
+    #: `peak_memory_bytes` without these two: at least so much was held beside them; None if one of the three is null
     activation_bytes: Amount | None = None
-    parts_reason: str | None = None
+    parts_reason: str | None = None  #: why one of these three is null; None if none is
 
 
 class ProcessLoad(Record):
-    """Load along one window in which a process measured samples.
+    """Load along one window in which a process measured samples."""
 
-    Attributes:
-        rank: the process.
-        experiment_id: the run.
-        window_s: length of the window: warm-up, samples, and waiting for their requests.
-        gpu_utilization_percent: list, for each GPU that the process uses: mean over the window of the driver's figure,
-            `[]` without a GPU; one is null where the GPU does not tell it.
-        gpu_utilization_percent_max: the highest reading of each; None if as above.
-        cpu_usage_percent: mean of all CPUs of the host, whoever used them; None if the host counted no time in the
-            window.
-        cpu_usage_percent_max: the highest reading; None if as above.
-        cpu_memory_usage_bytes: mean resident memory of the process.
-        cpu_memory_usage_bytes_max: the highest reading.
-        num_samples: readings.
-        sample_interval_s: time between two readings.
-        reason: why a figure of a GPU is missing; None if none is.
-    """
-
-    rank: Count | None = None
-    experiment_id: str | None = None
-    window_s: Number | None = None
+    rank: Count | None = None  #: the process
+    experiment_id: str | None = None  #: the run
+    window_s: Number | None = None  #: length of the window: warm-up, samples, and waiting for their requests
+    #: list, for each GPU that the process uses: mean over the window of the driver's figure, `[]` without a GPU; one is
+    #: null where the GPU does not tell it
     gpu_utilization_percent: list[Number | None] | None = None
-    gpu_utilization_percent_max: list[Number | None] | None = None
+    gpu_utilization_percent_max: list[Number | None] | None = None  #: the highest reading of each; None if as above
+    #: mean of all CPUs of the host, whoever used them; None if the host counted no time in the window
     cpu_usage_percent: Number | None = None
-    cpu_usage_percent_max: Number | None = None
-    cpu_memory_usage_bytes: Count | None = None
-    cpu_memory_usage_bytes_max: Count | None = None
-    num_samples: Count | None = None
-    sample_interval_s: Number | None = None
-    reason: str | None = None
+    cpu_usage_percent_max: Number | None = None  #: the highest reading; None if as above
+    cpu_memory_usage_bytes: Count | None = None  #: mean resident memory of the process
+    cpu_memory_usage_bytes_max: Count | None = None  #: the highest reading
+    num_samples: Count | None = None  #: readings
+    sample_interval_s: Number | None = None  #: time between two readings
+    reason: str | None = None  #: why a figure of a GPU is missing; None if none is
 
 
 class MemoryTimeline(Record):
-    """Memory along one window in which a process measured samples.
+    """Memory along one window in which a process measured samples."""
 
-    Attributes:
-        rank: the process.
-        experiment_id: the run.
-        interval_s: time between two readings.
-        samples: list of objects of `seconds` (since the window opened), `allocated_bytes`, `reserved_bytes` (torch's on
-            the GPUs that the process uses; null without one) and `process_rss_bytes`.
-    """
-
-    rank: Count | None = None
-    experiment_id: str | None = None
-    interval_s: Number | None = None
+    rank: Count | None = None  #: the process
+    experiment_id: str | None = None  #: the run
+    interval_s: Number | None = None  #: time between two readings
+    #: list of objects of `seconds` (since the window opened), `allocated_bytes`, `reserved_bytes` (torch's on the GPUs
+    #: that the process uses; null without one) and `process_rss_bytes`
     samples: list[dict[str, Number | None]] | None = None
 
 
 class HardwareUtilisation(Record):
-    """Model FLOPs utilisation (MFU) and model bandwidth utilisation (MBU), shares of the peaks of the data sheet.
+    """Model FLOPs utilisation (MFU) and model bandwidth utilisation (MBU), shares of the peaks of the data sheet."""
 
-    Attributes:
-        mfu_vision: `vision_flops` / `T_vision_total` as a share of `peak_flops_per_s`; None without a known peak, or
-            where no sample has a picture.
-        mfu_prefill: the same of the prefill; None without a known peak.
-        mfu_decode: the same of all decode steps; None without a known peak, or where no sample has 2 output tokens.
-        mbu_decode: weights and cache that the decode steps must read / `T_LLM_decode` as a share of `peak_bytes_per_s`;
-            None as above.
-        peak_flops_per_s: of the GPU, by its data sheet; None on the CPU, on a GPU that is not in the table, or for a
-            number format that it has no peak for.
-        peak_bytes_per_s: of its memory; None on the CPU, or on a GPU that is not in the table.
-        peak_dtype: number format of the peak: that of the weights, `tf32` where torch may use it for float32; None
-            where that of the model's products is not known.
-        utilisation_reason: why the figures are null; None where none is.
-    """
-
+    #: `vision_flops` / `T_vision_total` as a share of `peak_flops_per_s`; None without a known peak, or where no sample
+    #: has a picture
     mfu_vision: Amount | None = None
-    mfu_prefill: Amount | None = None
+    mfu_prefill: Amount | None = None  #: the same of the prefill; None without a known peak
+    #: the same of all decode steps; None without a known peak, or where no sample has 2 output tokens
     mfu_decode: Amount | None = None
+    #: weights and cache that the decode steps must read / `T_LLM_decode` as a share of `peak_bytes_per_s`; None as
+    #: above
     mbu_decode: Amount | None = None
+    #: of the GPU, by its data sheet; None on the CPU, on a GPU that is not in the table, or for a number format that it
+    #: has no peak for
     peak_flops_per_s: Peak | None
-    peak_bytes_per_s: Peak | None
+    peak_bytes_per_s: Peak | None  #: of its memory; None on the CPU, or on a GPU that is not in the table
+    #: number format of the peak: that of the weights, `tf32` where torch may use it for float32; None where that of the
+    #: model's products is not known
     peak_dtype: str | None = None
-    utilisation_reason: str | None
+    utilisation_reason: str | None  #: why the figures are null; None where none is
 
 
 class EnergyOfSource(Record):
-    """What tells the energy of one source from that of others.
+    """What tells the energy of one source from that of others."""
 
-    Attributes:
-        device: as in the figures.
-        component: as in the figures.
-        source: as in the figures.
-        kind: as in the figures.
-        basis: as in the figures.
-    """
-
-    device: str | None = None
-    component: str | None = None
-    source: str | None = None
-    kind: str | None = None
-    basis: str | None = None
+    device: str | None = None  #: id of a GPU, RAPL zone, or `all`
+    component: str | None = None  #: `gpu`, `cpu` or `dram`
+    source: str | None = None  #: `nvml_counter`, `power_integral` or `rapl`
+    kind: str | None = None  #: `measured`
+    basis: str | None = None  #: `counter`, `instant_power` or `averaged_power`
 
 
 class StageFigure(EnergyOfSource):
-    """Energy of one stage by one source.
+    """Energy of one stage by one source."""
 
-    Attributes:
-        device: id of a GPU, RAPL zone, or `all`.
-        component: `gpu`, `cpu` or `dram`.
-        source: `nvml_counter`, `power_integral` or `rapl`.
-        kind: `measured`.
-        basis: `counter`, `instant_power` or `averaged_power`.
-        gross_j: mean over windows of the energy of one act; None if no window gave a figure.
-        gross_j_ci95_low: 95 % interval of it, Student's t over windows; None if fewer than 2 windows.
-        gross_j_ci95_high: its upper end; None if fewer than 2 windows.
-        uncertainty_j: standard uncertainty: spread over windows, and bound of the ticks; None if fewer than 2 windows,
-            or ticks not known.
-        idle_w: idle power, mean of before and after; None if not measured.
-        idle_j: idle power over the time of an act; None if `idle_w` is.
-        net_j: `gross_j` - `idle_j`; may be negative; None if one of them is.
-        net_uncertainty_j: with that of the idle power; None if as `uncertainty_j`.
-        act_s: mean time of an act; None if `gross_j` is.
-        num_acts: acts in all windows; not whole where windows lie between ticks; None if `gross_j` is.
-        window_s: length of all windows; None if `gross_j` is.
-        num_windows: windows that gave a figure.
-        reason: why there is no figure, or fewer windows; None if all gave one.
-        remark: how many windows something was done to or is weak in, and what it was in the first of them: a wrap that
-            was undone, an error above the goal, another source that does not agree; None if nothing was.
-        window_error: error of the resolution that windows were made long enough for, as a share of the energy; the
-            largest of all windows; None if no figure, or the windows' length was chosen by another source.
-    """
-
-    gross_j: Number | None = None
+    gross_j: Number | None = None  #: mean over windows of the energy of one act; None if no window gave a figure
+    #: 95 % interval of it, Student's t over windows; None if fewer than 2 windows
     gross_j_ci95_low: Number | None = None
-    gross_j_ci95_high: Number | None = None
+    gross_j_ci95_high: Number | None = None  #: its upper end; None if fewer than 2 windows
+    #: standard uncertainty: spread over windows, and bound of the ticks; None if fewer than 2 windows, or ticks not
+    #: known
     uncertainty_j: Number | None = None
-    idle_w: Number | None = None
-    idle_j: Number | None = None
-    net_j: Number | None = None
-    net_uncertainty_j: Number | None = None
-    act_s: Number | None = None
+    idle_w: Number | None = None  #: idle power, mean of before and after; None if not measured
+    idle_j: Number | None = None  #: idle power over the time of an act; None if `idle_w` is
+    net_j: Number | None = None  #: `gross_j` - `idle_j`; may be negative; None if one of them is
+    net_uncertainty_j: Number | None = None  #: with that of the idle power; None if as `uncertainty_j`
+    act_s: Number | None = None  #: mean time of an act; None if `gross_j` is
+    #: acts in all windows; not whole where windows lie between ticks; None if `gross_j` is
     num_acts: Number | None = None
-    window_s: Number | None = None
-    num_windows: Count | None = None
-    reason: str | None = None
+    window_s: Number | None = None  #: length of all windows; None if `gross_j` is
+    num_windows: Count | None = None  #: windows that gave a figure
+    reason: str | None = None  #: why there is no figure, or fewer windows; None if all gave one
+    #: how many windows something was done to or is weak in, and what it was in the first of them: a wrap that was
+    #: undone, an error above the goal, another source that does not agree; None if nothing was
     remark: str | None = None
+    #: error of the resolution that windows were made long enough for, as a share of the energy; the largest of all
+    #: windows; None if no figure, or the windows' length was chosen by another source
     window_error: Number | None = None
 
 
 class EnergySummary(EnergyOfSource):
-    """The energy figures of one source.
+    """The energy figures of one source."""
 
-    Attributes:
-        vision_j: gross energy of the stage; None if no picture, or not measured.
-        prefill_j: gross energy of the stage; None if not measured.
-        decode_j: gross energy of all decode steps; None if fewer than 2 output tokens, or not measured.
-        decode_j_per_token: `decode_j` / (output tokens - 1); None if `decode_j` is.
-        end_to_end_j: gross energy of the whole request, from windows of its own.
-        end_to_end_uncertainty_j: its standard uncertainty; None if as in the figures.
-        end_to_end_idle_j: idle power over its time; None if not measured.
-        end_to_end_net_j: gross less idle; None if not measured.
-        j_per_output_token: `end_to_end_j` / output tokens.
-        j_per_correct_answer: `end_to_end_j` / (accuracy / best score): [what it
-            is](energy.md#joules-per-correct-answer); None if no answer is correct or has a score, or the metric's best
-            score is not 1.
-        j_per_correct_answer_ci95_low: lower end of its 95 % interval, from those of energy and accuracy; None if it is,
-            or an uncertainty is not known.
-        j_per_correct_answer_ci95_high: its upper end; None if as the lower one, or the accuracy's interval reaches 0.
-        j_per_correct_answer_reason: why one of the three is null; None if none is.
-        closure_residual_share: (`end_to_end_j` - sum of the stages) / `end_to_end_j`; None if a stage was not measured.
-        source_ratio: integrated power / counter of the whole request; None if one of the two is missing, or not of
-            GPUs.
-    """
-
-    vision_j: Number | None = None
-    prefill_j: Number | None = None
+    vision_j: Number | None = None  #: gross energy of the stage; None if no picture, or not measured
+    prefill_j: Number | None = None  #: gross energy of the stage; None if not measured
+    #: gross energy of all decode steps; None if fewer than 2 output tokens, or not measured
     decode_j: Number | None = None
-    decode_j_per_token: Number | None = None
-    end_to_end_j: Number | None = None
-    end_to_end_uncertainty_j: Amount | None = None
-    end_to_end_idle_j: Number | None = None
-    end_to_end_net_j: Number | None = None
-    j_per_output_token: Number | None = None
+    decode_j_per_token: Number | None = None  #: `decode_j` / (output tokens - 1); None if `decode_j` is
+    end_to_end_j: Number | None = None  #: gross energy of the whole request, from windows of its own
+    end_to_end_uncertainty_j: Amount | None = None  #: its standard uncertainty; None if as in the figures
+    end_to_end_idle_j: Number | None = None  #: idle power over its time; None if not measured
+    end_to_end_net_j: Number | None = None  #: gross less idle; None if not measured
+    j_per_output_token: Number | None = None  #: `end_to_end_j` / output tokens
+    #: `end_to_end_j` / (accuracy / best score): [what it is](energy.md#joules-per-correct-answer); None if no answer is
+    #: correct or has a score, or the metric's best score is not 1
     j_per_correct_answer: Number | None = None
+    #: lower end of its 95 % interval, from those of energy and accuracy; None if it is, or an uncertainty is not known
     j_per_correct_answer_ci95_low: Number | None = None
+    #: its upper end; None if as the lower one, or the accuracy's interval reaches 0
     j_per_correct_answer_ci95_high: Number | None = None
-    j_per_correct_answer_reason: str | None = None
+    j_per_correct_answer_reason: str | None = None  #: why one of the three is null; None if none is
+    #: (`end_to_end_j` - sum of the stages) / `end_to_end_j`; None if a stage was not measured
     closure_residual_share: Number | None = None
+    #: integrated power / counter of the whole request; None if one of the two is missing, or not of GPUs
     source_ratio: Number | None = None
 
 
 class EnergyClosure(EnergyOfSource):
-    """The whole request against the sum of its stages, by one source.
+    """The whole request against the sum of its stages, by one source."""
 
-    Attributes:
-        end_to_end_j: gross energy of the whole request; None if not measured.
-        stages_j: sum over its stages; None if one was not measured.
-        residual_j: `end_to_end_j` - `stages_j`; None if one of them is.
-        residual_share: `residual_j` / `end_to_end_j`; None if one of them is.
-        uncertainty_j: standard uncertainty of `residual_j`; None if one is not known.
-        reason: why a figure is null; None if none is.
-    """
-
-    end_to_end_j: Number | None = None
-    stages_j: Number | None = None
-    residual_j: Number | None = None
-    residual_share: Number | None = None
-    uncertainty_j: Number | None = None
-    reason: str | None = None
+    end_to_end_j: Number | None = None  #: gross energy of the whole request; None if not measured
+    stages_j: Number | None = None  #: sum over its stages; None if one was not measured
+    residual_j: Number | None = None  #: `end_to_end_j` - `stages_j`; None if one of them is
+    residual_share: Number | None = None  #: `residual_j` / `end_to_end_j`; None if one of them is
+    uncertainty_j: Number | None = None  #: standard uncertainty of `residual_j`; None if one is not known
+    reason: str | None = None  #: why a figure is null; None if none is
 
 
 class EnergyIdle(EnergyOfSource):
-    """Idle power by one source.
+    """Idle power by one source."""
 
-    Attributes:
-        before_w: mean power while nothing runs, model loaded, before the first window; None if not measured.
-        after_w: the same after the last; None if not measured.
-        seconds: length of each of the two windows.
-        reason: why a power is null; None if none is.
-    """
-
+    #: mean power while nothing runs, model loaded, before the first window; None if not measured
     before_w: Number | None = None
-    after_w: Number | None = None
-    seconds: Number | None = None
-    reason: str | None = None
+    after_w: Number | None = None  #: the same after the last; None if not measured
+    seconds: Number | None = None  #: length of each of the two windows
+    reason: str | None = None  #: why a power is null; None if none is
 
 
 class Energy(Record):
-    """Energy of the stages of one request.
+    """Energy of the stages of one request."""
 
-    Attributes:
-        experiment_id: the run that measured it.
-        rank: the process that measured it.
-        sample_id: whose request; None if no sample can be read.
-        output_tokens: of that request; None if `reason` says why.
-        summary: the figures of one source, [below](#energy-summary); None if no source measured the whole request.
-        stages: `vision`, `prefill`, `decode` and `end_to_end`, as far as the request has them -> list of
-            [figures](#energy-figures), `{}` where nothing was measured.
-        closures: list, for each source over its devices: [end-to-end against the sum of the stages](#energy-closures),
-            may be `[]`.
-        error_goal: what `window_error` of the stages was to be at most; None if nothing was measured.
-        source_ratios: stage -> integrated power / counter of the GPUs, may be `{}`; a ratio is null where one of the
-            two is missing.
-        idle: list of [idle powers](#energy-idle), may be `[]`.
-        missing: source that is not there -> why, may be `{}`.
-        reason: why nothing was measured; None if something was.
-    """
-
-    experiment_id: str | None = None
-    rank: Count | None = None
-    sample_id: Count | None = None
-    output_tokens: Count | None = None
+    experiment_id: str | None = None  #: the run that measured it
+    rank: Count | None = None  #: the process that measured it
+    sample_id: Count | None = None  #: whose request; None if no sample can be read
+    output_tokens: Count | None = None  #: of that request; None if `reason` says why
+    #: the figures of one source, [below](#energy-summary); None if no source measured the whole request
     summary: EnergySummary | None = None
+    #: `vision`, `prefill`, `decode` and `end_to_end`, as far as the request has them -> list of
+    #: [figures](#energy-figures), `{}` where nothing was measured
     stages: dict[str, list[StageFigure]] = {}
+    #: list, for each source over its devices: [end-to-end against the sum of the stages](#energy-closures), may be `[]`
     closures: list[EnergyClosure] = []
+    #: what `window_error` of the stages was to be at most; None if nothing was measured
     error_goal: Number | None = None
+    #: stage -> integrated power / counter of the GPUs, may be `{}`; a ratio is null where one of the two is missing
     source_ratios: dict[str, Number | None] = {}
-    idle: list[EnergyIdle] = []
-    missing: dict[str, str] = {}
-    reason: str | None = None
+    idle: list[EnergyIdle] = []  #: list of [idle powers](#energy-idle), may be `[]`
+    missing: dict[str, str] = {}  #: source that is not there -> why, may be `{}`
+    reason: str | None = None  #: why nothing was measured; None if something was
 
 
 class Order(Record):
@@ -915,184 +619,130 @@ class TypeScores(Record):
 
 
 class VisionPart(Record):
-    """The vision knob of a setting, and the crops and vision tokens that came of it.
+    """The vision knob of a setting, and the crops and vision tokens that came of it."""
 
-    Attributes:
-        tier: `low`, `medium` or `high`; None if a token target was requested, or vision tokens cannot be set.
-        tier_range: tiles allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target.
-        vision_tokens_target: N of `--vision_tokens_list`; None if a tier was requested, or vision tokens cannot be set.
-        selected_crops_mean: mean number of tiles that the rule chose; None if no sample has a picture that is cut (some
-            models take pictures in their own shape).
-        selected_crops_distribution: number of tiles (as text) -> samples; `{}` without pictures.
-        target_vision_tokens_mean: the token target; for a tier, the mean of (tiles + 1) 144 over samples; None if no
-            sample has a picture.
-        actual_vision_tokens_mean: mean of the features that entered the language model, 0 for a sample without a
-            picture; None if no samples.
-        max_crops: upper end of `tier_range`.
-        theoretical_num_crops: tiles of the most frequent geometry among the samples; None if no sample has a picture.
-        theoretical_tiling: its [rows, columns]; None if no sample has a picture.
-        theoretical_image_size: its canvas, [height, width] in pixels; None if no sample has a picture.
-        theoretical_vision_tokens: its (tiles + 1) 144; None if no sample has a picture.
-    """
-
+    #: `low`, `medium` or `high`; None if a token target was requested, or vision tokens cannot be set
     tier: Literal[tuple(TIERS)] | None  # type: ignore[valid-type]
+    #: tiles allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target
     tier_range: dict[str, Count] | None = None
+    #: N of `--vision_tokens_list`; None if a tier was requested, or vision tokens cannot be set
     vision_tokens_target: Knob | None
+    #: mean number of tiles that the rule chose; None if no sample has a picture that is cut (some models take pictures
+    #: in their own shape)
     selected_crops_mean: Amount | None
+    #: number of tiles (as text) -> samples; `{}` without pictures
     selected_crops_distribution: dict[str, Count] | None = None
+    #: the token target; for a tier, the mean of (tiles + 1) 144 over samples; None if no sample has a picture
     target_vision_tokens_mean: Amount | None
+    #: mean of the features that entered the language model, 0 for a sample without a picture; None if no samples
     actual_vision_tokens_mean: Amount | None
-    max_crops: Count
+    max_crops: Count  #: upper end of `tier_range`
+    #: tiles of the most frequent geometry among the samples; None if no sample has a picture
     theoretical_num_crops: Count | None = None
-    theoretical_tiling: list[Count] | None = None
+    theoretical_tiling: list[Count] | None = None  #: its [rows, columns]; None if no sample has a picture
+    #: its canvas, [height, width] in pixels; None if no sample has a picture
     theoretical_image_size: list[Count] | None = None
-    theoretical_vision_tokens: Count | None = None
+    theoretical_vision_tokens: Count | None = None  #: its (tiles + 1) 144; None if no sample has a picture
 
 
 class DecoderPart(Record):
-    """The decoder's knobs of a setting.
+    """The decoder's knobs of a setting."""
 
-    Attributes:
-        top_k: experts per token asked for, in the blocks after the first with experts; None if a dense model.
-        num_active_blocks: blocks asked for, block 0 counted.
-        num_total_blocks: blocks of the model.
-        active_block_indices: the blocks asked for, ascending.
-    """
-
+    #: experts per token asked for, in the blocks after the first with experts; None if a dense model
     top_k: Knob | None
-    num_active_blocks: Knob
-    num_total_blocks: Knob
-    active_block_indices: list[Count] | None = None
+    num_active_blocks: Knob  #: blocks asked for, block 0 counted
+    num_total_blocks: Knob  #: blocks of the model
+    active_block_indices: list[Count] | None = None  #: the blocks asked for, ascending
 
 
 class AccuracyPart(Record):
-    """What depends on how the answers are scored.
+    """What depends on how the answers are scored."""
 
-    Attributes:
-        metric: the metric that scored the answers.
-        metric_best: its highest score; its lowest is 0.
-        metric_details: what else it has to say of the run, below, may be `{}`.
-        accuracy: mean score of the samples that ran, by `metric`; an answer that could not be parsed is in it as 0;
-            None if no sample has a score (CIDEr of fewer than two pictures).
-        accuracy_std: standard deviation over samples (n - 1); None if fewer than 2 samples.
-        accuracy_ci95: [low, high], 95 % interval of the mean, inside [0, `metric_best`]; below; None if as `accuracy`.
-        accuracy_by_type: question type -> object of `accuracy` and `num_samples`.
-        num_unparsed: answers of samples that ran that could not be read as an answer at all, such as an empty one or
-            one that names no option.
-        share_unparsed: `num_unparsed` / `num_samples`; None if no samples.
-    """
-
-    metric: str = ""
-    metric_best: Annotated[float, Field(gt=0, le=1e6), AS_IT_IS] = 1.0
-    metric_details: dict[str, Any] | None = None
+    metric: str = ""  #: the metric that scored the answers
+    metric_best: Annotated[float, Field(gt=0, le=1e6), AS_IT_IS] = 1.0  #: its highest score; its lowest is 0
+    metric_details: dict[str, Any] | None = None  #: what else it has to say of the run, below, may be `{}`
+    #: mean score of the samples that ran, by `metric`; an answer that could not be parsed is in it as 0; None if no
+    #: sample has a score (CIDEr of fewer than two pictures)
     accuracy: Amount | None
-    accuracy_std: Amount | None = None
+    accuracy_std: Amount | None = None  #: standard deviation over samples (n - 1); None if fewer than 2 samples
+    #: [low, high], 95 % interval of the mean, inside [0, `metric_best`]; below; None if as `accuracy`
     accuracy_ci95: Annotated[list[Amount], Field(min_length=2, max_length=2)] | None
-    accuracy_by_type: dict[str, TypeScores] = {}
+    accuracy_by_type: dict[str, TypeScores] = {}  #: question type -> object of `accuracy` and `num_samples`
+    #: answers of samples that ran that could not be read as an answer at all, such as an empty one or one that names no
+    #: option
     num_unparsed: Count | None = None
-    share_unparsed: Share | None = None
+    share_unparsed: Share | None = None  #: `num_unparsed` / `num_samples`; None if no samples
 
 
 class CountsPart(Record):
-    """How many samples ran, and which shares of them fell short.
+    """How many samples ran, and which shares of them fell short."""
 
-    Attributes:
-        num_samples: samples that ran, over all processes.
-        num_failed_samples: samples that did not, not in any mean.
-        num_latency_samples: samples of those that were measured; the others were answered in batches and have no times.
-        share_truncated: share of samples whose first run (or answer in a batch) reached the limit of tokens
-            (`--max_new_tokens`, else the task's own) without end-of-sequence; None if no samples.
-        share_failed: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested.
-        share_outlier_runs: share of runs that stand out from the other runs of their sample; they are marked in
-            `outlier_runs` and in every statistic; see [profiling.md](profiling.md#runs-that-stand-out); None if no
-            sample has 3 runs.
-        share_outlier_runs_reason: why there is no share; None if there is one.
-    """
-
-    num_samples: Count
-    num_failed_samples: Count
+    num_samples: Count  #: samples that ran, over all processes
+    num_failed_samples: Count  #: samples that did not, not in any mean
+    #: samples of those that were measured; the others were answered in batches and have no times
     num_latency_samples: Count | None = None
+    #: share of samples whose first run (or answer in a batch) reached the limit of tokens (`--max_new_tokens`, else the
+    #: task's own) without end-of-sequence; None if no samples
     share_truncated: Share | None = None
+    #: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested
     share_failed: Share | None = None
+    #: share of runs that stand out from the other runs of their sample; they are marked in `outlier_runs` and in every
+    #: statistic; see [profiling.md](profiling.md#runs-that-stand-out); None if no sample has 3 runs
     share_outlier_runs: Share | None = None
-    share_outlier_runs_reason: str | None = None
+    share_outlier_runs_reason: str | None = None  #: why there is no share; None if there is one
 
 
 class SteadinessPart(Record):
-    """How steady a setting's numbers are.
+    """How steady a setting's numbers are."""
 
-    Attributes:
-        setting_order: in which order the run measured its settings: object of `how` (`shuffled` or `planned`), `seed`
-            (null for `planned`), `position` (place of this setting, from 0) and `num_settings`; None if the setting was
-            measured outside a plan.
-        warmup: list of the warm-ups, [below](#warm-up), `[]` where no sample could be read.
-        conditions: list of what else went on at the device and the host, [below](#conditions).
-        precision: how well the mean `T_total` is known, and why no more samples were requested, [below](#precision).
-    """
-
+    #: in which order the run measured its settings: object of `how` (`shuffled` or `planned`), `seed` (null for
+    #: `planned`), `position` (place of this setting, from 0) and `num_settings`; None if the setting was measured
+    #: outside a plan
     setting_order: Order | None = None
-    warmup: list[WarmUpRuns] = []
-    conditions: list[Conditions] = []
+    warmup: list[WarmUpRuns] = []  #: list of the warm-ups, [below](#warm-up), `[]` where no sample could be read
+    conditions: list[Conditions] = []  #: list of what else went on at the device and the host, [below](#conditions)
+    #: how well the mean `T_total` is known, and why no more samples were requested, [below](#precision)
     precision: Precision | None = None
 
 
 class ComputePart(Record):
-    """Memory, load and utilisation of a setting.
+    """Memory, load and utilisation of a setting."""
 
-    Attributes:
-        memory: memory of the setting; None if no process has a reading.
-        compute_utilisation: list: load along each window in which a process measured samples of the setting,
-            [below](#compute-utilisation), may be `[]`.
-        memory_timeline: list: memory along the same windows, [below](#memory-timeline); None if `--memory_timeline` was
-            not given.
-        hardware_utilisation: MFU and MBU, [below](#hardware-utilisation).
-    """
-
-    memory: Memory | None
+    memory: Memory | None  #: memory of the setting; None if no process has a reading
+    #: list: load along each window in which a process measured samples of the setting, [below](#compute-utilisation),
+    #: may be `[]`
     compute_utilisation: list[ProcessLoad] | None = None
+    #: list: memory along the same windows, [below](#memory-timeline); None if `--memory_timeline` was not given
     memory_timeline: list[MemoryTimeline] | None = None
-    hardware_utilisation: HardwareUtilisation | None = None
+    hardware_utilisation: HardwareUtilisation | None = None  #: MFU and MBU, [below](#hardware-utilisation)
 
 
 class ResultOrigin(Record):
-    """Which schema a result follows, and what it may be compared with.
+    """Which schema a result follows, and what it may be compared with."""
 
-    Attributes:
-        schema_version: 1; see the end of this page.
-        fingerprint: digest of everything but the knobs that makes results comparable; see
-            [profiling.md](profiling.md#stopping-and-going-on).
-    """
-
-    schema_version: Literal[1]
+    schema_version: Literal[1]  #: 1; see the end of this page
+    #: digest of everything but the knobs that makes results comparable; see
+    #: [profiling.md](profiling.md#stopping-and-going-on)
     fingerprint: str
 
 
 class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, DecoderPart, VisionPart, ResultOrigin):
-    """The result of a setting, which is the JSON of its file.
+    """The result of a setting, which is the JSON of its file."""
 
-    Attributes:
-        drift: list of the control readings around the setting, one entry for each process, [below](#drift), `[]` where
-            the check is off.
-        sampling: how the samples were chosen: object of `how`, `seed`, `num_asked`, `num_in_split`.
-        sample_ids: the ids asked for, ascending; those of `per_sample_results` and `failed_samples` together. All that
-            were drawn where `precision.stopped_by` is `num_samples`.
-        realised: what was counted inside the model; None if no sample could be read.
-        energy: energy of the stages of one request, [below](#energy); None if `--energy off`.
-        aggregate_stats: spread of every quantity over samples, may be `{}`.
-        per_sample_results: a list, in order of `sample_id`.
-        failed_samples: a list, in order of `sample_id`.
-        provenance: how the run was made.
-    """
-
+    #: list of the control readings around the setting, one entry for each process, [below](#drift), `[]` where the
+    #: check is off
     drift: list[Drift] = []
+    #: how the samples were chosen: object of `how`, `seed`, `num_asked`, `num_in_split`
     sampling: dict[str, Any] | None = None
+    #: the ids asked for, ascending; those of `per_sample_results` and `failed_samples` together. All that were drawn
+    #: where `precision.stopped_by` is `num_samples`.
     sample_ids: list[Count]
-    realised: dict[str, Any] | None = None
-    energy: Energy | None = None
-    aggregate_stats: dict[str, Number | None]
-    per_sample_results: list[SampleResult]
-    failed_samples: list[FailedRecord]
-    provenance: Provenance
+    realised: dict[str, Any] | None = None  #: what was counted inside the model; None if no sample could be read
+    energy: Energy | None = None  #: energy of the stages of one request, [below](#energy); None if `--energy off`
+    aggregate_stats: dict[str, Number | None]  #: spread of every quantity over samples, may be `{}`
+    per_sample_results: list[SampleResult]  #: a list, in order of `sample_id`
+    failed_samples: list[FailedRecord]  #: a list, in order of `sample_id`
+    provenance: Provenance  #: how the run was made
 
     @classmethod
     def of(cls, *parts: Record, **own: Any) -> Self:

@@ -37,119 +37,77 @@ class QuantSupport(TypedDict):
 
 
 class ApportionedEnergy(TypedDict):
-    """Energy of a part of a run, from power readings taken beside the whole of it.
+    """Energy of a part of a run, from power readings taken beside the whole of it."""
 
-    Attributes:
-        energy_j: of all devices that the process computes on, idle power included; None where no power is read.
-        energy_bound_j: most that the time between readings can make of an error.
-        energy_method: `apportioned`: not from a window of its own.
-        energy_source, energy_basis: as in `EnergyOrigin`; several, where devices differ, are joined by "+".
-        energy_reason: why there is no figure.
-    """
-
+    #: of all devices that the process computes on, idle power included; None where no power is read
     energy_j: float | None
-    energy_bound_j: float | None
-    energy_method: Literal["apportioned"] | None
+    energy_bound_j: float | None  #: most that the time between readings can make of an error
+    energy_method: Literal["apportioned"] | None  #: `apportioned`: not from a window of its own
+    #: energy_source, energy_basis: as in `EnergyOrigin`; several, where devices differ, are joined by "+"
     energy_source: str | None
     energy_basis: str | None
-    energy_reason: str | None
+    energy_reason: str | None  #: why there is no figure
 
 
 class QueryRecord(TypedDict):
-    """One prompt of a text run.
+    """One prompt of a text run."""
 
-    Attributes:
-        prompt_index: its place among all prompts, over all processes.
-        process_index: which process ran it.
-        batch_index: of the process's own batches.
-        input_tokens: true tokens, without padding.
-        output_tokens: generated tokens up to end-of-sequence, that one included.
-        ended: whether end-of-sequence came before the limit.
-        output_token_ids: the generated ids.
-        output_text: None where decoding to text was not requested.
-        energy_j: its share of its batch's, by its tokens; see `apportioned_energy.allocated_to_query`.
-    """
-
-    prompt_index: int
-    process_index: int
-    batch_index: int
-    input_tokens: int
-    output_tokens: int
-    ended: bool
-    output_token_ids: list[int]
-    output_text: str | None
-    energy_j: float | None
+    prompt_index: int  #: its place among all prompts, over all processes
+    process_index: int  #: which process ran it
+    batch_index: int  #: of the process's own batches
+    input_tokens: int  #: true tokens, without padding
+    output_tokens: int  #: generated tokens up to end-of-sequence, that one included
+    ended: bool  #: whether end-of-sequence came before the limit
+    output_token_ids: list[int]  #: the generated ids
+    output_text: str | None  #: None where decoding to text was not requested
+    energy_j: float | None  #: its share of its batch's, by its tokens; see `apportioned_energy.allocated_to_query`
 
 
 class BatchRecord(ApportionedEnergy):
-    """One call of `generate()` that came to its end.
+    """One call of `generate()` that came to its end."""
 
-    Attributes:
-        process_index: which process made it.
-        batch_index: of the process's own batches, in the order in which they ran.
-        prompt_indices: which prompts ran together, over all processes.
-        inference_time_s: prompts on the device -> last token on the host.
-        ttft_s: -> first token, the same for every prompt of the batch; None for a model whose own `generate()` does
-            not tell of each token.
-        inter_token_s: the times between the batch's tokens; after its first rows have ended, those of the others.
-        padded_input_tokens: positions of the padded prompts, N * T.
-        input_tokens, output_tokens: true tokens.
-        computed_output_tokens: positions that were generated, those after an end-of-sequence included.
-        simulated_delay_s: waiting before the batch as if it had arrived late; in no other time.
-        halvings: how often a larger batch had run out of memory before this one fitted; the time of those attempts is
-            in no figure.
-        over_token_limit: a single prompt longer than `adaptive_max_tokens`, which ran alone.
-    """
-
-    process_index: int
-    batch_index: int
-    prompt_indices: list[int]
-    inference_time_s: float
+    process_index: int  #: which process made it
+    batch_index: int  #: of the process's own batches, in the order in which they ran
+    prompt_indices: list[int]  #: which prompts ran together, over all processes
+    inference_time_s: float  #: prompts on the device -> last token on the host
+    #: -> first token, the same for every prompt of the batch; None for a model whose own `generate()` does not tell of
+    #: each token
     ttft_s: float | None
+    #: the times between the batch's tokens; after its first rows have ended, those of the others
     inter_token_s: list[float]
-    input_tokens: int
-    padded_input_tokens: int
-    output_tokens: int
-    computed_output_tokens: int
-    simulated_delay_s: float
+    input_tokens: int  #: true tokens
+    padded_input_tokens: int  #: positions of the padded prompts, N * T
+    output_tokens: int  #: true tokens
+    computed_output_tokens: int  #: positions that were generated, those after an end-of-sequence included
+    simulated_delay_s: float  #: waiting before the batch as if it had arrived late; in no other time
+    #: how often a larger batch had run out of memory before this one fitted; the time of those attempts is in no figure
     halvings: int
-    over_token_limit: bool
+    over_token_limit: bool  #: a single prompt longer than `adaptive_max_tokens`, which ran alone
 
 
 class InferenceResults(TypedDict):
-    """What one process generated, or all of them; rates over `total_inference_time_s`, None where nothing was timed.
+    """What one process generated, or all of them; rates over `total_inference_time_s`, None where nothing was timed."""
 
-    Attributes:
-        output_tokens: generated ids [N, longest] on the host, by prompt index, padded to the right after each end.
-        output_text: by prompt index; None where decoding to text was not requested.
-        total_inference_time_s: sum over batches, without simulated waiting and decoding to text. Pooled: that of the
-            process that took longest, for they run side by side.
-        total_input_tokens, total_output_tokens: true tokens.
-        tokens_per_second: output tokens.
-        latency_per_query_s: total time / prompts, which is not a prompt's own waiting time where batches hold several.
-        process_index: None where all processes are pooled.
-        queries: by prompt index.
-        batches: by process, then in the order in which they ran.
-        decoding: the effective `GenerationConfig` values and the seed, and under `ignored` what was given without
-            having an effect in this mode.
-        simulated_delay_s: sum over batches. Pooled: that of the process that waited longest.
-    """
-
-    output_tokens: Any
-    output_text: list[str] | None
+    output_tokens: Any  #: generated ids [N, longest] on the host, by prompt index, padded to the right after each end
+    output_text: list[str] | None  #: by prompt index; None where decoding to text was not requested
+    #: sum over batches, without simulated waiting and decoding to text; pooled: that of the process that took longest,
+    #: for they run side by side
     total_inference_time_s: float
-    total_input_tokens: int
-    total_output_tokens: int
+    total_input_tokens: int  #: true tokens
+    total_output_tokens: int  #: true tokens
     num_prompts_processed: int
-    tokens_per_second: float | None
+    tokens_per_second: float | None  #: output tokens
     queries_per_second: float | None
+    #: total time / prompts, which is not a prompt's own waiting time where batches hold several
     latency_per_query_s: float | None
-    process_index: int | None
+    process_index: int | None  #: None where all processes are pooled
     num_processes: int
-    queries: list[QueryRecord]
-    batches: list[BatchRecord]
+    queries: list[QueryRecord]  #: by prompt index
+    batches: list[BatchRecord]  #: by process, then in the order in which they ran
+    #: the effective `GenerationConfig` values and the seed, and under `ignored` what was given without having an effect
+    #: in this mode
     decoding: dict[str, Any]
-    simulated_delay_s: float
+    simulated_delay_s: float  #: sum over batches. Pooled: that of the process that waited longest.
 
 
 class DistributedDescription(TypedDict):
@@ -208,19 +166,14 @@ class AllocatedEnergy(TypedDict):
     """The energies of a run's batches and queries, apportioned from power readings; all None where one was not read.
 
     Its keys stand beside those of `InferenceMetrics`.
-
-    Attributes:
-        energy_per_batch_j, energy_per_query_j: `Distribution` of them.
-        energy_per_output_token_j: all of it over all output tokens.
-        energy_method: `apportioned`; None without a figure.
-        energy_reason: why there is none.
     """
 
+    #: energy_per_batch_j, energy_per_query_j: `Distribution` of them
     energy_per_batch_j: dict[str, Any] | None
     energy_per_query_j: dict[str, Any] | None
-    energy_per_output_token_j: float | None
-    energy_method: str | None
-    energy_reason: str | None
+    energy_per_output_token_j: float | None  #: all of it over all output tokens
+    energy_method: str | None  #: `apportioned`; None without a figure
+    energy_reason: str | None  #: why there is none
 
 
 class InferenceMetrics(TypedDict):
@@ -228,55 +181,37 @@ class InferenceMetrics(TypedDict):
 
     The keys after `avg_output_tokens_per_prompt` are more than the published ones. They come from the records of
     batches and prompts, and are None for results without these.
-
-    Attributes:
-        total_tokens: input and output.
-        tokens_per_second: output tokens / total time.
-        num_batches: calls of `generate()` that came to their end.
-        padding_share: of the padded prompts' positions, those that hold no token.
-        batch_efficiency: true output tokens / generated positions: below 1 where rows wait for longer answers.
-        share_truncated: of the answers, those that reached the limit without end-of-sequence.
-        ttft_s: `Distribution` over batches, all prompts of a batch have the same.
-        time_per_output_token_s: `Distribution` over batches of the mean time between two tokens.
-        inter_token_s: `Distribution` over all tokens but each batch's first.
-        simulated_delay_s: as in the results; in no other time.
-        num_halved_batches: batches that ran after a larger one had run out of memory.
-        most_halvings: of one batch.
     """
 
     total_input_tokens: int
     total_output_tokens: int
-    total_tokens: int
+    total_tokens: int  #: input and output
     num_prompts: int
     total_time_s: float
-    tokens_per_second: float | None
+    tokens_per_second: float | None  #: output tokens / total time
     queries_per_second: float | None
     latency_per_query_s: float | None
     avg_input_tokens_per_prompt: float | None
     avg_output_tokens_per_prompt: float | None
-    num_batches: int | None
+    num_batches: int | None  #: calls of `generate()` that came to their end
     mean_batch_size: float | None
-    padding_share: float | None
+    padding_share: float | None  #: of the padded prompts' positions, those that hold no token
+    #: true output tokens / generated positions: below 1 where rows wait for longer answers
     batch_efficiency: float | None
-    share_truncated: float | None
-    ttft_s: dict[str, Any] | None
-    time_per_output_token_s: dict[str, Any] | None
-    inter_token_s: dict[str, Any] | None
-    simulated_delay_s: float | None
-    num_halved_batches: int | None
-    most_halvings: int | None
+    share_truncated: float | None  #: of the answers, those that reached the limit without end-of-sequence
+    ttft_s: dict[str, Any] | None  #: `Distribution` over batches, all prompts of a batch have the same
+    time_per_output_token_s: dict[str, Any] | None  #: `Distribution` over batches of the mean time between two tokens
+    inter_token_s: dict[str, Any] | None  #: `Distribution` over all tokens but each batch's first
+    simulated_delay_s: float | None  #: as in the results; in no other time
+    num_halved_batches: int | None  #: batches that ran after a larger one had run out of memory
+    most_halvings: int | None  #: of one batch
 
 
 class CustomMetricsReport(TypedDict):
-    """What the user's own metrics gave.
+    """What the user's own metrics gave."""
 
-    Attributes:
-        columns: by function, then by column.
-        failures: metrics without columns, each with `name`, `error` (its class) and `message`.
-    """
-
-    columns: dict[str, dict[str, float | int | str | bool | None]]
-    failures: list[dict[str, str]]
+    columns: dict[str, dict[str, float | int | str | bool | None]]  #: by function, then by column
+    failures: list[dict[str, str]]  #: metrics without columns, each with `name`, `error` (its class) and `message`
 
 
 class GpuMemory(TypedDict):
@@ -291,22 +226,15 @@ class GpuMemory(TypedDict):
 
 @dataclass(frozen=True)
 class FlopCount:
-    """The operations of a forward pass, one multiply-add as 2.
+    """The operations of a forward pass, one multiply-add as 2."""
 
-    Attributes:
-        flops: None where they were not counted.
-        method: `formula`, `counter` or `ptflops`: what the figure is from.
-        counted_on: `model`, `meta_twin` (the same architecture without weights), or `config` for a formula.
-        num_prompts, num_tokens: what the pass is over; true tokens, no padding.
-        reason: why `flops` is None.
-    """
-
-    flops: float | None
-    method: str
-    counted_on: str
+    flops: float | None  #: None where they were not counted
+    method: str  #: `formula`, `counter` or `ptflops`: what the figure is from
+    counted_on: str  #: `model`, `meta_twin` (the same architecture without weights), or `config` for a formula
+    #: num_prompts, num_tokens: what the pass is over; true tokens, no padding
     num_prompts: int
     num_tokens: int
-    reason: str | None
+    reason: str | None  #: why `flops` is None
 
 
 class MemoryOfProcess(GpuMemory, MemoryParts):
@@ -314,37 +242,30 @@ class MemoryOfProcess(GpuMemory, MemoryParts):
 
 
 class ComputeMetrics(TypedDict):
-    """FLOPs of one forward pass over all prompts, and a process's memory and load; None where there is no figure.
-
-    Attributes:
-        flops_method, flops_counted_on, flops_prompts, flops_tokens, flops_reason: see `FlopCount`.
-        flops_per_prompt, flops_per_token: `flops` over these numbers.
-        process_index: whose memory and load it is; `flops` is the same in every process and does not add up.
-    """
+    """FLOPs of one forward pass over all prompts, and a process's memory and load; None where there is no figure."""
 
     flops: float | None
     memory: MemoryOfProcess
     compute_utilisation: ComputeUtilisation
+    #: flops_method, flops_counted_on, flops_prompts, flops_tokens, flops_reason: see `FlopCount`
     flops_method: str
     flops_counted_on: str
     flops_prompts: int
     flops_tokens: int
+    #: flops_per_prompt, flops_per_token: `flops` over these numbers
     flops_per_prompt: float | None
     flops_per_token: float | None
     flops_reason: str | None
-    process_index: int
+    process_index: int  #: whose memory and load it is; `flops` is the same in every process and does not add up
 
 
 class EnergySource(TypedDict):
-    """Where an energy figure comes from.
+    """Where an energy figure comes from."""
 
-    Attributes:
-        source: `nvml_counter`, `rapl`, `codecarbon_estimate` (load or size times a nominal power), their sum, or None
-            where the file does not say.
-        kind: `measured` or `estimated`; a sum is estimated where a part of it is.
-    """
-
+    #: `nvml_counter`, `rapl`, `codecarbon_estimate` (load or size times a nominal power), their sum, or None where the
+    #: file does not say
     source: str | None
+    #: `measured` or `estimated`; a sum is estimated where a part of it is
     kind: Literal["measured", "estimated"] | None
 
 
@@ -360,71 +281,51 @@ class EnergyFigures(TypedDict):
 
 
 class InstrumentEnergy(TypedDict):
-    """The same windows by the machine's own counters and power readings, in joules; None where there are none.
+    """The same windows by the machine's own counters and power readings, in joules; None where there are none."""
 
-    Attributes:
-        gpu_counter_j: rise of the GPUs' energy counters, over all GPUs.
-        gpu_power_integral_j: their power readings, integrated.
-        gpu_source_ratio: the second over the first.
-        gpu_idle_j, gpu_net_j, gpu_uncertainty_j: of the counters, or of the integral where there are none; see
-            `WindowFigure`.
-        instruments: a `WindowFigure` for each source and device, then for each source over its devices where they are
-            several.
-        instruments_reason: what is missing, and why.
-    """
-
-    gpu_counter_j: float | None
-    gpu_power_integral_j: float | None
-    gpu_source_ratio: float | None
+    gpu_counter_j: float | None  #: rise of the GPUs' energy counters, over all GPUs
+    gpu_power_integral_j: float | None  #: their power readings, integrated
+    gpu_source_ratio: float | None  #: the second over the first
+    #: gpu_idle_j, gpu_net_j, gpu_uncertainty_j: of the counters, or of the integral where there are none; see
+    #: `WindowFigure`
     gpu_idle_j: float | None
     gpu_net_j: float | None
     gpu_uncertainty_j: float | None
+    #: a `WindowFigure` for each source and device, then for each source over its devices where they are several
     instruments: list[dict[str, Any]]
-    instruments_reason: str | None
+    instruments_reason: str | None  #: what is missing, and why
 
 
 class EnergyMetrics(EnergyFigures, InstrumentEnergy):
     """The energy of one machine in an experiment; all monitoring periods summed.
 
     The figures in kWh are codecarbon's.
-
-    Attributes:
-        sources: by figure, of those that are not None.
-        num_periods: how many times tracking was started and stopped.
-        tracking_mode: `machine` counts whatever else runs on the CPU, too.
-        emissions_basis: whose electricity mix the emissions are computed with.
-        reason: why figures are None.
     """
 
-    sources: dict[str, EnergySource]
-    num_periods: int
-    tracking_mode: str | None
+    sources: dict[str, EnergySource]  #: by figure, of those that are not None
+    num_periods: int  #: how many times tracking was started and stopped
+    tracking_mode: str | None  #: `machine` counts whatever else runs on the CPU, too
     cpu_model: str | None
     gpu_model: str | None
-    emissions_basis: str | None
-    reason: str | None
+    emissions_basis: str | None  #: whose electricity mix the emissions are computed with
+    reason: str | None  #: why figures are None
 
 
 class PooledEnergy(EnergyFigures):
     """The energy of all machines of a run; one that several processes share is counted once.
 
-    Attributes:
-        avg_energy_per_process_kwh: the total over all processes, those that did not track included.
-        per_process_breakdown: by rank, each with `process`.
-        duration_seconds: the longest window of a machine.
-        total_duration_seconds: the sum of the machines' windows.
-        gpu_counter_j, gpu_power_integral_j: of all machines with GPUs; None where one of them lacks it.
-        reason: why something is missing, by rank.
+    `duration_seconds` is the longest window of a machine.
     """
 
-    avg_energy_per_process_kwh: float | None
-    per_process_breakdown: list[dict[str, Any]]
-    total_duration_seconds: float | None
+    avg_energy_per_process_kwh: float | None  #: the total over all processes, those that did not track included
+    per_process_breakdown: list[dict[str, Any]]  #: by rank, each with `process`
+    total_duration_seconds: float | None  #: the sum of the machines' windows
+    #: gpu_counter_j, gpu_power_integral_j: of all machines with GPUs; None where one of them lacks it
     gpu_counter_j: float | None
     gpu_power_integral_j: float | None
     num_processes: int
     num_tracking_processes: int
-    reason: str | None
+    reason: str | None  #: why something is missing, by rank
 
 
 class SavedExperiment(Record):

@@ -51,19 +51,14 @@ class Rescored:
 
 @dataclass(frozen=True)
 class Compared:
-    """The settings of one task and split in a folder, each against `baseline`, by setting key.
-
-    Attributes:
-        other_conditions: what differs between the results beside the knobs.
-        results: those settings and the baseline.
-    """
+    """The settings of one task and split in a folder, each against `baseline`, by setting key."""
 
     task: str
     baseline: str
     metric: str
     comparisons: Mapping[str, PairedComparison]
-    other_conditions: tuple[str, ...]
-    results: tuple[SettingResult, ...]
+    other_conditions: tuple[str, ...]  #: what differs between the results beside the knobs
+    results: tuple[SettingResult, ...]  #: those settings and the baseline
 
 
 def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:

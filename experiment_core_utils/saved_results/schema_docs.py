@@ -4,7 +4,7 @@ python -m experiment_core_utils.saved_results.schema_docs --check   # exit code 
 python -m experiment_core_utils.saved_results.schema_docs --write
 
 What stands between `<!-- from NAME -->` and `<!-- end -->` is made here; all else on the page is written by hand. A
-record's field has its meaning from the `Attributes:` of its docstring; a last part "; None ..." says when it is null.
+record's field has its meaning behind `#:`, on its line or above it; a last part "; None ..." says when it is null.
 """
 
 import argparse
@@ -74,6 +74,8 @@ RECORDS: dict[str, type] = {
     )
 }  # fmt: skip
 _GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+# What stands above a field behind `#:`, its name, and what stands beside it.
+_FIELD = re.compile(r"((?:^    #: .*\n)*)^    (\w+): .*?(?:  #: (.*))?$", re.MULTILINE)
 _KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
@@ -81,7 +83,7 @@ def documented(page: str) -> str:
     """The page with every generated table made anew.
 
     Raises:
-        ResultsError: a table that nobody makes, or a record with a field that its docstring does not explain.
+        ResultsError: a table that nobody makes, or a record with a field that is not explained.
     """
 
     def made(found: re.Match[str]) -> str:
@@ -108,22 +110,20 @@ def record_rows(record: type) -> list[tuple[str, str, str]]:
     """Field, meaning and when it is null, of a dataclass or a TypedDict, in the order of the fields.
 
     Raises:
-        ResultsError: a field that the docstring does not explain, or may be None of which it does not say when.
+        ResultsError: a field without a meaning, or one that may be None of which the meaning does not say when.
     """
-    meanings: dict[str, str] = {}
-    for each in reversed(record.__mro__):
-        meanings |= _attributes(each.__doc__ or "")
+    meanings = _meanings(record)
     later = {name for name, field in getattr(record, "model_fields", {}).items() if not field.is_required()}
     rows = []
     for field, kind in _fields(record).items():
         if field not in meanings:
-            raise ResultsError(f"{record.__name__}.{field} is not explained; add it to Attributes in its docstring")
+            raise ResultsError(f"{record.__name__}.{field} is not explained; write `#: MEANING` beside it")
         meaning, _, absent = meanings[field].partition("; None ")
         may_be_null = type(None) in getattr(kind, "__args__", ())
         # A key that older files do not have may be None there, of which nothing is said.
         if kind is not Any and may_be_null != bool(absent) and not (may_be_null and field in later):
             raise ResultsError(
-                f"{record.__name__}.{field}: its type and its docstring differ on whether it may be None"
+                f"{record.__name__}.{field}: its type and its meaning differ on whether it may be None"
             )
         rows.append((field, meaning.rstrip("."), absent.rstrip(".").removeprefix("if ") or "always there"))
         inner = [each for each in (kind, *getattr(kind, "__args__", ())) if each in DOTTED]
@@ -167,14 +167,13 @@ def _source(column: SampleColumn) -> str:
     return "the top level" if column.source.startswith("(") else f"`{column.source}`"
 
 
-def _attributes(docstring: str) -> dict[str, str]:
-    """Field -> text below `Attributes:`; one entry may explain several fields."""
-    _, _, below = inspect.cleandoc(docstring).partition("Attributes:\n")
-    found: dict[str, str] = {}
-    for entry in re.findall(r"^    (\S.*?)(?=^    \S|\Z)", below, re.MULTILINE | re.DOTALL):
-        names, _, text = " ".join(entry.split()).partition(": ")
-        found |= dict.fromkeys(names.split(", "), text)
-    return found
+def _meanings(record: type) -> dict[str, str]:
+    """Field -> what the source of a record, or of those that it is made from, says of it behind `#:`."""
+    found = {}
+    for each in reversed(record.__mro__[:-1]):
+        for above, name, beside in _FIELD.findall(inspect.getsource(each)):
+            found[name] = beside or " ".join(above.replace("#: ", "").split())
+    return {name: meaning for name, meaning in found.items() if meaning}
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

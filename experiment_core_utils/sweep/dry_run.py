@@ -47,15 +47,11 @@ from experiment_core_utils.tasks.interface import Task
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan with its estimates, the same on every process; one of them prints it.
-
-    Attributes:
-        whole_s: estimated time of the settings that are still to be measured.
-    """
+    """A plan with its estimates, the same on every process; one of them prints it."""
 
     is_main_process: bool
     estimates: tuple[SettingEstimate, ...]
-    whole_s: float
+    whole_s: float  #: estimated time of the settings that are still to be measured
     text: str
 
 

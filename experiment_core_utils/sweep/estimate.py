@@ -37,21 +37,14 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class SettingWork:
-    """What one request at a setting is, by formula.
+    """What one request at a setting is, by formula."""
 
-    Attributes:
-        key: names the setting.
-        prompt_tokens: mean positions of the prefill.
-        flops: mean operations of each stage; `decode_flops_per_token` is None where an answer has one token at most.
-        memory_bytes: weights, cache and largest activations of the largest request that the setting allows.
-        is_done: its result is there already.
-    """
-
-    key: str
-    prompt_tokens: float
+    key: str  #: names the setting
+    prompt_tokens: float  #: mean positions of the prefill
+    #: mean operations of each stage; `decode_flops_per_token` is None where an answer has one token at most
     flops: StageFlops
-    memory_bytes: int
-    is_done: bool
+    memory_bytes: int  #: weights, cache and largest activations of the largest request that the setting allows
+    is_done: bool  #: its result is there already
 
 
 @dataclass(frozen=True)
@@ -65,19 +58,12 @@ class StageRates:
 
 @dataclass(frozen=True)
 class EarlierResults:
-    """What the results of the same model, device and precision say.
+    """What the results of the same model, device and precision say."""
 
-    Attributes:
-        by_key: setting's key -> result, of the same task and split.
-        rates: medians over all of them, of whatever task; None where there are none.
-        output_tokens: mean length of an answer over `by_key`; None where there are none.
-        num_results: how many is behind `rates`.
-    """
-
-    by_key: Mapping[str, SettingResult]
-    rates: StageRates | None
-    output_tokens: float | None
-    num_results: int
+    by_key: Mapping[str, SettingResult]  #: setting's key -> result, of the same task and split
+    rates: StageRates | None  #: medians over all of them, of whatever task; None where there are none
+    output_tokens: float | None  #: mean length of an answer over `by_key`; None where there are none
+    num_results: int  #: how many is behind `rates`
 
 
 @dataclass(frozen=True)
@@ -253,14 +239,11 @@ T = TypeVar("T")
 @dataclass(frozen=True)
 class RequestWork:
     """A request of the mean size of those looked at; of the largest one the elements that are held beside the weights.
-
-    Attributes:
-        elements: cache and, where they are known, the largest activations.
     """
 
     prompt_tokens: float
     flops: StageFlops
-    elements: int
+    elements: int  #: cache and, where they are known, the largest activations
 
 
 class PlannedWork(Protocol):

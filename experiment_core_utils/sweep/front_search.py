@@ -44,19 +44,13 @@ BUDGET_DOUBT = 0.002
 
 @dataclass(frozen=True)
 class Observation:
-    """One sample at one setting.
+    """One sample at one setting."""
 
-    Attributes:
-        score: None where the metric has no value for it. It must not depend on which other samples were scored.
-        seconds: the latency that the front is about.
-        cost_s: model time that it took to measure, all runs together.
-        picture: what samples share that are not independent.
-    """
-
+    #: None where the metric has no value for it. It must not depend on which other samples were scored.
     score: float | None
-    seconds: float
-    cost_s: float
-    picture: Hashable
+    seconds: float  #: the latency that the front is about
+    cost_s: float  #: model time that it took to measure, all runs together
+    picture: Hashable  #: what samples share that are not independent
 
 
 Round = dict[str, tuple[int, ...]]
@@ -65,25 +59,15 @@ Measure = Callable[[Mapping[str, Sequence[int]]], Mapping[str, Mapping[int, Obse
 
 @dataclass(frozen=True)
 class SearchRules:
-    """What the search may spend, and how sure it has to be.
+    """What the search may spend, and how sure it has to be."""
 
-    Attributes:
-        margin: accuracy that a faster setting may be worse by and still dominate, as a share of `best`.
-        alpha: probability that a given setting eliminates another one wrongly, over all rounds.
-        doubt: one-sided level at which a setting that looks dominated is set aside.
-        first_samples: samples of the first round.
-        growth: samples of a setting after a round over those before it.
-        share: most model time to use, of what the full grid would take.
-        best: the metric's highest score; the lowest is 0.
-    """
-
-    margin: float = 0.01
-    alpha: float = 0.05
-    doubt: float = 0.2
-    first_samples: int = 50
-    growth: float = 1.5
-    share: float = 1 / 3
-    best: float = 1.0
+    margin: float = 0.01  #: accuracy that a faster setting may be worse by and still dominate, as a share of `best`
+    alpha: float = 0.05  #: probability that a given setting eliminates another one wrongly, over all rounds
+    doubt: float = 0.2  #: one-sided level at which a setting that looks dominated is set aside
+    first_samples: int = 50  #: samples of the first round
+    growth: float = 1.5  #: samples of a setting after a round over those before it
+    share: float = 1 / 3  #: most model time to use, of what the full grid would take
+    best: float = 1.0  #: the metric's highest score; the lowest is 0
 
     def __post_init__(self) -> None:
         if not (0 <= self.margin < 1 and 0 < self.alpha < 1 and 0 < self.doubt < 0.5 and 0 < self.share <= 1):
@@ -94,17 +78,12 @@ class SearchRules:
 
 @dataclass(frozen=True)
 class MeanBound:
-    """Mean of paired differences with its one-sided bounds.
-
-    Attributes:
-        se: standard error of the mean.
-        half: distance from the mean to either bound.
-    """
+    """Mean of paired differences with its one-sided bounds."""
 
     n: int
     mean: float
-    se: float
-    half: float
+    se: float  #: standard error of the mean
+    half: float  #: distance from the mean to either bound
 
     @property
     def low(self) -> float:
@@ -119,17 +98,11 @@ class MeanBound:
 
 @dataclass(frozen=True)
 class PairVerdict:
-    """A challenger against a setting.
+    """A challenger against a setting."""
 
-    Attributes:
-        dominates: the challenger is confidently faster and not less accurate by more than the margin.
-        likely: it is confidently faster and, at the level `doubt`, not less accurate at all.
-        cleared: it is confidently slower, or less accurate by more than the margin: it can no longer dominate.
-    """
-
-    dominates: bool
-    likely: bool
-    cleared: bool
+    dominates: bool  #: the challenger is confidently faster and not less accurate by more than the margin
+    likely: bool  #: it is confidently faster and, at the level `doubt`, not less accurate at all
+    cleared: bool  #: it is confidently slower, or less accurate by more than the margin: it can no longer dominate
 
 
 SLOWER = PairVerdict(dominates=False, likely=False, cleared=True)
@@ -137,65 +110,44 @@ SLOWER = PairVerdict(dominates=False, likely=False, cleared=True)
 
 @dataclass(frozen=True)
 class Standing:
-    """A setting that stayed to the end.
-
-    Attributes:
-        accuracy: mean score; None where no sample has one.
-        seconds: mean latency.
-        open_against: settings that stayed too and that it could not be told from: each may in truth dominate it.
-    """
+    """A setting that stayed to the end."""
 
     key: str
     num_samples: int
-    accuracy: float | None
-    seconds: float
+    accuracy: float | None  #: mean score; None where no sample has one
+    seconds: float  #: mean latency
+    #: settings that stayed too and that it could not be told from: each may in truth dominate it
     open_against: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Departure:
-    """A setting that left, and the setting for which it did.
-
-    Attributes:
-        round: the round after which it left, from 1.
-        gain: accuracy of `by` minus its own, on the samples that both have.
-        saving_s: its time minus that of `by`.
-        level: each of the four bounds in `gain` and `saving_s` fails with this probability.
-    """
+    """A setting that left, and the setting for which it did."""
 
     key: str
     by: str
-    round: int
-    gain: MeanBound
-    saving_s: MeanBound
-    level: float
+    round: int  #: the round after which it left, from 1
+    gain: MeanBound  #: accuracy of `by` minus its own, on the samples that both have
+    saving_s: MeanBound  #: its time minus that of `by`
+    level: float  #: each of the four bounds in `gain` and `saving_s` fails with this probability
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What the search found, and what it took.
+    """What the search found, and what it took."""
 
-    Attributes:
-        front: of those that stayed, the ones that no other one is better than in both means, fastest first.
-        undecided: the others that stayed: a front setting looks better, but not enough to let them go.
-        set_aside: left because another one most likely dominates them; not proven.
-        eliminated: left because another one confidently dominates them.
-        failed: settings that could not be run.
-        cost_s: model time used.
-        full_cost_s: model time that all settings would take on all samples, estimated from those measured here.
-        rounds: what each round asked for, as setting -> number of new samples.
-        stopped: no setting that stayed can dominate another (`settled`), the time is used up (`budget`), or every one
-            of them has all samples (`samples`).
-    """
-
+    #: of those that stayed, the ones that no other one is better than in both means, fastest first
     front: tuple[Standing, ...]
+    #: the others that stayed: a front setting looks better, but not enough to let them go
     undecided: tuple[Standing, ...]
-    set_aside: tuple[Departure, ...]
-    eliminated: tuple[Departure, ...]
-    failed: tuple[str, ...]
-    cost_s: float
-    full_cost_s: float
-    rounds: tuple[Mapping[str, int], ...]
+    set_aside: tuple[Departure, ...]  #: left because another one most likely dominates them; not proven
+    eliminated: tuple[Departure, ...]  #: left because another one confidently dominates them
+    failed: tuple[str, ...]  #: settings that could not be run
+    cost_s: float  #: model time used
+    full_cost_s: float  #: model time that all settings would take on all samples, estimated from those measured here
+    rounds: tuple[Mapping[str, int], ...]  #: what each round asked for, as setting -> number of new samples
+    #: no setting that stayed can dominate another (`settled`), the time is used up (`budget`), or every one of them has
+    #: all samples (`samples`)
     stopped: StopReason
 
     @property

@@ -115,20 +115,15 @@ class Shard:
 
 @dataclass(frozen=True)
 class RunContext:
-    """The place of this process in a run, and where the run keeps what it has measured.
-
-    Attributes:
-        shards: the samples of each process, by rank, in the order in which they are measured.
-        journals: folder of the journals of all processes.
-        stop: looked at before every sample.
-    """
+    """The place of this process in a run, and where the run keeps what it has measured."""
 
     experiment_id: str
     rank: int
+    #: the samples of each process, by rank, in the order in which they are measured
     shards: Mapping[int, tuple[int, ...]]
     ledger: Ledger
-    journals: Path
-    stop: StopRequest
+    journals: Path  #: folder of the journals of all processes
+    stop: StopRequest  #: looked at before every sample
 
     @property
     def is_main(self) -> bool:
@@ -153,20 +148,14 @@ class RunContext:
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured: a loaded model, the requests that it answers, and the metric that scores the answers.
-
-    Attributes:
-        requests: gives this process's samples prepared; started and ended by the caller.
-        latency_ids: the samples to measure; the others are answered in batches.
-        engines: what runs each stage of the model, by name; None where it is not noted.
-    """
+    """What is measured: a loaded model, the requests that it answers, and the metric that scores the answers."""
 
     model: StagedModel
-    requests: RequestSource
+    requests: RequestSource  #: gives this process's samples prepared; started and ended by the caller
     max_new_tokens: int
     metric: Metric
-    latency_ids: Set[int]
-    engines: Mapping[str, str] | None = None
+    latency_ids: Set[int]  #: the samples to measure; the others are answered in batches
+    engines: Mapping[str, str] | None = None  #: what runs each stage of the model, by name; None where it is not noted
 
 
 class ShardMeasurer:

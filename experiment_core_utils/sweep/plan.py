@@ -143,18 +143,13 @@ def left_out_by(knobs: KnobConfig, source: ModelSource, settings: Sequence[KnobS
 
 @dataclass(frozen=True)
 class RequestedRun:
-    """What is to be measured, of what and on what; the same on every process.
-
-    Attributes:
-        settings: of the whole plan, done or due.
-        drawn: the task's samples, in the order in which every setting measures them.
-    """
+    """What is to be measured, of what and on what; the same on every process."""
 
     config: ProfilingConfig
     source: ModelSource
-    settings: tuple[KnobSetting, ...]
+    settings: tuple[KnobSetting, ...]  #: of the whole plan, done or due
     task: Task
-    drawn: SampledDataset[Sample]
+    drawn: SampledDataset[Sample]  #: the task's samples, in the order in which every setting measures them
 
     @property
     def keys(self) -> tuple[str, ...]:

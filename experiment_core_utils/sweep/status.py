@@ -28,47 +28,30 @@ SILENT_AFTER_S = 120.0
 
 @dataclass(frozen=True)
 class SettingJournals:
-    """What the processes have written of one setting that has no result yet.
-
-    Attributes:
-        finished: samples that are done with, over all processes and runs.
-        failed: those of them that failed.
-        is_at_work: the plan's run has begun it, and not every process is at the end of its share.
-        written_unix_s: when the last line was written.
-    """
+    """What the processes have written of one setting that has no result yet."""
 
     key: str
-    finished: frozenset[int]
-    failed: tuple[FailedSample, ...]
-    is_at_work: bool
-    written_unix_s: float
+    finished: frozenset[int]  #: samples that are done with, over all processes and runs
+    failed: tuple[FailedSample, ...]  #: those of them that failed
+    is_at_work: bool  #: the plan's run has begun it, and not every process is at the end of its share
+    written_unix_s: float  #: when the last line was written
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run has come.
-
-    Attributes:
-        done: settings of the plan that have a result.
-        failed: settings whose last attempt failed, with why.
-        left: settings with neither.
-        at_work: the setting that is being measured; None before the first, between two, and at the end.
-        samples_by_run: samples that this run has finished.
-        samples_missing: samples that it has still to run.
-        elapsed_s: from its begin to the last line that it wrote.
-        silent_s: since that line.
-    """
+    """How far a run has come."""
 
     plan: RunPlan
-    done: tuple[str, ...]
-    failed: dict[str, SettingFailure]
-    left: tuple[str, ...]
+    done: tuple[str, ...]  #: settings of the plan that have a result
+    failed: dict[str, SettingFailure]  #: settings whose last attempt failed, with why
+    left: tuple[str, ...]  #: settings with neither
+    #: the setting that is being measured; None before the first, between two, and at the end
     at_work: SettingJournals | None
     failed_samples: tuple[tuple[str, FailedSample], ...]
-    samples_by_run: int
-    samples_missing: int
-    elapsed_s: float
-    silent_s: float
+    samples_by_run: int  #: samples that this run has finished
+    samples_missing: int  #: samples that it has still to run
+    elapsed_s: float  #: from its begin to the last line that it wrote
+    silent_s: float  #: since that line
 
     @property
     def left_s(self) -> float | None:

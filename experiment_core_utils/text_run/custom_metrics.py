@@ -19,13 +19,9 @@ Column = float | int | str | bool | None
 
 @dataclass(frozen=True)
 class CustomMetric:
-    """A user's metric: `compute(results, metrics)` gets two dicts and returns a mapping of columns to values.
+    """A user's metric: `compute(results, metrics)` gets two dicts and returns a mapping of columns to values."""
 
-    Attributes:
-        name: as given, `package.module:function`.
-    """
-
-    name: str
+    name: str  #: as given, `package.module:function`
     compute: Callable[[dict[str, Any], dict[str, Any]], Any]
 
     @property

@@ -23,16 +23,11 @@ from experiment_core_utils.text_run.custom_metrics import CustomMetric, find_cus
 
 @dataclass(frozen=True)
 class SelectedPrompts:
-    """The prompts that run, in the order in which they do.
-
-    Attributes:
-        tokenised: the same.
-        num_too_long: left out because they have more than `max_input_tokens` tokens.
-    """
+    """The prompts that run, in the order in which they do."""
 
     texts: tuple[str, ...]
-    tokenised: TokenisedPrompts
-    num_too_long: int
+    tokenised: TokenisedPrompts  #: the same
+    num_too_long: int  #: left out because they have more than `max_input_tokens` tokens
 
 
 def choose_prompts(
@@ -77,36 +72,25 @@ _OF_THE_RUN = frozenset({"worker_timeout", "num_processes", "save_outputs", "tas
 
 @dataclass(frozen=True)
 class DueExperiment:
-    """A combination that can run here.
+    """A combination that can run here."""
 
-    Attributes:
-        title: its place in the grid and what is varied.
-        chosen: those of `prompts` that run.
-        digest: of everything that its figures depend on, code and load of the machine left out.
-    """
-
-    title: str
+    title: str  #: its place in the grid and what is varied
     varied: Mapping[str, Any]
     config: TextConfig
     source: LanguageModelSource
     prompts: Prompts
-    chosen: SelectedPrompts
+    chosen: SelectedPrompts  #: those of `prompts` that run
     custom_metrics: Sequence[CustomMetric]
-    digest: str
+    digest: str  #: of everything that its figures depend on, code and load of the machine left out
 
 
 @dataclass(frozen=True)
 class TextPlan:
-    """A whole grid.
+    """A whole grid."""
 
-    Attributes:
-        due: to be measured, in order.
-        saved: title -> name of the saved experiment that an earlier run made of it.
-        left_out: title -> why it is not measured: not possible together or on this machine, or the same as another.
-    """
-
-    due: tuple[DueExperiment, ...]
-    saved: Mapping[str, str]
+    due: tuple[DueExperiment, ...]  #: to be measured, in order
+    saved: Mapping[str, str]  #: title -> name of the saved experiment that an earlier run made of it
+    #: title -> why it is not measured: not possible together or on this machine, or the same as another
     left_out: Mapping[str, str]
 
     def lines(self) -> list[str]:
