@@ -8,7 +8,8 @@ from typing import Any
 from experiment_core_utils.primitives.stability import find_outliers
 from experiment_core_utils.primitives.statistics import Distribution, bounded_mean_interval, describe, mean_of, rate
 from experiment_core_utils.records.requests import StagedRun
-from experiment_core_utils.records.settings import AccuracySummary, MeasuredSample, SettingSummary, TypeAccuracy
+from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
+from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
 from experiment_core_utils.records.text import (
     BatchRecord,
     InferenceMetrics,
@@ -43,23 +44,27 @@ QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
 }
 
 
-def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracySummary, num_failed: int) -> SettingSummary:
+def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_failed: int) -> SettingSummary:
     """Accuracy and distributions over samples; a sample without a quantity does not enter that one.
 
     Args:
         num_failed: samples that could not be run.
     """
     asked = len(samples) + num_failed
-    return SettingSummary(
-        accuracy=accuracy,
-        distributions=distributions(samples),
+    outliers = find_outliers([[run.total_s for run in sample.runs] for sample in samples])
+    counts = CountsPart.model_construct(
+        num_samples=len(samples),
+        num_failed_samples=num_failed,
+        num_latency_samples=sum(bool(sample.runs) for sample in samples),
         share_truncated=mean_of([not sample.ended for sample in samples]),
         share_failed=num_failed / asked if asked else None,
-        outliers=find_outliers([[run.total_s for run in sample.runs] for sample in samples]),
+        share_outlier_runs=outliers.share,
+        share_outlier_runs_reason=outliers.reason,
     )
+    return SettingSummary(accuracy, counts, distributions(samples), outliers.by_sample)
 
 
-def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metric) -> AccuracySummary:
+def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metric) -> AccuracyPart:
     """What the scores of a whole run come to; an answer for which the metric has no value enters no mean."""
     scored = [
         (score.value, answer.image_id)
@@ -68,17 +73,18 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
     ]
     values = [value for value, _ in scored]
     spread = describe(values)
+    interval = bounded_mean_interval(values, [image for _, image in scored], metric.best)
     unparsed = sum(not score.parsed for score in scoring.scores)
-    return AccuracySummary(
+    return AccuracyPart.model_construct(
         metric=metric.name,
-        best=metric.best,
+        metric_best=metric.best,
+        metric_details=dict(scoring.details),
         accuracy=scoring.overall,
-        std=spread.std if spread else None,
-        interval=bounded_mean_interval(values, [image for _, image in scored], metric.best),
-        by_type=accuracy_by_type(answers, scoring.scores),
+        accuracy_std=spread.std if spread else None,
+        accuracy_ci95=None if interval is None else list(interval),
+        accuracy_by_type=accuracy_by_type(answers, scoring.scores),
         num_unparsed=unparsed,
         share_unparsed=unparsed / len(answers) if answers else None,
-        details=scoring.details,
     )
 
 
@@ -93,12 +99,14 @@ def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
     return found
 
 
-def accuracy_by_type(answers: Sequence[Answer], scores: Sequence[Score]) -> dict[str, TypeAccuracy]:
+def accuracy_by_type(answers: Sequence[Answer], scores: Sequence[Score]) -> dict[str, TypeScores]:
     """Mean score of each type of question, types in alphabetical order."""
     by_type: dict[str, list[float | None]] = defaultdict(list)
     for answer, score in zip(answers, scores, strict=True):
         by_type[answer.question_type].append(score.value)
-    return {kind: TypeAccuracy(mean_of(values), len(values)) for kind, values in sorted(by_type.items())}
+    return {
+        kind: TypeScores(accuracy=mean_of(values), num_samples=len(values)) for kind, values in sorted(by_type.items())
+    }
 
 
 def combine_inference_metrics(inference_results: InferenceResults) -> InferenceMetrics:

@@ -32,22 +32,18 @@ from experiment_core_utils.records.result_files import (
 from experiment_core_utils.records.setting_result import (
     SCHEMA_VERSION,
     TIME_NAMES,
-    AccuracyPart,
     ComputePart,
-    CountsPart,
     DecoderPart,
     Drift,
-    FailedRecord,
     Metadata,
     Provenance,
     RunTimes,
     SampleResult,
     SettingResult,
     SteadinessPart,
-    TypeScores,
     VisionPart,
 )
-from experiment_core_utils.records.settings import AccuracySummary, MeasuredSample, MeasuredSetting, SettingSummary
+from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingSummary
 from experiment_core_utils.records.text import ProcessPlace
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.sampling import SampledDataset
@@ -272,7 +268,6 @@ def setting_result(
         drawn: what was requested, of which `merged` holds those that ran and those that failed.
         drift: for each process, what is known of the machine's speed by now.
     """
-    accuracy = accuracy_part(summary.accuracy)
     decoder = DecoderPart.model_construct(
         top_k=setting.top_k,
         num_active_blocks=setting.num_active_blocks,
@@ -282,8 +277,8 @@ def setting_result(
     return SettingResult.of(
         vision_part(setting.vision, merged.samples),
         decoder,
-        accuracy,
-        counts_part(merged, summary),
+        summary.accuracy,
+        summary.counts,
         compute,
         steadiness,
         schema_version=SCHEMA_VERSION,
@@ -292,13 +287,13 @@ def setting_result(
         sample_ids=sorted(drawn.sample_ids) if merged.asked_ids is None else list(merged.asked_ids),
         realised=None if merged.proof is None else asdict(merged.proof),
         drift=list(drift),
-        energy=with_correct_answers(energy_of(merged.energy), accuracy),
+        energy=with_correct_answers(energy_of(merged.energy), summary.accuracy),
         aggregate_stats=aggregate_stats(summary.distributions),
         per_sample_results=[
             sample_result(sample, score, setting, outliers)
-            for sample, score, outliers in zip(merged.samples, scores, summary.outliers.by_sample, strict=True)
+            for sample, score, outliers in zip(merged.samples, scores, summary.outlier_runs, strict=True)
         ],
-        failed_samples=[FailedRecord.model_construct(**asdict(failure)) for failure in merged.failures],
+        failed_samples=list(merged.failures),
         provenance=provenance,
     )
 
@@ -306,34 +301,6 @@ def setting_result(
 def save_setting_result(result: SettingResult, path: Path) -> None:
     """Write the JSON of a setting, whole or not at all; raises OutputRefused or ResultsNotSaved."""
     write_json_atomically(result.content(), path)
-
-
-def counts_part(merged: MeasuredSetting, summary: SettingSummary) -> CountsPart:
-    """How many samples a setting ran, and which shares of them fell short."""
-    return CountsPart.model_construct(
-        num_samples=len(merged.samples),
-        num_failed_samples=len(merged.failures),
-        num_latency_samples=sum(bool(sample.runs) for sample in merged.samples),
-        share_truncated=summary.share_truncated,
-        share_failed=summary.share_failed,
-        share_outlier_runs=summary.outliers.share,
-        share_outlier_runs_reason=summary.outliers.reason,
-    )
-
-
-def accuracy_part(summary: AccuracySummary) -> AccuracyPart:
-    """What depends on how a setting's answers are scored."""
-    return AccuracyPart.model_construct(
-        metric=summary.metric,
-        metric_best=summary.best,
-        metric_details=dict(summary.details),
-        accuracy=summary.accuracy,
-        accuracy_std=summary.std,
-        accuracy_ci95=None if summary.interval is None else list(summary.interval),
-        accuracy_by_type={kind: TypeScores.model_construct(**asdict(each)) for kind, each in summary.by_type.items()},
-        num_unparsed=summary.num_unparsed,
-        share_unparsed=summary.share_unparsed,
-    )
 
 
 def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, float | int | None]:

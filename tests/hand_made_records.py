@@ -18,19 +18,14 @@ from experiment_core_utils.records.requests import (
 )
 from experiment_core_utils.records.setting_result import (
     ComputePart,
+    FailedSample,
     Memory,
     Provenance,
     SettingResult,
     SteadinessPart,
     TaskDescription,
 )
-from experiment_core_utils.records.settings import (
-    FailedSample,
-    MeasuredSample,
-    MeasuredSetting,
-    SettingFailure,
-    SettingSummary,
-)
+from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingFailure, SettingSummary
 from experiment_core_utils.tasks.interface import Answer, Score, Scoring, answer_of
 from experiment_core_utils.tasks.sampling import SampledDataset, Sampling
 
@@ -125,6 +120,10 @@ class ReadOff:
         if prediction == "none":
             return Score(None)
         return Score(float(prediction), details={"half": float(prediction) / 2})
+
+
+def failed_sample(sample_id: int, reason: str) -> FailedSample:
+    return FailedSample(sample_id=sample_id, error="SampleError", reason=reason)
 
 
 def scores_of(samples: Sequence[MeasuredSample]) -> tuple[Score, ...]:

@@ -33,8 +33,13 @@ from experiment_core_utils.records.energy import (
     WindowFigure,
 )
 from experiment_core_utils.records.ledger import Ledger, RunPlan
-from experiment_core_utils.records.setting_result import SCHEMA_VERSION, TIME_NAMES, AccuracyPart, HardwareUtilisation
-from experiment_core_utils.records.settings import FailedSample
+from experiment_core_utils.records.setting_result import (
+    SCHEMA_VERSION,
+    TIME_NAMES,
+    AccuracyPart,
+    FailedSample,
+    HardwareUtilisation,
+)
 from experiment_core_utils.records.text import ComputeMetrics, EnergyMetrics, GpuMemory, InstrumentEnergy, PooledEnergy
 from experiments.core_exp.multi_datasets import PUBLISHED_LIMITS
 
@@ -95,7 +100,7 @@ def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, A
     assert set(result["drift"][0]) == first_cells("Drift")
     assert set(result["precision"]) == first_cells("Precision")
     assert dotted(result["provenance"]) == first_cells("Provenance")
-    assert set(FailedSample.__dataclass_fields__) == first_cells("Failed samples")
+    assert set(FailedSample.model_fields) == first_cells("Failed samples")
     for key in (
         *result["tier_range"],
         *result["sampling"],

@@ -12,7 +12,7 @@ from experiment_core_utils.g_metrics_inference import (
     distributions,
 )
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.records.settings import TypeAccuracy
+from experiment_core_utils.records.setting_result import TypeScores
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
 from experiment_core_utils.tasks.interface import answer_of
 from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
@@ -79,30 +79,30 @@ def test_the_times_are_those_of_the_run_with_the_median_total() -> None:
 def test_accuracy_and_its_spread() -> None:
     summary = summary_of([measured_sample(i, prediction=score) for i, score in enumerate(("1", "1", "0", "0.5"))])
     accuracy = summary.accuracy
-    assert (accuracy.metric, accuracy.best, accuracy.accuracy) == ("read_off", 1.0, 0.625)
+    assert (accuracy.metric, accuracy.metric_best, accuracy.accuracy) == ("read_off", 1.0, 0.625)
     # Deviations 0.375, 0.375, -0.625, -0.125: squares add up to 0.6875, over 3.
-    assert accuracy.std == pytest.approx(math.sqrt(0.6875 / 3))
-    assert accuracy.interval is not None
-    assert 0.0 <= accuracy.interval[0] < 0.625 < accuracy.interval[1] <= 1.0
-    assert accuracy.details == {"answers": 4}
+    assert accuracy.accuracy_std == pytest.approx(math.sqrt(0.6875 / 3))
+    assert accuracy.accuracy_ci95 is not None
+    assert 0.0 <= accuracy.accuracy_ci95[0] < 0.625 < accuracy.accuracy_ci95[1] <= 1.0
+    assert accuracy.metric_details == {"answers": 4}
 
 
 def test_zeros_and_ones_get_wilsons_interval() -> None:
     accuracy = summary_of([measured_sample(i) for i in range(4)]).accuracy
     assert accuracy.accuracy == 1.0
     # All four right, z = 1.96: lower bound 1 / (1 + z^2 / 4) = 4 / 7.8415.
-    assert accuracy.interval == pytest.approx((4 / 7.8415, 1.0), abs=1e-4)
+    assert accuracy.accuracy_ci95 == pytest.approx((4 / 7.8415, 1.0), abs=1e-4)
 
 
 def test_questions_about_one_picture_count_as_one_picture() -> None:
     """Four right answers about two pictures say as much as two right answers: 1 / (1 + z^2 / 2) = 2 / 5.8415."""
     accuracy = summary_of([measured_sample(i, image_id="ab"[i % 2]) for i in range(4)]).accuracy
-    assert accuracy.interval == pytest.approx((2 / 5.8415, 1.0), abs=1e-4)
+    assert accuracy.accuracy_ci95 == pytest.approx((2 / 5.8415, 1.0), abs=1e-4)
 
 
 def test_the_interval_is_in_the_metrics_own_unit() -> None:
     samples = [measured_sample(i, prediction="10") for i in range(4)]
-    assert summary_of(samples, metric=ReadOff(best=10.0)).accuracy.interval == pytest.approx(
+    assert summary_of(samples, metric=ReadOff(best=10.0)).accuracy.accuracy_ci95 == pytest.approx(
         (40 / 7.8415, 10.0), abs=1e-3
     )
 
@@ -119,9 +119,9 @@ def test_accuracy_of_each_type_in_alphabetical_order() -> None:
     samples = [measured_sample(i, question_type=kind, prediction=score) for i, (kind, score) in enumerate(scored)]
     found = accuracy_by_type([answer_of(sample) for sample in samples], scores_of(samples))
     assert list(found.items()) == [
-        ("count", TypeAccuracy(0.75, 2)),
-        ("reading", TypeAccuracy(0.5, 3)),
-        ("time", TypeAccuracy(None, 1)),
+        ("count", TypeScores(accuracy=0.75, num_samples=2)),
+        ("reading", TypeScores(accuracy=0.5, num_samples=3)),
+        ("time", TypeScores(accuracy=None, num_samples=1)),
     ]
 
 
@@ -134,21 +134,22 @@ def test_an_answer_without_a_score_enters_no_mean_and_is_no_zero() -> None:
     accuracy = summary_of([measured_sample(i, prediction=text) for i, text in enumerate(("1", "none", "0"))]).accuracy
     assert (accuracy.accuracy, accuracy.num_unparsed) == (0.5, 0)
     none = summary_of([measured_sample(0, prediction="none")]).accuracy
-    assert (none.accuracy, none.std, none.interval, none.share_unparsed) == (None, None, None, 0.0)
+    assert (none.accuracy, none.accuracy_std, none.accuracy_ci95, none.share_unparsed) == (None, None, None, 0.0)
 
 
 def test_answers_that_reached_the_limit_and_samples_that_failed_are_shares() -> None:
     samples = [measured_sample(i, staged_run(ended=ended)) for i, ended in enumerate((True, False, False, True, True))]
     summary = summary_of(samples, num_failed=3)
-    assert (summary.share_truncated, summary.share_failed) == (0.4, 3 / 8)
+    assert (summary.counts.share_truncated, summary.counts.share_failed) == (0.4, 3 / 8)
 
 
 def test_no_samples_have_no_figures() -> None:
     summary = summary_of([])
     accuracy = summary.accuracy
-    assert (accuracy.accuracy, accuracy.std, accuracy.interval, accuracy.share_unparsed) == (None, None, None, None)
-    assert (accuracy.by_type, summary.distributions) == ({}, {})
-    assert (summary.share_truncated, summary.share_failed) == (None, None)
+    assert (accuracy.accuracy, accuracy.accuracy_std, accuracy.accuracy_ci95) == (None, None, None)
+    assert accuracy.share_unparsed is None
+    assert (accuracy.accuracy_by_type, summary.distributions) == ({}, {})
+    assert (summary.counts.share_truncated, summary.counts.share_failed) == (None, None)
 
 
 def test_samples_answered_in_batches_enter_accuracy_and_tokens_but_no_time() -> None:
@@ -158,7 +159,7 @@ def test_samples_answered_in_batches_enter_accuracy_and_tokens_but_no_time() -> 
     answered = [answered_sample(2, tokens=4, prediction="0.0"), answered_sample(3, 8, ended=False, prediction="0.0")]
     summary = summary_of([quick, slow, *answered])
     assert summary.accuracy.accuracy == 0.25
-    assert summary.share_truncated == 0.25
+    assert summary.counts.share_truncated == 0.25
     for name in ("vision_s", "prefill_s", "decode_s", "e2e_s", "tpot_s", "ttft_s", "transfer_s"):
         assert summary.distributions[name].n == 2
     assert summary.distributions["e2e_s"].mean == 0.75

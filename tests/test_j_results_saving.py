@@ -29,12 +29,12 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.records.requests import StageFlops, VisionGeometry
-from experiment_core_utils.records.settings import FailedSample
 from experiment_core_utils.tasks.interface import Score
 from tests.hand_made_records import (
     SETTING,
     answered_sample,
     drawn,
+    failed_sample,
     measured_sample,
     part,
     result_of,
@@ -81,7 +81,7 @@ def test_every_key_of_a_setting() -> None:
         measured_sample(5, staged_run(ended=False), prediction="?", geometry=THREE_BY_ONE, question_type="count"),
         measured_sample(8, prediction="0.5", geometry=THREE_BY_ONE),
     )
-    failures = (FailedSample(9, "SampleError", "truncated file"),)
+    failures = (failed_sample(9, "truncated file"),)
     merged = part(*samples, failures=failures, memory=MemoryReading(None, None, 1000, "no CUDA device"))
     content = json.loads(json.dumps(result_of(merged, requested=drawn(3, 5, 8, 9)).content()))
     stats = content.pop("aggregate_stats")
@@ -267,7 +267,7 @@ def test_a_token_target_is_what_every_sample_aimed_at() -> None:
 
 
 def test_a_setting_in_which_every_sample_failed() -> None:
-    merged = part(failures=(FailedSample(0, "SampleError", "unreadable"),), proof=None)
+    merged = part(failures=(failed_sample(0, "unreadable"),), proof=None)
     result = result_of(merged).content()
     assert (result["num_samples"], result["num_failed_samples"], result["share_failed"]) == (0, 1, 1.0)
     for name in ("accuracy", "accuracy_ci95", "selected_crops_mean", "realised", "memory", "theoretical_tiling"):

@@ -25,7 +25,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.settings import (
-    FailedSample,
     FinishedSample,
     JournalHeader,
     MeasuredSetting,
@@ -33,7 +32,7 @@ from experiment_core_utils.records.settings import (
     ShardDone,
 )
 from experiment_core_utils.tasks.sampling import shard_of_process
-from tests.hand_made_records import PROOF, SETTING, measured_sample, part
+from tests.hand_made_records import PROOF, SETTING, failed_sample, measured_sample, part
 
 KEY = SETTING.key
 
@@ -47,7 +46,7 @@ def test_parts_are_pooled_in_order_of_the_samples() -> None:
     first, second = two_parts()
     second = replace(
         second,
-        failures=(FailedSample(4, "SampleError", "b"), FailedSample(0, "SampleError", "a")),
+        failures=(failed_sample(4, "b"), failed_sample(0, "a")),
         memory=MemoryReading(None, None, 9, "cpu"),
         proof=None,
     )
@@ -99,7 +98,7 @@ def test_doubled_samples_are_named() -> None:
     doubled = replace(second, samples=(*second.samples, measured_sample(5)))
     with pytest.raises(ResultsError, match=r"twice \[5\], missing \[\]"):
         merge_parts([first, doubled], (1, 3, 5))
-    both = replace(second, failures=(FailedSample(1, "SampleError", "failed elsewhere"),))
+    both = replace(second, failures=(failed_sample(1, "failed elsewhere"),))
     with pytest.raises(ResultsError, match=r"twice \[1\]"):
         merge_parts([first, both], (1, 3, 5))
 

@@ -22,12 +22,19 @@ from experiment_core_utils.l_results_csv_cleaning import (
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.records.setting_result import HardwareUtilisation, SettingResult
-from experiment_core_utils.records.settings import FailedSample
+from experiment_core_utils.records.setting_result import FailedSample, HardwareUtilisation, SettingResult
 from experiment_core_utils.saved_results.terminal import closing_table, comparison_table, few_samples_warning
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats
-from tests.hand_made_records import SETTING, answered_sample, measured_sample, part, result_of, staged_run
+from tests.hand_made_records import (
+    SETTING,
+    answered_sample,
+    failed_sample,
+    measured_sample,
+    part,
+    result_of,
+    staged_run,
+)
 
 HEADER = (
     "tier,vision_tokens_target,top_k,num_active_blocks,num_samples,num_failed_samples,accuracy,accuracy_ci95_low,"
@@ -56,7 +63,7 @@ def results() -> list[SettingResult]:
     tokens = result(
         KnobSetting(token_target(720), 4, (0,)),
         measured_sample(0, staged_run(inter_token_s=()), prediction="?"),
-        failures=(FailedSample(1, "SampleError", "unreadable"),),
+        failures=(failed_sample(1, "unreadable"),),
     )
     return [tier, tokens]
 
@@ -95,7 +102,7 @@ def test_rows_by_hand(results: list[SettingResult], tmp_path: Path) -> None:
 
 
 def test_a_setting_without_samples_has_a_row_of_empty_cells() -> None:
-    frame = settings_frame([result(SETTING, failures=(FailedSample(0, "SampleError", "unreadable"),))])
+    frame = settings_frame([result(SETTING, failures=(failed_sample(0, "unreadable"),))])
     assert frame.loc[0, "num_failed_samples"] == 1
     assert frame.loc[0, ["accuracy", "accuracy_ci95_low", "T_total_mean_ms", "selected_crops_mean"]].isna().all()
 

@@ -9,7 +9,8 @@ from experiment_core_utils.blocks.importance import Blocks, Measured, TaskValues
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
-from experiment_core_utils.records.settings import FailedSample, MeasuredSample
+from experiment_core_utils.records.setting_result import FailedSample
+from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.batches import BatchAnswerer
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Task, answer_of

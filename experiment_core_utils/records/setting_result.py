@@ -603,12 +603,12 @@ class Order(Record):
     num_settings: Count | None = None
 
 
-class FailedRecord(Record):
-    """One of the samples that did not run: `FailedSample` as stored."""
+class FailedSample(Record):
+    """A sample that could not be read or run; excluded from the means, and counted."""
 
-    sample_id: Count
-    error: Text
-    reason: Text
+    sample_id: Count  #: position in the task's split
+    error: Text  #: class of the error
+    reason: Text  #: its message
 
 
 class TypeScores(Record):
@@ -741,7 +741,7 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     energy: Energy | None = None  #: energy of the stages of one request, [below](#energy); None if `--energy off`
     aggregate_stats: dict[str, Number | None]  #: spread of every quantity over samples, may be `{}`
     per_sample_results: list[SampleResult]  #: a list, in order of `sample_id`
-    failed_samples: list[FailedRecord]  #: a list, in order of `sample_id`
+    failed_samples: list[FailedSample]  #: a list, in order of `sample_id`
     provenance: Provenance  #: how the run was made
 
     @classmethod

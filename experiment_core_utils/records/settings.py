@@ -19,6 +19,7 @@ from experiment_core_utils.records.requests import (
     StagedRun,
     StageFlops,
 )
+from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, FailedSample
 
 When = Literal["open", "between", "close"]
 
@@ -80,15 +81,6 @@ class MeasuredSample:
         answer = self.runs[0] if self.runs else self.answer
         assert answer is not None
         return answer.ended
-
-
-@dataclass(frozen=True)
-class FailedSample:
-    """A sample that could not be read or run; excluded from the means, and counted."""
-
-    sample_id: int  #: position in the task's split
-    error: str  #: class of the error
-    reason: str  #: its message
 
 
 @dataclass(frozen=True)
@@ -264,29 +256,6 @@ class MeasuredSetting:
 
 
 @dataclass(frozen=True)
-class TypeAccuracy:
-    """Accuracy of one type of question; None where the metric has no value for any of its samples."""
-
-    accuracy: float | None
-    num_samples: int
-
-
-@dataclass(frozen=True)
-class AccuracySummary:
-    """What the scores of a setting's samples come to."""
-
-    metric: str  #: name of the metric that scored them
-    best: float  #: its highest score; the lowest is 0
-    accuracy: float | None  #: mean score of the samples that ran; None where none did, or where the metric has no value
-    std: float | None  #: standard deviation over samples (n - 1); None for fewer than 2
-    interval: tuple[float, float] | None  #: 95 % interval of the mean that knows which samples share a picture
-    by_type: Mapping[str, TypeAccuracy]
-    num_unparsed: int  #: answers that could not be read as an answer at all; their score is 0
-    share_unparsed: float | None  #: the same as a share of the samples that ran; None where none did
-    details: Mapping[str, Any]  #: further means, and what the metric used beside the answers
-
-
-@dataclass(frozen=True)
 class Outliers:
     """Runs that stand out from the other runs of their sample; they are marked, and stay in every statistic."""
 
@@ -300,9 +269,9 @@ class Outliers:
 class SettingSummary:
     """What a setting's samples come to."""
 
-    accuracy: AccuracySummary  #: of the scores
+    accuracy: AccuracyPart
+    counts: CountsPart
     #: over samples, by quantity: stage times in seconds, token counts as they are
     distributions: Mapping[str, Distribution]
-    share_truncated: float | None  #: share of answers that reached the limit without end-of-sequence
-    share_failed: float | None  #: share of the samples asked for that could not be run; None where none was requested
-    outliers: Outliers  #: runs that stand out from the others of their sample; they are in all distributions
+    #: for each sample the indices of its runs that stand out, None where it has too few to judge
+    outlier_runs: tuple[tuple[int, ...] | None, ...]

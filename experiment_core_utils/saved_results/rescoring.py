@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from experiment_core_utils.g_metrics_inference import summarise_accuracy
 from experiment_core_utils.i_metrics_energy import with_correct_answers
-from experiment_core_utils.j_results_saving import accuracy_part, save_setting_result, score_fields
+from experiment_core_utils.j_results_saving import save_setting_result, score_fields
 from experiment_core_utils.l_results_csv_cleaning import (
     read_results,
     samples_csv_beside,
@@ -99,7 +99,7 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
     except SampleError as error:
         raise ConfigurationError(f"{metric.name} cannot score {name}: {error}; choose another metric") from error
     asked = len(samples) + result.num_failed_samples
-    accuracy = accuracy_part(summarise_accuracy(answers, scoring, metric))
+    accuracy = summarise_accuracy(answers, scoring, metric)
     anew = dict(accuracy) | {
         "energy": with_correct_answers(result.energy, accuracy),
         "share_failed": result.num_failed_samples / asked if asked else None,

@@ -42,6 +42,7 @@ from experiment_core_utils.records.setting_result import (
     EnergyIdle,
     EnergySummary,
     ExecutionStages,
+    FailedSample,
     Hardware,
     HardwareUtilisation,
     Memory,
@@ -60,7 +61,6 @@ from experiment_core_utils.records.setting_result import (
     Variables,
     WarmUpRuns,
 )
-from experiment_core_utils.records.settings import FailedSample
 
 PAGE = REPOSITORY / "docs" / "results_schema.md"
 # Objects of the provenance, whose keys are in its own table.

@@ -12,7 +12,8 @@ from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest
-from experiment_core_utils.records.settings import FailedSample, MeasuredSample
+from experiment_core_utils.records.setting_result import FailedSample
+from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Sample, answer_to
 
@@ -87,7 +88,7 @@ class BatchAnswerer:
                 # As for measured samples: one that no metric could judge is not worth the time.
                 self._metric.score([answer_to(sample, "")])
             except SampleError as error:
-                failed.append(_failure(sample_id, error))
+                failed.append(failed_sample(sample_id, error))
             else:
                 prepared.append((sample, request))
         return prepared, failed
@@ -102,7 +103,7 @@ class BatchAnswerer:
                 answers = self._together([request for _, request in part])
             except SampleTimedOut as error:
                 if len(part) == 1:
-                    done.append(_failure(part[0][0].sample_id, error))
+                    done.append(failed_sample(part[0][0].sample_id, error))
                 size = 1
                 continue
             if answers is None:
@@ -129,8 +130,9 @@ class BatchAnswerer:
         return [BatchedAnswer(tokens, tokens[-1] in ends, len(requests), self._limit) for tokens in answers]
 
 
-def _failure(sample_id: int, error: SampleError) -> FailedSample:
-    return FailedSample(sample_id, type(error).__name__, str(error))
+def failed_sample(sample_id: int, error: SampleError) -> FailedSample:
+    """The record of a sample that ended in this error."""
+    return FailedSample(sample_id=sample_id, error=type(error).__name__, reason=str(error))
 
 
 GroupKey = tuple[CropRange, int | None, tuple[int, ...]]

@@ -27,8 +27,8 @@ from experiment_core_utils.primitives.stability import PrecisionGoal, needs_anot
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape
+from experiment_core_utils.records.setting_result import FailedSample
 from experiment_core_utils.records.settings import (
-    FailedSample,
     FinishedSample,
     JournalHeader,
     MeasuredSample,
@@ -36,7 +36,7 @@ from experiment_core_utils.records.settings import (
     SettingLoad,
     ShardDone,
 )
-from experiment_core_utils.sweep.batches import BatchAnswerer
+from experiment_core_utils.sweep.batches import BatchAnswerer, failed_sample
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Sample, answer_to
@@ -327,7 +327,7 @@ class ShardMeasurer:
                             measured = self._measure_sample(setting, sample, request)
                         note(measured)
                 except SampleError as error:
-                    note(FailedSample(sample_id, type(error).__name__, str(error)))
+                    note(failed_sample(sample_id, error))
                 if measured is not None and self._profiles is not None and self._profiles.wants(setting.key):
                     # One more run of a sample that is on the disk already, outside its time limit.
                     inputs = self._bench.model.to_device(request.inputs)

@@ -19,7 +19,8 @@ from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.journal import JournalContent, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
-from experiment_core_utils.records.settings import FailedSample, SettingFailure
+from experiment_core_utils.records.setting_result import FailedSample
+from experiment_core_utils.records.settings import SettingFailure
 
 FAILURES_SHOWN = 5
 # Longer than most samples take.

@@ -25,14 +25,8 @@ from experiment_core_utils.records.journal import (
     tidy_journals,
 )
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.records.settings import (
-    FailedSample,
-    FinishedSample,
-    JournalHeader,
-    SettingFailure,
-    ShardDone,
-)
-from tests.hand_made_records import PROOF, SETTING, measured_sample, staged_run
+from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
+from tests.hand_made_records import PROOF, SETTING, failed_sample, measured_sample, staged_run
 
 HEADER = JournalHeader(JOURNAL_VERSION, SETTING.key, "f00d", 0, 2, "0001", (1, 3, 5))
 MEMORY = MemoryReading(5, 6, 7, None)
@@ -41,7 +35,7 @@ MEASURED = FinishedSample(
     None,
     MEMORY,
 )
-FAILED = FinishedSample(None, FailedSample(3, "SampleError", "ä\nb"), MEMORY)
+FAILED = FinishedSample(None, failed_sample(3, "ä\nb"), MEMORY)
 END = ShardDone("0001", PROOF, MEMORY, SettingFailure("OutOfMemory", "no room", 3))
 PATH_NAME = "tier-low_topk2_blocks3.rank0.jsonl"
 

@@ -11,11 +11,10 @@ import pytest
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.setting_result import Metadata, SampleResult
-from experiment_core_utils.records.settings import FailedSample
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore, stored_answer
 from experiment_core_utils.tasks.interface import Answer, Scoring
 from experiment_core_utils.tasks.registry import get_metric
-from tests.hand_made_records import SETTING, ReadOff, measured_sample, part, stored_result
+from tests.hand_made_records import SETTING, ReadOff, failed_sample, measured_sample, part, stored_result
 
 FULL = KnobSetting(tier_target("low"), 4, (0, 1, 2, 3))
 FULL_FILE = "signs_imgsizetier-low_crops2_topk4_blocks4.json"
@@ -42,7 +41,7 @@ def write(folder: Path, name: str, setting: KnobSetting, *predictions: str, fail
     samples = [
         measured_sample(index, prediction=text, image_id=f"p{index // 2}") for index, text in enumerate(predictions)
     ]
-    failures = tuple(FailedSample(len(samples) + index, "SampleError", "unreadable") for index in range(failed))
+    failures = tuple(failed_sample(len(samples) + index, "unreadable") for index in range(failed))
     content = stored_result(part(*samples, failures=failures), setting)
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(json.dumps(content))

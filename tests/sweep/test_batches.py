@@ -8,11 +8,12 @@ import pytest
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import BatchedAnswer
-from experiment_core_utils.records.settings import FailedSample, MeasuredSample
+from experiment_core_utils.records.setting_result import FailedSample
+from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.batches import BatchAnswerer, batching_caveats
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Sample
-from tests.hand_made_records import ReadOff
+from tests.hand_made_records import ReadOff, failed_sample
 from tests.scripted_model import EOS, ScriptedModel
 
 SETTING = KnobSetting(tier_target("low"), 2, (0, 1))
@@ -106,7 +107,7 @@ def test_a_single_request_without_memory_fails_the_setting() -> None:
 
 def test_a_sample_that_cannot_be_read_fails_alone() -> None:
     (failed,), done = outcomes(ScriptedModel(), (4, 5, 7), 8)
-    assert failed == FailedSample(5, "SampleError", "sample 5: no picture")
+    assert failed == failed_sample(5, "sample 5: no picture")
     assert [each.sample_id for each in done] == [4, 7]
 
 

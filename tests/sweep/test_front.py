@@ -20,13 +20,7 @@ from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import MemoryReading
 from experiment_core_utils.records.setting_result import read_setting
-from experiment_core_utils.records.settings import (
-    FailedSample,
-    FinishedSample,
-    JournalHeader,
-    SettingFailure,
-    ShardDone,
-)
+from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
 from experiment_core_utils.saved_results.terminal import closing_table, positions_of, search_sentence
 from experiment_core_utils.sweep.front import (
     SEARCH_FILE,
@@ -40,6 +34,7 @@ from experiment_core_utils.sweep.measurer import Bench, RunContext, ShardMeasure
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.forked_runs import KILLED, TWO_PROCESSES, Run, RunServer
+from tests.hand_made_records import failed_sample
 from tests.scripted_model import ScriptedModel
 from tests.test_docs import SCHEMA, first_cells
 from tests.test_resume import remember
@@ -251,7 +246,7 @@ def journal_of(folder: Path, rank: int) -> Journal:
 
 
 def failed(sample_id: int) -> FinishedSample:
-    return FinishedSample(None, FailedSample(sample_id, "SampleError", "blank"), MEMORY)
+    return FinishedSample(None, failed_sample(sample_id, "blank"), MEMORY)
 
 
 def collected(folder: Path, timeout_s: float = 5.0, stop: StopRequest | None = None) -> list[int]:

@@ -2,9 +2,9 @@
 
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.stability import PrecisionGoal
-from experiment_core_utils.records.settings import FailedSample, FinishedSample
+from experiment_core_utils.records.settings import FinishedSample
 from experiment_core_utils.sweep.measurer import Shard
-from tests.hand_made_records import measured_sample, staged_run
+from tests.hand_made_records import failed_sample, measured_sample, staged_run
 
 MEMORY = MemoryReading(None, None, 9, "cpu")
 GOAL = PrecisionGoal(0.02)
@@ -71,7 +71,7 @@ def test_a_beginning_can_be_extended_to_more() -> None:
 
 
 def test_samples_that_failed_are_done_with_but_say_nothing_of_times() -> None:
-    failed = {each: FinishedSample(None, FailedSample(each, "SampleError", "x"), MEMORY) for each in IDS[:3]}
+    failed = {each: FinishedSample(None, failed_sample(each, "x"), MEMORY) for each in IDS[:3]}
     shard = Shard(IDS, failed, GOAL)
     assert measure(shard, {}) == list(IDS[3:13])
     assert shard.is_done

@@ -15,20 +15,14 @@ from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, journal_path
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, write_plan
-from experiment_core_utils.records.settings import (
-    FailedSample,
-    FinishedSample,
-    JournalHeader,
-    SettingFailure,
-    ShardDone,
-)
+from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
 from experiment_core_utils.sweep.status import main, read_status, status_lines
-from tests.hand_made_records import measured_sample, staged_run
+from tests.hand_made_records import failed_sample, measured_sample, staged_run
 
 BEGUN = 1000.0
 PLAN = RunPlan(PLAN_VERSION, "0002", "f00d", "signs", ("a", "b", "c"), ("a", "b", "c"), 4, 2, 1, BEGUN)
 MEMORY = MemoryReading(5, 6, 7, None)
-BROKEN = FinishedSample(None, FailedSample(1, "SampleError", "truncated"), MEMORY)
+BROKEN = FinishedSample(None, failed_sample(1, "truncated"), MEMORY)
 
 
 def finished(sample_id: int) -> FinishedSample:

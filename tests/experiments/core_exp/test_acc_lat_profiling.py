@@ -18,13 +18,13 @@ from experiment_core_utils.pipeline import PARTS_FOLDER, RunReport, run_profilin
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SettingError, Stopped
 from experiment_core_utils.records.journal import journal_path, read_journal
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.settings import FailedSample, SettingFailure
+from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.sweep.plan import RequestedRun, plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric, get_metric_for_dataset, load_task
 from experiments.core_exp.acc_lat_profiling import main
-from tests.hand_made_records import drawn, measured_sample, part, result_of
+from tests.hand_made_records import drawn, failed_sample, measured_sample, part, result_of
 from tests.one_process import run_alone
 
 KEY = "tier-low_topk4_blocks4"
@@ -232,7 +232,7 @@ def test_what_ran_before_the_memory_ended_is_not_measured_again_by_the_next_run(
     [(True, 0, 0, 0), (True, 0, 1, 3), (True, 1, 0, 1), (True, 1, 1, 1), (False, 1, 0, 0)],
 )
 def test_the_exit_code_says_what_failed(is_main: bool, failed_settings: int, failed_samples: int, code: int) -> None:
-    failures = tuple(FailedSample(number, "SampleError", "unreadable") for number in range(failed_samples))
+    failures = tuple(failed_sample(number, "unreadable") for number in range(failed_samples))
     results = (result_of(part(measured_sample(7))), result_of(part(measured_sample(7), failures=failures)))
     failed = {KEY: SettingFailure("OutOfMemory", "no room", 3)} if failed_settings else {}
     assert RunReport("0001", is_main, results, failed, (), Path(), None).exit_code == code

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.records.setting_result import SettingResult
-from experiment_core_utils.records.settings import FailedSample, SettingFailure
+from experiment_core_utils.records.setting_result import FailedSample, SettingResult
+from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.saved_results.terminal import closing_table
 from experiments.core_exp.closing_lines import closing_lines
-from tests.hand_made_records import measured_sample, part, result_of
+from tests.hand_made_records import failed_sample, measured_sample, part, result_of
 
 NOTHING_LEFT = RunReport(None, True, (), {}, (), Path("results/signs"), None)
 
@@ -25,7 +25,7 @@ def test_a_run_with_nothing_left_says_where_the_results_are() -> None:
 
 
 def test_every_line_in_its_place() -> None:
-    results = (stored(2), stored(4, FailedSample(7, "SampleError", "torn picture")))
+    results = (stored(2), stored(4, failed_sample(7, "torn picture")))
     report = replace(
         NOTHING_LEFT,
         experiment_id="0007",
