@@ -15,7 +15,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.journal import JournalContent, finished_samples, journal_path, own_journals, read_end
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
-from experiment_core_utils.records.settings import MeasuredSetting, ShardDone
+from experiment_core_utils.records.settings import ConditionsReading, MeasuredSetting, SettingLoad, ShardDone, WarmUp
 from experiment_core_utils.records.text import EnergyFigures, InferenceResults, PooledEnergy, SavedEnergy, check_saved
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ _PROMPTS_NAMED = 10
 def part_of(content: JournalContent, rank: int, num_processes: int, experiment_id: str) -> MeasuredSetting:
     """What a journal holds; the end of an earlier run's share says nothing about this one's."""
     end = content.end if content.end is not None and content.end.experiment_id == experiment_id else None
-    readings = [finished.memory for finished in content.finished]
+    readings, given = [finished.memory for finished in content.finished], content.last_header.sample_ids
     if end is not None and end.memory is not None:
         readings.append(end.memory)
     return MeasuredSetting(
@@ -43,12 +43,12 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         proof=end.proof if end is not None else None,
         memory=whole_window(readings),
         failure=end.failure if end is not None else None,
-        asked_ids=content.share[: end.num_asked] if end is not None else None,
-        num_stopped_early=int(end is not None and end.num_asked is not None and end.num_asked < len(content.share)),
-        warmups=content.warmups,
-        conditions=content.conditions,
+        asked_ids=given[: end.num_asked] if end is not None else None,
+        num_stopped_early=int(end is not None and end.num_asked is not None and end.num_asked < len(given)),
+        warmups=content.every(WarmUp),
+        conditions=content.every(ConditionsReading),
         energy=content.energy,
-        loads=content.loads,
+        loads=content.every(SettingLoad),
     )
 
 

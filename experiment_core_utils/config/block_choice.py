@@ -15,11 +15,7 @@ from experiment_core_utils.primitives.knobs import select_active_blocks
 
 # A model folder may hold scores of its own, which count where no flag says otherwise.
 OWN_SCORES_FILE = "block_importance.json"
-
-
 NO_SCORES = "none"
-
-
 # Of a block or a number of blocks.
 _MOST_DIGITS = 9
 

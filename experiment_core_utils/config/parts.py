@@ -29,8 +29,6 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 ExecutionMode = Literal["auto", "eager", "graph"]
 EnergyMode = Literal["off", "required", "optional"]
 ProfilerMode = Literal["minimal", "full"]
-
-
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(distinct)]
 FilePath = Annotated[Path, Field(strict=False)]
 Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]

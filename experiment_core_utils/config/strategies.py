@@ -17,20 +17,10 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 
 T = TypeVar("T")
-
-
 Places = tuple[int, ...]
-
-
 Strategy = Literal["full", "balanced", "stratified", "boundary", "lhs"]
-
-
 BALANCED_VALUES = 4
-
-
 LHS_CONFIGS = 27
-
-
 # Exchanges tried for each point: by then the regular design that they start from cannot be recognised.
 _LHS_EXCHANGES = 30
 

@@ -16,24 +16,12 @@ from experiment_core_utils.primitives.files import read_regular_file
 
 # One launch has one of each.
 OF_THE_LAUNCH = ("device", "mixed_precision", "num_processes", "num_threads", "worker_timeout", "task_type")
-
-
 _LISTS = ("custom_metrics",)
-
-
 # A grid that is meant has hundreds of either at most.
 MOST_BYTES = 100_000
-
-
 MOST_VALUES = 20_000
-
-
 MOST_DEPTH = 50
-
-
 MOST_COMBINATIONS = 10_000
-
-
 Key = tuple[str, ...]
 
 

@@ -10,11 +10,7 @@ import numpy as np
 from scipy.special import ndtri, stdtrit
 
 CONFIDENCE = 0.95
-
-
 RESAMPLES = 2000
-
-
 _DRAWS_AT_ONCE = 4_000_000
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -43,6 +43,7 @@ LOCK_NAME = "lock"
 # Longer than any `end` line.
 _TAIL_BYTES = 1 << 16
 Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | SettingLoad | ShardDone
+L = TypeVar("L", bound=Line)
 _KINDS = {
     "header": JournalHeader,
     "warmup": WarmUp,
@@ -73,37 +74,21 @@ class JournalContent:
     @property
     def last_header(self) -> JournalHeader:
         """The header of the run that took the journal up last."""
-        return next(line for line in reversed(self.lines) if isinstance(line, JournalHeader))
+        return self.every(JournalHeader)[-1]
 
-    @property
-    def share(self) -> tuple[int, ...]:
-        """The samples of the process when it went on last."""
-        return self.last_header.sample_ids
-
-    @property
-    def warmups(self) -> tuple[WarmUp, ...]:
-        """The warm-ups before its samples, one for each time that the process began to measure."""
-        return tuple(line for line in self.lines if isinstance(line, WarmUp))
-
-    @property
-    def conditions(self) -> tuple[ConditionsReading, ...]:
-        """What went on while its samples were measured, in order of time."""
-        return tuple(line for line in self.lines if isinstance(line, ConditionsReading))
+    def every(self, kind: type[L]) -> tuple[L, ...]:
+        """The lines of one kind, in order."""
+        return tuple(line for line in self.lines if isinstance(line, kind))
 
     @property
     def finished(self) -> tuple[FinishedSample, ...]:
         """The samples, in the order in which they were finished."""
-        return tuple(line for line in self.lines if isinstance(line, FinishedSample))
+        return self.every(FinishedSample)
 
     @property
     def energy(self) -> SettingEnergy | None:
         """The energy of a request's stages, which is measured once; None while it is not."""
-        return next((line for line in self.lines if isinstance(line, SettingEnergy)), None)
-
-    @property
-    def loads(self) -> tuple[SettingLoad, ...]:
-        """Load and memory along each window in which its samples were measured."""
-        return tuple(line for line in self.lines if isinstance(line, SettingLoad))
+        return next(iter(self.every(SettingEnergy)), None)
 
     @property
     def end(self) -> ShardDone | None:

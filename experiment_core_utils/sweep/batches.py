@@ -1,6 +1,6 @@
 """Answers of samples whose latency is not measured, computed in batches or in groups of settings."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,18 @@ def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: s
     return [caveat("batched_answers", num_batched=answered, num_samples=num_samples, dtype=dtype)]
 
 
+@dataclass(frozen=True)
+class Bench:
+    """What is measured: a loaded model, the requests that it answers, and the metric that scores the answers."""
+
+    model: StagedModel
+    requests: RequestSource  #: gives this process's samples prepared; started and ended by the caller
+    max_new_tokens: int
+    metric: Metric
+    latency_ids: Set[int]  #: the samples to measure; the others are answered in batches
+    engines: Mapping[str, str] | None = None  #: what runs each stage of the model, by name; None where it is not noted
+
+
 class BatchAnswerer:
     """Answers samples in batches, smaller ones where memory runs out.
 
@@ -38,21 +50,9 @@ class BatchAnswerer:
         sample_timeout_s: limit for the preparation of each sample, and for a batch times the samples in it.
     """
 
-    def __init__(
-        self,
-        model: StagedModel,
-        metric: Metric,
-        requests: RequestSource,
-        max_new_tokens: int,
-        batch_size: int,
-        sample_timeout_s: float | None,
-    ) -> None:
-        self._model = model
-        self._metric = metric
-        self._requests = requests
-        self._max_new_tokens = max_new_tokens
-        self._batch_size = batch_size
-        self._limit = batch_size
+    def __init__(self, bench: Bench, batch_size: int, sample_timeout_s: float | None) -> None:
+        self._bench = bench
+        self._batch_size = self._limit = batch_size
         self._timeout_s = sample_timeout_s
 
     def outcomes(
@@ -84,9 +84,9 @@ class BatchAnswerer:
         for sample_id in sample_ids:
             try:
                 with time_limit(self._timeout_s):
-                    sample, request = self._requests.take(sample_id, setting.vision.crops)
+                    sample, request = self._bench.requests.take(sample_id, setting.vision.crops)
                 # As for measured samples: one that no metric could judge is not worth the time.
-                self._metric.score([answer_to(sample, "")])
+                self._bench.metric.score([answer_to(sample, "")])
             except SampleError as error:
                 failed.append(failed_sample(sample_id, error))
             else:
@@ -108,10 +108,10 @@ class BatchAnswerer:
                 continue
             if answers is None:
                 self._limit = len(part) // 2
-                release_cached_memory(self._model.device)
+                release_cached_memory(self._bench.model.device)
                 continue
             done += [
-                sample_record(self._model, setting, sample, request, answer=answer)
+                sample_record(self._bench.model, setting, sample, request, answer=answer)
                 for (sample, request), answer in zip(part, answers, strict=True)
             ]
         return done
@@ -120,13 +120,13 @@ class BatchAnswerer:
         """None where memory ran out for more than one."""
         try:
             with out_of_memory_named(), time_limit(self._timeout_s and self._timeout_s * len(requests)):
-                inputs = [self._model.to_device(request.inputs) for request in requests]
-                answers = self._model.answer_batch(inputs, self._max_new_tokens)
+                inputs = [self._bench.model.to_device(request.inputs) for request in requests]
+                answers = self._bench.model.answer_batch(inputs, self._bench.max_new_tokens)
         except OutOfMemory:
             if len(requests) == 1:
                 raise
             return None
-        ends = self._model.eos_token_ids
+        ends = self._bench.model.eos_token_ids
         return [BatchedAnswer(tokens, tokens[-1] in ends, len(requests), self._limit) for tokens in answers]
 
 

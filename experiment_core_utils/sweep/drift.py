@@ -29,7 +29,8 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import field_fault, read_json
 from experiment_core_utils.records.setting_result import Drift
 from experiment_core_utils.records.settings import DriftReading
-from experiment_core_utils.sweep.measurer import Bench, RunContext
+from experiment_core_utils.sweep.batches import Bench
+from experiment_core_utils.sweep.measurer import RunContext
 
 DRIFT_VERSION = 1
 CONTROL_SAMPLES = 3

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 from experiment_core_utils.b_model_loader import ModelSource, load_processor
 from experiment_core_utils.models.costs.architecture import (
@@ -246,25 +246,9 @@ class RequestWork:
     elements: int  #: cache and, where they are known, the largest activations
 
 
-class PlannedWork(Protocol):
-    """What a model's requests are, without its weights."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that were looked at."""
-        ...
-
-    @property
-    def weight_elements(self) -> int:
-        """Parameters of the whole model."""
-        ...
-
-    def at(self, setting: KnobSetting) -> RequestWork:
-        """A request at the setting."""
-        ...
-
-
-def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedWork:
+def work_of(
+    source: ModelSource, task: Task, sample_ids: Sequence[int], limit: int
+) -> "MolmoeWork | TransformersWork":
     """What requests with answers of at most `limit` tokens are.
 
     Raises:
@@ -319,14 +303,10 @@ class MolmoeWork:
         self._processor = load_processor(source)
         self.weight_elements = parameter_count(source.config)
         self.shapes = of_first_samples(task, sample_ids, lambda sample: self._shape(task, sample))
-
-    @property
-    def num_samples(self) -> int:
-        """See `PlannedWork.num_samples`."""
-        return len(self.shapes)
+        self.num_samples = len(self.shapes)
 
     def at(self, setting: KnobSetting) -> RequestWork:
-        """See `PlannedWork.at`; elements hold the largest activations."""
+        """A request at the setting; elements hold the largest activations."""
         tokens, flops = [], []
         architecture = Architecture("molmoe", *shapes_of(self._source.config))
         architecture = architecture.at_setting(setting.experts, setting.active_blocks)
@@ -381,16 +361,12 @@ class TransformersWork:
         self._limit = limit
         self._requests = source.requests
         self._samples = of_first_samples(task, sample_ids, lambda sample: sample)
+        self.num_samples = len(self._samples)
         self._shapes: dict[CropRange, list[RequestShape]] = {}
         self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
 
-    @property
-    def num_samples(self) -> int:
-        """See `PlannedWork.num_samples`."""
-        return len(self._samples)
-
     def at(self, setting: KnobSetting) -> RequestWork:
-        """See `PlannedWork.at`; elements are the cache's alone, of the longest prompt seen."""
+        """A request at the setting; elements are the cache's alone, of the longest prompt seen."""
         shapes = self._shapes_at(setting.vision.crops)
         turned = self._architecture.at_setting(setting.top_k, setting.active_blocks)
         flops = [turned.request_flops(shape.size(self._limit)).stages for shape in shapes]

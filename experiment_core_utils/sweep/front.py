@@ -25,6 +25,7 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import parsed_json
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.saved_results.terminal import positions_of, search_sentence
+from experiment_core_utils.sweep.batches import Bench
 from experiment_core_utils.sweep.front_search import (
     Departure,
     MeanBound,
@@ -35,7 +36,7 @@ from experiment_core_utils.sweep.front_search import (
     Standing,
     run_search,
 )
-from experiment_core_utils.sweep.measurer import Bench, RunContext, ShardMeasurer
+from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
 from experiment_core_utils.tasks.interface import Metric, answer_of
 from experiment_core_utils.tasks.sampling import shards_of
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric

@@ -12,7 +12,6 @@ from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_besi
 from experiment_core_utils.e_inference import run_staged, sample_record
 from experiment_core_utils.meters.load import ConditionsMeter, LoadSampler, conditions_meter, load_sampler
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import (
     MemoryWindow,
     out_of_memory_named,
@@ -36,10 +35,9 @@ from experiment_core_utils.records.settings import (
     SettingLoad,
     ShardDone,
 )
-from experiment_core_utils.sweep.batches import BatchAnswerer, failed_sample
+from experiment_core_utils.sweep.batches import BatchAnswerer, Bench, failed_sample
 from experiment_core_utils.sweep.profiles import TorchProfiles
-from experiment_core_utils.sweep.requests import RequestSource
-from experiment_core_utils.tasks.interface import Metric, Sample, answer_to
+from experiment_core_utils.tasks.interface import Sample, answer_to
 
 SAMPLE_EVERY_S = 0.5
 
@@ -146,18 +144,6 @@ class RunContext:
         return self.ledger.fingerprint
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What is measured: a loaded model, the requests that it answers, and the metric that scores the answers."""
-
-    model: StagedModel
-    requests: RequestSource  #: gives this process's samples prepared; started and ended by the caller
-    max_new_tokens: int
-    metric: Metric
-    latency_ids: Set[int]  #: the samples to measure; the others are answered in batches
-    engines: Mapping[str, str] | None = None  #: what runs each stage of the model, by name; None where it is not noted
-
-
 class ShardMeasurer:
     """Measures one process's shard of the samples, setting by setting.
 
@@ -184,14 +170,7 @@ class ShardMeasurer:
         self._config = config
         self._context = context
         self._bench = bench
-        self._answerer = BatchAnswerer(
-            bench.model,
-            bench.metric,
-            bench.requests,
-            bench.max_new_tokens,
-            config.accuracy_batch_size,
-            config.sample_timeout,
-        )
+        self._answerer = BatchAnswerer(bench, config.accuracy_batch_size, config.sample_timeout)
         self._profiles = profiles
         self._conditions = conditions or conditions_meter(context.experiment_id, context.rank, bench.model.device)
         self._energy = None if energy is None else replace(energy, stop=context.stop)

@@ -100,11 +100,7 @@ def _targets(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[VisionTa
 def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int | None, ...]:
     own = limits.default_top_k
     if limits.top_k_unsupported_reason is not None:
-        foreign = [top_k for top_k in knobs.top_k_list or () if top_k != own]
-        if foreign:
-            raise ConfigurationError(
-                f"--top_k_list {foreign[0]} cannot be set in {name}: {limits.top_k_unsupported_reason}"
-            )
+        _refuse_others("--top_k_list", knobs.top_k_list, own, name, limits.top_k_unsupported_reason)
         return (own,)
     assert own is not None and limits.num_experts is not None
     values = knobs.top_k_list or distinct((max(own // 2, 1), own))
@@ -120,13 +116,17 @@ def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int | None
 def _blocks(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int, ...]:
     total = limits.num_total_blocks
     if limits.blocks_unsupported_reason is not None:
-        foreign = [count for count in knobs.num_active_blocks_list or () if count != total]
-        if foreign:
-            raise ConfigurationError(
-                f"--num_active_blocks_list {foreign[0]} cannot be set in {name}: {limits.blocks_unsupported_reason}"
-            )
+        _refuse_others(
+            "--num_active_blocks_list", knobs.num_active_blocks_list, total, name, limits.blocks_unsupported_reason
+        )
         return (total,)
     return knobs.num_active_blocks_list or distinct((-(-3 * total // 4), total))
+
+
+def _refuse_others(flag: str, given: Sequence[int] | None, own: int | None, name: str, reason: str) -> None:
+    others = [each for each in given or () if each != own]
+    if others:
+        raise ConfigurationError(f"{flag} {others[0]} cannot be set in {name}: {reason}")
 
 
 def left_out_by(knobs: KnobConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:

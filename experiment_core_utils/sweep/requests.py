@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,6 +25,7 @@ from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.records.requests import PreparedRequest
+from experiment_core_utils.records.setting_result import Preparation
 from experiment_core_utils.tasks.interface import Sample, Task
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -304,13 +305,11 @@ class RequestSource:
         while self._workers:
             self._workers.pop().end()
 
-    def describe(self) -> Mapping[str, Any]:
+    def describe(self) -> Preparation:
         """How requests are prepared, and the memory that they may take and that they take now."""
-        return {
-            "workers": self._num_workers,
-            "cache_budget_bytes": self._budget_bytes,
-            "cache_used_bytes": self.kept_bytes,
-        }
+        return Preparation(
+            workers=self._num_workers, cache_budget_bytes=self._budget_bytes, cache_used_bytes=self.kept_bytes
+        )
 
     @property
     def kept_bytes(self) -> int:

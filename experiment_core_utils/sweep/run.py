@@ -23,9 +23,9 @@ from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.caveats import Caveat, sentences
 from experiment_core_utils.records.journal import remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
-from experiment_core_utils.records.setting_result import Preparation, Provenance, SettingResult
+from experiment_core_utils.records.setting_result import Provenance, SettingResult, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
-from experiment_core_utils.sweep.batches import batching_caveats
+from experiment_core_utils.sweep.batches import Bench, batching_caveats
 from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck, fill_in_drift
 from experiment_core_utils.sweep.front import (
     SEARCH_FILE,
@@ -35,12 +35,12 @@ from experiment_core_utils.sweep.front import (
     wait_until_all_are_over,
 )
 from experiment_core_utils.sweep.front_search import SearchRules, random_order
-from experiment_core_utils.sweep.measurer import Bench, RunContext, ShardMeasurer, split_by
+from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, split_by
 from experiment_core_utils.sweep.plan import RequestedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import request_source_for
 from experiment_core_utils.sweep.steadiness import conditions_caveats, steadiness_part
-from experiment_core_utils.tasks.interface import Task, answer_of
+from experiment_core_utils.tasks.interface import answer_of
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import few_samples_caveats, shards_of
 
@@ -230,7 +230,7 @@ class ProfilingRun:
         if is_search:
             own_caveats += few_samples_caveats(len(self.asked.settings), len(merged.samples))
         provenance = self.provenance.with_keys(
-            preparation=Preparation(**self.requests.describe()),
+            preparation=self.requests.describe(),
             experiment_ids=list(merged.experiment_ids),
         ).with_caveats(own_caveats)
         return setting_result(
@@ -270,11 +270,11 @@ def provenance_of_run(
         processes_here: processes of the run on this machine.
         described: what the loaded model says of itself.
     """
-    config, source = requested.config, requested.source
+    config, source, task = requested.config, requested.source, requested.task
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     caveats = [
-        *caveats_of(config.model.random_weights, device, processes_here, requested.task.source),
-        *picture_caveats(requested.task, requested.drawn.sample_ids, source.takes_pictures),
+        *caveats_of(config.model.random_weights, device, processes_here, task.source),
+        *picture_caveats(task, requested.drawn.sample_ids, source.takes_pictures),
         *batching_caveats(len(requested.drawn), config.measuring.num_latency_samples, described["dtype"]),
         *run_few_samples_caveats(requested),
     ]
@@ -282,23 +282,18 @@ def provenance_of_run(
         {
             **gather_provenance(accelerator, device, experiment_id),
             "model": {"name": source.name, "revision": source.revision, **described},
-            "task": task_fields(requested.task),
-            "experimental_variables": variables_of(config, max_new_tokens_of(config.task, requested.task), choice),
+            "task": TaskDescription(
+                name=task.name,
+                split=task.split,
+                metric=task.metric,
+                max_new_tokens=task.max_new_tokens,
+                source=dict(task.source),
+            ),
+            "experimental_variables": variables_of(config, max_new_tokens_of(config.task, task), choice),
             "caveats": sentences(caveats),
             "caveat_records": caveats,
         }
     )
-
-
-def task_fields(task: Task) -> dict[str, Any]:
-    """A task as the provenance names it."""
-    return {
-        "name": task.name,
-        "split": task.split,
-        "metric": task.metric,
-        "max_new_tokens": task.max_new_tokens,
-        "source": dict(task.source),
-    }
 
 
 def run_few_samples_caveats(requested: RequestedRun) -> list[Caveat]:

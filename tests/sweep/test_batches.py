@@ -10,7 +10,7 @@ from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import BatchedAnswer
 from experiment_core_utils.records.setting_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
-from experiment_core_utils.sweep.batches import BatchAnswerer, batching_caveats
+from experiment_core_utils.sweep.batches import BatchAnswerer, Bench, batching_caveats
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import ReadOff, failed_sample
@@ -54,7 +54,7 @@ def outcomes(
 ) -> list[list[MeasuredSample | FailedSample]]:
     task = Numbers()
     requests = RequestSource(task, model, ids, 0, 0, limit_s, keep_pictures=False)
-    answerer = BatchAnswerer(model, Lenient(), requests, 4, size, limit_s)
+    answerer = BatchAnswerer(Bench(model, requests, 4, Lenient(), frozenset()), size, limit_s)
     return [batch for batch in answerer.outcomes(SETTING, ids) if batch]
 
 

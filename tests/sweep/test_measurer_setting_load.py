@@ -46,7 +46,7 @@ def test_each_window_is_a_line_of_the_journal_and_an_entry_of_the_file(tmp_path:
         path = journal.path
     content = read_journal(path)
     assert content is not None
-    first, second = loads_of(content.loads)
+    first, second = loads_of(content.every(SettingLoad))
     assert (first.rank, first.experiment_id, first.window_s) == (1, "0007", pytest.approx(1.2))
     # At 0.5, 1.0 and 1.2 s.
     assert (first.num_samples, first.sample_interval_s) == (3, 0.5)
@@ -54,7 +54,7 @@ def test_each_window_is_a_line_of_the_journal_and_an_entry_of_the_file(tmp_path:
     assert (first.gpu_utilization_percent, first.reason) == ([None], "no driver")
     assert first.cpu_memory_usage_bytes_max == 1000
     assert second.window_s == pytest.approx(0.4)
-    (timeline,) = timelines_of(content.loads) or ()
+    (timeline,) = timelines_of(content.every(SettingLoad)) or ()
     assert timeline.content() == {
         "rank": 1,
         "experiment_id": "0007",
@@ -83,7 +83,7 @@ def test_a_window_that_failed_or_was_stopped_is_kept(tmp_path: Path, error: Exce
             attempt()
         content = read_journal(journal.path)
     assert content is not None
-    (load,) = content.loads
+    (load,) = content.every(SettingLoad)
     assert load.trace.samples[-1].at_s == pytest.approx(0.7)
 
 
