@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from experiment_core_utils.config.parts import (
     AttnImplementation,
@@ -204,17 +204,11 @@ class TextConfig(Part):
         """A single name means a list of one."""
         return [given] if isinstance(given, str) else given
 
-    @field_validator("mixed_precision", mode="before")
+    @field_validator("mixed_precision", "energy", mode="before")
     @classmethod
-    def _yaml_no(cls, given: Any) -> Any:
-        """YAML reads a bare `no` as false."""
-        return "no" if given is False else given
-
-    @field_validator("energy", mode="before")
-    @classmethod
-    def _yaml_off(cls, given: Any) -> Any:
-        """YAML reads a bare `off` as false."""
-        return "off" if given is False else given
+    def _yaml_word(cls, given: Any, field: ValidationInfo) -> Any:
+        """YAML reads a bare `no` or `off` as false."""
+        return ("off" if field.field_name == "energy" else "no") if given is False else given
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -33,7 +33,7 @@ from experiment_core_utils.records.caveats import Caveat, caveat, sentences
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
-from experiment_core_utils.text_run.plan import DueExperiment, SelectedPrompts
+from experiment_core_utils.text_run.plan import DueExperiment
 
 RAW = "raw_results"
 
@@ -126,8 +126,10 @@ def _entry(
         save(allocated_energy(pooled), "apportioned_energy")
     custom = run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"])
     if due.config.save_outputs:
-        save(_texts(pooled, due.chosen), "text_output")
-        save(_token_ids(pooled), "token_output")
+        prompts, queries = due.chosen.texts, pooled["queries"]
+        texts = [{"prompt": prompts[each["prompt_index"]], "output": each["output_text"]} for each in queries]
+        save({"outputs": texts}, "text_output")
+        save({"output_token_ids": [each["output_token_ids"] for each in queries]}, "token_output")
     return {
         "experiment_id": experiment_id,
         "digest": due.digest,
@@ -143,19 +145,6 @@ def _entry(
         "custom": custom["columns"],
         "custom_failures": custom["failures"],
     }
-
-
-def _texts(pooled: InferenceResults, prompts: SelectedPrompts) -> dict[str, Any]:
-    return {
-        "outputs": [
-            {"prompt": prompts.texts[query["prompt_index"]], "output": query["output_text"]}
-            for query in pooled["queries"]
-        ]
-    }
-
-
-def _token_ids(pooled: InferenceResults) -> dict[str, Any]:
-    return {"output_token_ids": [query["output_token_ids"] for query in pooled["queries"]]}
 
 
 def _caveats(accelerator: Accelerator, pooled: InferenceResults, config: TextConfig) -> list[Caveat]:
