@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.records.setting_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
-from experiment_core_utils.sweep.batches import BatchAnswerer
+from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Task, answer_of
 from experiment_core_utils.tasks.registry import get_metric
@@ -82,9 +82,8 @@ class AnswerScorer:
         setting = KnobSetting(self._vision, self._top_k, blocks)
         self._model.apply(setting)
         task = drawn.task
-        answerer = BatchAnswerer(
-            self._model, get_metric(task.metric), drawn.requests, task.max_new_tokens, self._batch_size, None
-        )
+        bench = Bench(self._model, drawn.requests, task.max_new_tokens, get_metric(task.metric))
+        answerer = BatchAnswerer(bench, self._batch_size, None)
         answered = {}
         for batch in answerer.outcomes(setting, drawn.sample_ids):
             for outcome in batch:

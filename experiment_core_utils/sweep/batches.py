@@ -38,7 +38,7 @@ class Bench:
     requests: RequestSource  #: gives this process's samples prepared; started and ended by the caller
     max_new_tokens: int
     metric: Metric
-    latency_ids: Set[int]  #: the samples to measure; the others are answered in batches
+    latency_ids: Set[int] = frozenset()  #: the samples to measure; the others are answered in batches
     engines: Mapping[str, str] | None = None  #: what runs each stage of the model, by name; None where it is not noted
 
 

@@ -54,7 +54,7 @@ def outcomes(
 ) -> list[list[MeasuredSample | FailedSample]]:
     task = Numbers()
     requests = RequestSource(task, model, ids, 0, 0, limit_s, keep_pictures=False)
-    answerer = BatchAnswerer(Bench(model, requests, 4, Lenient(), frozenset()), size, limit_s)
+    answerer = BatchAnswerer(Bench(model, requests, 4, Lenient()), size, limit_s)
     return [batch for batch in answerer.outcomes(SETTING, ids) if batch]
 
 
