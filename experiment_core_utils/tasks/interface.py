@@ -1,7 +1,4 @@
-"""The interface of tasks and metrics: samples that can be asked and scored.
-
-What tasks and metrics look like outside.
-"""
+"""The interface of tasks and metrics: samples that can be asked and scored."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +6,7 @@ from typing import Any, Protocol
 
 from PIL import Image
 
+from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.records.settings import MeasuredSample
 
 
@@ -136,6 +134,12 @@ class Metric(Protocol):
         ...
 
 
+def require_references(metric: str, references: Sequence[str]) -> None:
+    """Raises SampleError where an answer has nothing to be scored against."""
+    if not references:
+        raise SampleError(f"{metric} needs at least one reference answer, got none: check the sample's `answers`")
+
+
 def answer_to(sample: Sample, prediction: str) -> Answer:
     """`prediction` beside what it is scored against."""
     return Answer(
@@ -146,10 +150,10 @@ def answer_to(sample: Sample, prediction: str) -> Answer:
 def answer_of(sample: MeasuredSample) -> Answer:
     """The answer of a sample that was measured."""
     return Answer(
-        prediction=sample.prediction,
-        references=sample.references,
-        options=sample.options,
-        answer_index=sample.answer_index,
-        question_type=sample.question_type,
-        image_id=sample.image_id,
+        sample.prediction,
+        sample.references,
+        sample.options,
+        sample.answer_index,
+        sample.question_type,
+        sample.image_id,
     )

@@ -8,8 +8,7 @@ half counts, and lengths are those before white space is collapsed.
 from collections import defaultdict
 from collections.abc import Sequence
 
-from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.tasks.scoring.em import em
+from experiment_core_utils.tasks.interface import require_references
 
 
 def levenshtein(first: str, second: str, limit: int) -> int | None:
@@ -62,19 +61,9 @@ def anls(prediction: str, references: Sequence[str]) -> float:
     Raises:
         SampleError: there are no references.
     """
-    if not references:
-        raise SampleError("anls needs at least one reference answer, got none: check the sample's `answers`")
+    require_references("anls", references)
     answer = prediction.strip()
     return max(_similarity(answer, reference) for reference in references)
-
-
-def ansl_em(prediction: str, references: Sequence[str]) -> dict[str, float]:
-    """The two figures of the document tasks: `{"anls": anls(…), "em": em(…)}`; the name is published misspelt.
-
-    Raises:
-        SampleError: there are no references.
-    """
-    return {"anls": anls(prediction, references), "em": em(prediction, references)}
 
 
 def _similarity(answer: str, reference: str) -> float:

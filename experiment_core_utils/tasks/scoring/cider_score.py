@@ -8,7 +8,6 @@ variant D (clipped counts, Gaussian length penalty), as the COCO caption evaluat
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ LONGEST_NGRAM = 4
 LENGTH_SIGMA = 6.0
 FEWEST_IMAGES = 2
 
-Id = TypeVar("Id", bound=Hashable)
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
 
@@ -49,24 +47,7 @@ class DocumentFrequencies:
     counts: tuple[_Ints, ...]
 
 
-@dataclass(frozen=True)
-class CiderScores:
-    """CIDEr-D of a run.
-
-    Attributes:
-        overall: mean over the captions, 0 to 10; None where the document frequencies are of fewer than 2 images.
-        scores: for each caption's id, 0 to 10; all None where `overall` is for that reason.
-        idf_source: where the document frequencies are from.
-        empty: ids of the captions without a token, which score 0 and are part of the mean.
-    """
-
-    overall: float | None
-    scores: Mapping[Hashable, float | None]
-    idf_source: str
-    empty: tuple[Hashable, ...]
-
-
-def document_frequencies(references: Mapping[Id, Sequence[str]], source: str) -> DocumentFrequencies:
+def document_frequencies(references: Mapping[str, Sequence[str]], source: str) -> DocumentFrequencies:
     """Count in how many images' references each n-gram of 1 to 4 tokens occurs, for all images of a split or a run.
 
     Args:
@@ -85,12 +66,13 @@ def document_frequencies(references: Mapping[Id, Sequence[str]], source: str) ->
     return _count_images(tokens, image_of, source)
 
 
-def cider_score(
-    predictions: Mapping[Id, str],
-    references: Mapping[Id, Sequence[str]],
-    frequencies: DocumentFrequencies | None = None,
-) -> CiderScores:
-    """CIDEr-D of one caption for each image, all scored together.
+def score_captions(
+    captions: Sequence[str],
+    set_of: Sequence[int],
+    reference_sets: Sequence[tuple[Hashable, tuple[str, ...]]],
+    frequencies: DocumentFrequencies | None,
+) -> tuple[_Floats | None, list[bool], str]:
+    """CIDEr-D of captions, all scored together; several may be of one image.
 
     The weight of an n-gram is its count times log(images) - log(max(1, images that have it)). The similarity of a
     caption and a reference is, for n = 1 to 4, the cosine of their weights with the caption's clipped to the
@@ -98,49 +80,12 @@ def cider_score(
     times the mean over n and over the references. An n-gram that every image has weighs nothing.
 
     Args:
-        predictions: image id -> the caption to score.
-        references: image id -> its reference captions, for the same images.
-        frequencies: document frequencies of a larger corpus, such as all references of the split. None: those of
-            `references`. A small run's own frequencies flatter it, so the source is part of the result.
-
-    Raises:
-        SampleError: an image has no references, or predictions and references are not of the same images.
-    """
-    unmatched = sorted(predictions.keys() ^ references.keys(), key=str)
-    if unmatched:
-        raise SampleError(
-            f"cider_score needs captions and references of the same images, {len(unmatched)} are in one of them only "
-            f"(for example {unmatched[0]!r}): leave them out, or give frequencies of a larger corpus"
-        )
-    ids = list(predictions)
-    values, empty, source = score_captions(
-        [predictions[image_id] for image_id in ids],
-        list(range(len(ids))),
-        [(image_id, tuple(references[image_id])) for image_id in ids],
-        frequencies,
-    )
-    return CiderScores(
-        overall=None if values is None or not ids else float(np.mean(values)),
-        scores={image_id: None if values is None else float(values[at]) for at, image_id in enumerate(ids)},
-        idf_source=source,
-        empty=tuple(image_id for image_id, is_empty in zip(ids, empty, strict=True) if is_empty),
-    )
-
-
-def score_captions(
-    captions: Sequence[str],
-    set_of: Sequence[int],
-    reference_sets: Sequence[tuple[Hashable, tuple[str, ...]]],
-    frequencies: DocumentFrequencies | None,
-) -> tuple[_Floats | None, list[bool], str]:
-    """CIDEr-D of captions of which several may be of one image.
-
-    Args:
         captions: the captions to score.
         set_of: for each caption, which of `reference_sets` it is scored against.
         reference_sets: (image id, its references). An image that occurs twice is counted once in the document
             frequencies.
-        frequencies: as in `cider_score`.
+        frequencies: document frequencies of a larger corpus, such as all references of the split. None: those of
+            `reference_sets`. A small run's own frequencies flatter it, so the source is part of the result.
 
     Returns:
         (score of each caption, 0 to 10, or None where the frequencies are of fewer than 2 images; whether each

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.tasks.interface import require_references
 
 _MARKER = "Answer:"
 
@@ -28,15 +28,11 @@ def molmo_answer(prediction: str) -> str:
     return counts.most_common(1)[0][0] if counts else ""
 
 
-_NUMBER_WORDS = MappingProxyType(
-    {
-        word: str(value)
-        for value, word in enumerate(
-            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-            "seventeen eighteen nineteen twenty".split()
-        )
-    }
-)
+_WORDS_OF_NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen twenty"
+).split()
+_NUMBER_WORDS = MappingProxyType({word: str(value) for value, word in enumerate(_WORDS_OF_NUMBERS)})
 _ARTICLES = frozenset({"a", "an", "the"})
 _AROUND = " \"'“”‘’`()[]{}"
 _AFTER = ".,;:!?"
@@ -53,7 +49,7 @@ def em(prediction: str, references: Sequence[str]) -> float:
     Raises:
         SampleError: there are no references.
     """
-    _require(references)
+    require_references("em", references)
     answer = molmo_answer(prediction).lower()
     return float(any(answer == reference.lower() for reference in references))
 
@@ -67,7 +63,7 @@ def em_lenient(prediction: str, references: Sequence[str]) -> float:
     Raises:
         SampleError: there are no references.
     """
-    _require(references)
+    require_references("em", references)
     answer = normalize_leniently(molmo_answer(prediction))
     return float(any(answer == normalize_leniently(reference) for reference in references))
 
@@ -93,8 +89,3 @@ def normalize_leniently(text: str) -> str:
 def _without_article(text: str) -> str:
     first, _, rest = text.partition(" ")
     return rest if rest and first in _ARTICLES else text
-
-
-def _require(references: Sequence[str]) -> None:
-    if not references:
-        raise SampleError("em needs at least one reference answer, got none: check the sample's `answers`")

@@ -1,7 +1,4 @@
-"""The metrics by name, over the answers of a whole run.
-
-The metrics by name, wrapping the functions beside this file.
-"""
+"""The metrics by name, over the answers of a whole run."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
-from experiment_core_utils.tasks.scoring.anls import anls, ansl_em
+from experiment_core_utils.tasks.scoring.anls import anls
 from experiment_core_utils.tasks.scoring.cider_score import BEST, DocumentFrequencies, score_captions
 from experiment_core_utils.tasks.scoring.em import em, em_lenient
 from experiment_core_utils.tasks.scoring.mc import UNPARSED, mc, mc_molmo, select_mc_option
@@ -122,8 +119,9 @@ def _vqa_score(answer: Answer) -> Score:
 
 
 def _ansl_em_score(answer: Answer) -> Score:
-    both = ansl_em(answer.prediction, answer.references)
-    return Score(both["anls"], details=both)
+    """The two figures of the document tasks; the metric's name is published misspelt."""
+    value = anls(answer.prediction, answer.references)
+    return Score(value, details={"anls": value, "em": em(answer.prediction, answer.references)})
 
 
 def _right_option(answer: Answer) -> int:

@@ -8,7 +8,7 @@ open answers follow the benchmark's rule as Molmo's evaluation applies it.
 import re
 from collections.abc import Sequence
 
-from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.tasks.interface import require_references
 
 # What comes before an answer in a sentence; the equals sign only in the last sentence.
 _LEADS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
@@ -30,8 +30,7 @@ def mmmu_open_score(prediction: str, references: Sequence[str]) -> float:
     Raises:
         SampleError: there are no references.
     """
-    if not references:
-        raise SampleError("mmmu_score needs at least one reference answer, got none: check the sample's `answers`")
+    require_references("mmmu_score", references)
     texts, numbers = _candidates(prediction)
     for reference in references:
         number = _as_number(reference)

@@ -18,42 +18,15 @@ _PUNCTUATION = frozenset({"''", "'", "``", "`", '"', ".", "?", "!", ",", ":", "-
 _BRACKETS = MappingProxyType(
     {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"},
 )
-_FUSED_WORDS = MappingProxyType(
-    {
-        "cannot": ("can", "not"),
-        "gonna": ("gon", "na"),
-        "wanna": ("wan", "na"),
-        "gotta": ("got", "ta"),
-        "gimme": ("gim", "me"),
-        "lemme": ("lem", "me"),
-        "'tis": ("'t", "is"),
-        "'twas": ("'t", "was"),
-    }
-)
+_SPLIT_WORDS = "can|not gon|na wan|na got|ta gim|me lem|me 't|is 't|was".split()
+_FUSED_WORDS = MappingProxyType({word.replace("|", ""): tuple(word.split("|")) for word in _SPLIT_WORDS})
 # What is written with one character and read as another; spaces make them tokens of their own.
 _REWRITTEN = str.maketrans(
-    {
-        "’": "'",
-        "‘": "'",
-        "“": '"',
-        "”": '"',
-        "«": '"',
-        "»": '"',
-        "‹": '"',
-        "›": '"',
-        "–": " -- ",
-        "—": " -- ",
-        "…": " ... ",
-        "€": " $ ",
-        "¤": " $ ",
-        "£": " # ",
-        "¢": " cents ",
-        "½": " 1/2 ",
-        "¼": " 1/4 ",
-        "¾": " 3/4 ",
-        "⅓": " 1/3 ",
-        "⅔": " 2/3 ",
-    }
+    dict.fromkeys("’‘", "'")
+    | dict.fromkeys("“”«»‹›", '"')
+    | dict.fromkeys("–—", " -- ")
+    | dict.fromkeys("€¤", " $ ")
+    | {"…": " ... ", "£": " # ", "¢": " cents ", "½": " 1/2 ", "¼": " 1/4 ", "¾": " 3/4 ", "⅓": " 1/3 ", "⅔": " 2/3 "}
 )
 _ENTITIES = MappingProxyType({"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&nbsp;": " "})
 _ENTITY = re.compile("|".join(_ENTITIES))

@@ -10,19 +10,12 @@ import re
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.tasks.interface import require_references
 
 ANNOTATORS_FOR_FULL_CREDIT = 3
 
-_NUMBER_WORDS = MappingProxyType(
-    {"none": "0", "zero": "0"}
-    | {
-        word: str(value)
-        for value, word in enumerate(
-            ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], start=1
-        )
-    }
-)
+_WORDS_OF_NUMBERS = "zero one two three four five six seven eight nine ten".split()
+_NUMBER_WORDS = MappingProxyType({"none": "0"} | {word: str(value) for value, word in enumerate(_WORDS_OF_NUMBERS)})
 _ARTICLES = frozenset({"a", "an", "the"})
 
 # Marks that are dropped or become a space; `: . ' & % $ * # ~` are kept (the period has a rule of its own).
@@ -33,100 +26,16 @@ _LOOSE_PERIOD = re.compile(r"\.(?!\d)")
 _MAX_PERIODS_REMOVED = 32
 
 # Correct spellings. Each is also recognised with any one of its apostrophes left out ("dont", "couldnt've").
-_CONTRACTIONS = [
-    "ain't",
-    "aren't",
-    "can't",
-    "couldn't",
-    "could've",
-    "couldn't've",
-    "didn't",
-    "doesn't",
-    "don't",
-    "hadn't",
-    "hadn't've",
-    "hasn't",
-    "haven't",
-    "he'd",
-    "he'd've",
-    "he's",
-    "how'd",
-    "how'll",
-    "how's",
-    "isn't",
-    "it'd",
-    "it'd've",
-    "it'll",
-    "ma'am",
-    "mightn't",
-    "mightn't've",
-    "might've",
-    "mustn't",
-    "must've",
-    "needn't",
-    "not've",
-    "o'clock",
-    "oughtn't",
-    "'ow's'at",
-    "shan't",
-    "she'd've",
-    "shouldn't",
-    "should've",
-    "shouldn't've",
-    "somebody'd've",
-    "somebody'll",
-    "somebody's",
-    "someone'd",
-    "someone'd've",
-    "someone'll",
-    "someone's",
-    "something'd",
-    "something'd've",
-    "something'll",
-    "that's",
-    "there'd",
-    "there'd've",
-    "there're",
-    "there's",
-    "they'd",
-    "they'd've",
-    "they'll",
-    "they're",
-    "they've",
-    "'twas",
-    "wasn't",
-    "we'd've",
-    "we've",
-    "weren't",
-    "what'll",
-    "what're",
-    "what's",
-    "what've",
-    "when's",
-    "where'd",
-    "where's",
-    "where've",
-    "who'd",
-    "who'd've",
-    "who'll",
-    "who's",
-    "who've",
-    "why'll",
-    "why're",
-    "why's",
-    "won't",
-    "would've",
-    "wouldn't",
-    "wouldn't've",
-    "y'all",
-    "y'all'll",
-    "y'all'd've",
-    "you'd",
-    "you'd've",
-    "you'll",
-    "you're",
-    "you've",
-]
+_CONTRACTIONS = """
+    ain't aren't can't couldn't could've couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't he'd
+    he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am mightn't mightn't've might've mustn't must've
+    needn't not've o'clock oughtn't 'ow's'at shan't she'd've shouldn't should've shouldn't've somebody'd've
+    somebody'll somebody's someone'd someone'd've someone'll someone's something'd something'd've something'll
+    that's there'd there'd've there're there's they'd they'd've they'll they're they've 'twas wasn't we'd've
+    we've weren't what'll what're what's what've when's where'd where's where've who'd who'd've who'll who's
+    who've why'll why're why's won't would've wouldn't wouldn't've y'all y'all'll y'all'd've you'd you'd've
+    you'll you're you've
+""".split()
 
 
 def _spellings_without_one_apostrophe(word: str) -> list[str]:
@@ -191,7 +100,6 @@ def vqa_score_molmo(prediction: str, references: Sequence[str]) -> float:
 
 
 def _matches(prediction: str, references: Sequence[str]) -> int:
-    if not references:
-        raise SampleError("vqa_score needs at least one reference answer, got none: check the sample's `answers`")
+    require_references("vqa_score", references)
     wanted = vqa_normalize(prediction)
     return sum(vqa_normalize(reference) == wanted for reference in references)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.interface import Answer, Metric, Score
-from experiment_core_utils.tasks.scoring.cider_score import cider_score, document_frequencies
+from experiment_core_utils.tasks.scoring.cider_score import document_frequencies
 from experiment_core_utils.tasks.scoring.metrics import METRICS, CiderMetric
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
@@ -120,8 +120,8 @@ def test_two_outputs_for_one_picture_are_two_scores_and_one_picture() -> None:
     alone = BY_NAME["cider_score"].score(once)
     assert scoring.scores[:2] == alone.scores
     assert scoring.details["idf"] == "references of this run's 2 images"
-    other = cider_score({"x": "cat", "y": "blue"}, {"x": ["red cat"], "y": ["blue dog"]})
-    assert scoring.scores[2].value == pytest.approx(other.scores["x"])
+    other = BY_NAME["cider_score"].score([Answer("cat", ("red cat",), image_id="x"), once[1]])
+    assert scoring.scores[2].value == pytest.approx(other.scores[0].value)
 
 
 def test_different_references_of_one_picture_are_one_document() -> None:
