@@ -42,12 +42,7 @@ def read_prompts(wanted: PromptSource, cache_dir: Path | None = None) -> Prompts
         source = {"read_from": "embedded prompts" if wanted.path is None else "file", "path": str(path)}
     if not texts:
         raise ConfigurationError(f"{wanted.dataset_name or wanted.path} contains no prompts")
-    return Prompts(tuple(texts), {**source, "digest": digest_of(texts)})
-
-
-def digest_of(texts: list[str]) -> str:
-    """Short digest of texts in their order, to recognise the same prompts by."""
-    return short_digest(json.dumps(texts))
+    return Prompts(tuple(texts), {**source, "digest": short_digest(json.dumps(texts))})
 
 
 def _of_file(path: Path, column: str) -> Iterator[str]:

@@ -1,13 +1,11 @@
-"""The registry of tasks and metrics by name.
-
-The one place that knows which there are.
-"""
+"""The registry of tasks and metrics by name: the one place that knows which there are."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
@@ -29,35 +27,18 @@ REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
 
 
 @dataclass(frozen=True)
-class TaskSource:
-    """Where a published dataset is read from, and how it is asked; generated tasks have no use for these.
-
-    Attributes:
-        data_dir: holds what the user put there.
-        cache_dir: what a download may leave.
-        prompt_template: instead of the task's own prompts.
-        revision: of the hub's copy, instead of the reader's own.
-    """
-
-    data_dir: Path | None = None
-    cache_dir: Path | None = None
-    prompt_template: str | None = None
-    revision: str | None = None
-
-
-@dataclass(frozen=True)
 class TaskEntry:
     """How a task is opened, which metric scores it, and which split is meant where none is named."""
 
     metric: str
     default_split: str
-    open: Callable[[str, TaskSource], Task]
+    open: Callable[..., Task]
 
 
 def _generated(task: type[GeneratedTask]) -> TaskEntry:
-    def open_task(split: str, source: TaskSource) -> Task:
+    def open_task(split: str, **source: Any) -> Task:
         # Its scenes are generated, so the folders have nothing for it.
-        if source.prompt_template is not None or source.revision is not None or source.data_dir is not None:
+        if any(source[name] is not None for name in ("data_dir", "prompt_template", "revision")):
             raise ConfigurationError(
                 f"{task.name} is generated and takes no folder, prompt template or revision: leave them out"
             )
@@ -67,10 +48,10 @@ def _generated(task: type[GeneratedTask]) -> TaskEntry:
 
 
 def _published(module: str, reader: str, metric: str, default_split: str = "validation") -> TaskEntry:
-    def open_task(split: str, source: TaskSource) -> Task:
+    def open_task(split: str, **source: Any) -> Task:
         # Imported here, for the readers need the `datasets` library, which takes seconds that other tasks need not pay.
         task: Callable[..., Task] = getattr(import_module(f"experiment_core_utils.tasks.datasets.{module}"), reader)
-        return task(split, **vars(source))
+        return task(split, **source)
 
     return TaskEntry(metric=metric, default_split=default_split, open=open_task)
 
@@ -125,14 +106,14 @@ def load_task(
     Raises:
         ConfigurationError: unknown task or split, a dataset that is not there, a template that cannot be filled.
     """
-    source = TaskSource(
+    entry = _entry(name)
+    return entry.open(
+        entry.default_split if split is None else split,
         data_dir=None if data_dir is None else Path(data_dir),
         cache_dir=None if cache_dir is None else Path(cache_dir),
         prompt_template=prompt_template,
         revision=revision,
     )
-    entry = _entry(name)
-    return entry.open(entry.default_split if split is None else split, source)
 
 
 def get_default_split(name: str) -> str:

@@ -7,7 +7,7 @@ questions shall keep their shares, at the types.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -27,15 +27,6 @@ class Indexable(Protocol[SampleT_co]):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> SampleT_co: ...
-
-
-@runtime_checkable
-class KnowsQuestionTypes(Protocol):
-    """A dataset that tells the type of a question without making the sample, as every task does."""
-
-    def __len__(self) -> int: ...
-
-    def question_type(self, index: int) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -106,7 +97,10 @@ def create_sampled_dataset(
     if num_samples is None or num_samples >= length:
         return SampledDataset(dataset, tuple(range(length)), Sampling("all", None, num_samples, length))
     if stratify_by_type:
-        drawn = _draw_within_types(_types(dataset), num_samples, seed)
+        type_of = getattr(dataset, "question_type", None)
+        if type_of is None:
+            raise ConfigurationError(f"{type(dataset).__name__} has no question types; draw at random instead")
+        drawn = _draw_within_types([type_of(index) for index in range(length)], num_samples, seed)
         return SampledDataset(dataset, drawn, Sampling("question_type", seed, num_samples, length))
     chosen = np.random.RandomState(seed=seed).choice(length, size=num_samples, replace=False)
     return SampledDataset(dataset, tuple(map(int, chosen)), Sampling("random", seed, num_samples, length))
@@ -143,12 +137,6 @@ def _draw_within_types(types: Sequence[str], num_samples: int, seed: int) -> tup
     for kind, count in counts.items():
         drawn.extend(map(int, generator.choice(members[kind], size=count, replace=False)))
     return tuple(sorted(drawn))
-
-
-def _types(dataset: object) -> list[str]:
-    if not isinstance(dataset, KnowsQuestionTypes):
-        raise ConfigurationError(f"{type(dataset).__name__} has no question types; draw at random instead")
-    return [dataset.question_type(index) for index in range(len(dataset))]
 
 
 def _checked_ids(ids: Sequence[int], length: int) -> tuple[int, ...]:

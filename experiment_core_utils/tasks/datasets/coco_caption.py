@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
@@ -11,7 +10,7 @@ from experiment_core_utils.tasks.datasets.published import (
     Place,
     PublishedTask,
     QuestionRow,
-    SplitSource,
+    coco_splits,
     listed,
     picture_file,
 )
@@ -28,16 +27,7 @@ class CocoCaption(PublishedTask):
     max_new_tokens = 64
     style = "coco_captioning"
     hub = HubDataset("lmms-lab-encoder/COCO-Caption", config=None, revision="main")
-    splits = MappingProxyType(
-        {
-            "validation": SplitSource(
-                "val", on_hub=True, files=("captions_val2014.json",), pictures=("val2014", "images/val2014")
-            ),
-            "train": SplitSource(
-                "train", on_hub=False, files=("captions_train2014.json",), pictures=("train2014", "images/train2014")
-            ),
-        }
-    )
+    splits = coco_splits(("val", "train"), ("captions_{}2014.json",))
     unanswered = ("test",)
     columns = frozenset({"question_id", "image", "answer"})
     required_fields = ()

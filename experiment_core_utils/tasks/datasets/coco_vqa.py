@@ -1,18 +1,16 @@
 """VQA v2 (arXiv 1612.00837) and OK-VQA (arXiv 1906.00067): questions about COCO 2014 pictures, ten answers each."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
-    UNTYPED,
     Place,
     PublishedTask,
     QuestionRow,
-    SplitSource,
+    coco_splits,
     file_stem,
     list_of_records,
     picture_file,
@@ -86,29 +84,13 @@ class Coco2014VQA(_CocoVQA):
     name = "coco_2014_vqa"
     style = "vqa2"
     hub = HubDataset("lmms-lab-encoder/VQAv2", config=None, revision="main")
-    splits = MappingProxyType(
-        {
-            "validation": SplitSource(
-                stored="validation",
-                on_hub=True,
-                files=("v2_OpenEnded_mscoco_val2014_questions.json", "v2_mscoco_val2014_annotations.json"),
-                pictures=("val2014", "images/val2014"),
-            ),
-            "train": SplitSource(
-                stored="train",
-                on_hub=False,
-                files=("v2_OpenEnded_mscoco_train2014_questions.json", "v2_mscoco_train2014_annotations.json"),
-                pictures=("train2014", "images/train2014"),
-            ),
-        }
+    splits = coco_splits(
+        ("validation", "train"),
+        ("v2_OpenEnded_mscoco_{}2014_questions.json", "v2_mscoco_{}2014_annotations.json"),
     )
     unanswered = ("test", "testdev")
     columns = _CocoVQA.columns | {"answer_type"}
     type_columns = ("answer_type",)
-
-    def type_of(self, row: Row, place: Place) -> str:
-        """See `PublishedTask`."""
-        return UNTYPED if row["answer_type"] is None else str(row["answer_type"])
 
 
 class OKVQA(_CocoVQA):
@@ -117,24 +99,7 @@ class OKVQA(_CocoVQA):
     name = "okvqa"
     style = "okvqa"
     hub = HubDataset("lmms-lab-encoder/OK-VQA", config=None, revision="main")
-    splits = MappingProxyType(
-        {
-            "validation": SplitSource(
-                stored="val2014",
-                on_hub=True,
-                files=("OpenEnded_mscoco_val2014_questions.json", "mscoco_val2014_annotations.json"),
-                pictures=("val2014", "images/val2014"),
-            ),
-            "train": SplitSource(
-                stored="train2014",
-                on_hub=False,
-                files=("OpenEnded_mscoco_train2014_questions.json", "mscoco_train2014_annotations.json"),
-                pictures=("train2014", "images/train2014"),
-            ),
-        }
+    splits = coco_splits(
+        ("val2014", "train2014"), ("OpenEnded_mscoco_{}2014_questions.json", "mscoco_{}2014_annotations.json")
     )
     type_columns = ("question_type",)
-
-    def type_of(self, row: Row, place: Place) -> str:
-        """See `PublishedTask`."""
-        return UNTYPED if row.get("question_type") is None else str(row["question_type"])

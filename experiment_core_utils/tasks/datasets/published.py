@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from PIL import Image
@@ -92,6 +93,21 @@ class SplitSource:
     on_hub: bool
     files: tuple[str, ...] = ()
     pictures: tuple[str, ...] = (".",)
+
+
+def coco_splits(stored: tuple[str, str], files: Sequence[str]) -> Mapping[str, SplitSource]:
+    """Validation, which alone is on the hub, and train of a dataset of COCO 2014's pictures.
+
+    Args:
+        stored: names of the two in the hub's layout.
+        files: the official ones, with {} in place of COCO's name of the split.
+    """
+
+    def source(name: str, stored: str, on_hub: bool) -> SplitSource:
+        pictures = (f"{name}2014", f"images/{name}2014")
+        return SplitSource(stored, on_hub, tuple(each.format(name) for each in files), pictures)
+
+    return MappingProxyType({"validation": source("val", stored[0], True), "train": source("train", stored[1], False)})
 
 
 @dataclass(frozen=True)
@@ -203,8 +219,9 @@ class PublishedTask(ABC):
         return [Place(row) for row in range(len(table))]
 
     def type_of(self, row: Row, place: Place) -> str:
-        """The question type, from a row with the `type_columns` that there are."""
-        return UNTYPED
+        """The question type, from a row with the `type_columns` that there are: the first one's value."""
+        found = row.get(self.type_columns[0]) if self.type_columns else None
+        return UNTYPED if found is None else str(found)
 
     def style_of(self, sample: Sample) -> str:
         """Molmo's style for this sample."""

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any
 
-from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, Item, Scene, ScenePlan
+from experiment_core_utils.tasks.datasets.reference_scenes import Item, Scene, ScenePlan
 from experiment_core_utils.tasks.datasets.reference_task import (
     GeneratedTask,
     QuestionAnswer,
+    counts_of_each,
     draw_by_type,
     facts_of,
     plural,
@@ -24,11 +24,10 @@ TYPE_WEIGHTS = MappingProxyType({"simple": 0.25, "complex": 0.4, "arithmetic": 0
 _MOST_COMBINATIONS = 6
 
 
-def _counted(question: str, answer: int, kind: str, family: str, *, needs_text: bool = False) -> QuestionAnswer:
-    return _with_number(question, answer, kind, facts_of(family, None, needs_text=needs_text))
-
-
-def _with_number(question: str, answer: int, kind: str, facts: Mapping[str, Any]) -> QuestionAnswer:
+def _counted(
+    question: str, answer: int, kind: str, family: str, item: Item | None = None, *, needs_text: bool = False
+) -> QuestionAnswer:
+    facts = facts_of(family, item, needs_text=needs_text)
     return QuestionAnswer(question, str(answer), kind, facts, references=(str(answer),))
 
 
@@ -55,39 +54,18 @@ def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[Questio
     """Every question that the scene offers of each type; of the combinations, a few of each form."""
     kinds = Counter(item.kind for item in scene.items)
     colours = Counter(item.colour for item in scene.items)
+    num_labels = sum(map(has_number, scene.items))
     return [
-        *_simple(kinds, colours, rng),
-        *_complex(kinds, colours, rng),
-        _counted(
-            "how many shapes have a number as text?",
-            sum(map(has_number, scene.items)),
-            "complex",
-            "number_labels",
-            needs_text=True,
-        ),
         *(
-            _with_number(
-                digits_question(item), digits_sum(item), "arithmetic", facts_of("digits_sum", item, needs_text=True)
-            )
+            _counted(question, number, "simple", family)
+            for question, number, family in counts_of_each(scene.items, rng)
+        ),
+        *_complex(kinds, colours, rng),
+        _counted("how many shapes have a number as text?", num_labels, "complex", "number_labels", needs_text=True),
+        *(
+            _counted(digits_question(item), digits_sum(item), "arithmetic", "digits_sum", item, needs_text=True)
             for item in scene.items
             if has_number(item)
-        ),
-    ]
-
-
-def _simple(kinds: Mapping[str, int], colours: Mapping[str, int], rng: random.Random) -> list[QuestionAnswer]:
-    absent_kind = [kind for kind in KINDS if kind not in kinds]
-    absent_colour = [colour for colour in COLOURS if colour not in colours]
-    requested_kinds = [*kinds, *rng.sample(absent_kind, min(1, len(absent_kind)))]
-    requested_colours = [*colours, *rng.sample(absent_colour, min(1, len(absent_colour)))]
-    return [
-        *(
-            _counted(f"how many {plural(kind)} are there?", kinds.get(kind, 0), "simple", "count_kind")
-            for kind in requested_kinds
-        ),
-        *(
-            _counted(f"how many {colour} shapes are there?", colours.get(colour, 0), "simple", "count_colour")
-            for colour in requested_colours
         ),
     ]
 

@@ -6,7 +6,8 @@ depends on nothing but the family, split, seed and n, so that every sample can b
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
@@ -14,7 +15,9 @@ from typing import Any, Literal, get_args
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.datasets.reference_scenes import (
+    COLOURS,
     DEFAULT_H_REL,
+    KINDS,
     Item,
     Scene,
     SceneOptions,
@@ -85,6 +88,27 @@ def reading_order(items: Sequence[Item]) -> list[Item]:
 def plural(kind: str) -> str:
     """The plural of a shape's name."""
     return f"{kind}es" if kind.endswith("s") else f"{kind}s"
+
+
+def counts_of_each(items: Sequence[Item], rng: random.Random) -> list[tuple[str, int, str]]:
+    """Questions for the number of each kind and each colour that occurs, and of one of both that does not (if any is
+    left), with that number and the family of the question."""
+    kinds, colours = Counter(item.kind for item in items), Counter(item.colour for item in items)
+    return [
+        *(
+            (f"how many {plural(kind)} are there?", kinds[kind], "count_kind")
+            for kind in _and_absent(kinds, KINDS, rng)
+        ),
+        *(
+            (f"how many {colour} shapes are there?", colours[colour], "count_colour")
+            for colour in _and_absent(colours, COLOURS, rng)
+        ),
+    ]
+
+
+def _and_absent(present: Iterable[str], names: Iterable[str], rng: random.Random) -> list[str]:
+    absent = [name for name in names if name not in present]
+    return [*present, *([rng.choice(absent)] if absent else [])]
 
 
 def with_article(words: str) -> str:

@@ -7,7 +7,7 @@ picture, which is what makes the effect of more image crops visible by type.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -26,8 +26,8 @@ from experiment_core_utils.tasks.datasets.reference_task import (
     GeneratedTask,
     PlannedScene,
     QuestionAnswer,
+    counts_of_each,
     facts_of,
-    plural,
     reading_order,
     scene_seed,
     with_article,
@@ -100,21 +100,14 @@ def _about_all(question: str, answer: str, kind: QuestionType, family: str) -> Q
 
 
 def _reading_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
-    questions = [
-        _about(
-            f"what is written on the {item.colour} {item.kind}?",
-            item.label,
-            "reading",
-            "reading_by_colour_and_kind",
-            item,
-            text=True,
-        )
-        for item in scene.items
+    asked = [
+        *((f"{item.colour} {item.kind}", "reading_by_colour_and_kind", item) for item in scene.items),
+        *((f"{place} shape", "reading_by_place", item) for place, item in clear_places(scene).items()),
     ]
-    for place, item in clear_places(scene).items():
-        question = f"what is written on the {place} shape?"
-        questions.append(_about(question, item.label, "reading", "reading_by_place", item, text=True))
-    return questions
+    return [
+        _about(f"what is written on the {name}?", item.label, "reading", family, item, text=True)
+        for name, family, item in asked
+    ]
 
 
 def clear_places(scene: Scene | ScenePlan) -> dict[str, Item]:
@@ -137,23 +130,14 @@ def clear_places(scene: Scene | ScenePlan) -> dict[str, Item]:
 
 def _colour_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
     kinds = Counter(item.kind for item in scene.items)
-    by_text = [
-        _about(
-            f"which colour is the shape with the text {item.label}?",
-            item.colour,
-            "colour",
-            "colour_by_text",
-            item,
-            text=True,
-        )
-        for item in scene.items
+    asked = [
+        *((f"shape with the text {item.label}", "colour_by_text", item, True) for item in scene.items),
+        *((item.kind, "colour_by_kind", item, False) for item in scene.items if kinds[item.kind] == 1),
     ]
-    by_kind = [
-        _about(f"which colour is the {item.kind}?", item.colour, "colour", "colour_by_kind", item, text=False)
-        for item in scene.items
-        if kinds[item.kind] == 1
+    return [
+        _about(f"which colour is the {name}?", item.colour, "colour", family, item, text=text)
+        for name, family, item, text in asked
     ]
-    return by_text + by_kind
 
 
 def _shape_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
@@ -164,26 +148,8 @@ def _shape_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
 
 
 def _count_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
-    kinds = Counter(item.kind for item in scene.items)
-    colours = Counter(item.colour for item in scene.items)
-    requested_kinds = [*kinds, *_one_absent(KINDS, kinds, rng)]
-    requested_colours = [*colours, *_one_absent(tuple(COLOURS), colours, rng)]
-    return [
-        _about_all("how many shapes are there?", str(len(scene.items)), "count", "count_all"),
-        *(
-            _about_all(f"how many {plural(kind)} are there?", str(kinds[kind]), "count", "count_kind")
-            for kind in requested_kinds
-        ),
-        *(
-            _about_all(f"how many {colour} shapes are there?", str(colours[colour]), "count", "count_colour")
-            for colour in requested_colours
-        ),
-    ]
-
-
-def _one_absent(names: Sequence[str], present: Mapping[str, int], rng: random.Random) -> list[str]:
-    absent = [name for name in names if name not in present]
-    return [rng.choice(absent)] if absent else []
+    counts = [("how many shapes are there?", len(scene.items), "count_all"), *counts_of_each(scene.items, rng)]
+    return [_about_all(question, str(number), "count", family) for question, number, family in counts]
 
 
 def _yes_no_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:

@@ -7,7 +7,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SampleEr
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
-    UNTYPED,
     Place,
     PublishedTask,
     QuestionRow,
@@ -68,10 +67,6 @@ class ScienceQAImages(PublishedTask):
             options=options,
             answer_index=row["answer"],
         )
-
-    def type_of(self, row: Row, place: Place) -> str:
-        """See `PublishedTask`."""
-        return UNTYPED if row["subject"] is None else str(row["subject"])
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """See `PublishedTask`: the problems of the split, in the order of pid_splits.json."""

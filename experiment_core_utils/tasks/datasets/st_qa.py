@@ -62,11 +62,6 @@ class SceneTextQA(PublishedTask):
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """See `PublishedTask`."""
-        entries = files[0].entries("data", ("question_id", "file_path", "question", "answers"))
-        return [
-            {
-                **present(entry, ("question_id", "file_path", "question", "answers", "dataset")),
-                "image": picture_file(entry["file_path"]),
-            }
-            for entry in entries
-        ]
+        needed = ("question_id", "file_path", "question", "answers")
+        entries = files[0].entries("data", needed)
+        return [{**present(each, (*needed, "dataset")), "image": picture_file(each["file_path"])} for each in entries]

@@ -49,11 +49,6 @@ class TextVQA(PublishedTask):
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """See `PublishedTask`."""
-        entries = files[0].entries("data", ("question_id", "image_id", "question", "answers"))
-        return [
-            {
-                **present(entry, ("question_id", "image_id", "question", "answers", "image_classes")),
-                "image": picture_file(f"{entry['image_id']}.jpg"),
-            }
-            for entry in entries
-        ]
+        needed = ("question_id", "image_id", "question", "answers")
+        entries, kept = files[0].entries("data", needed), (*needed, "image_classes")
+        return [{**present(each, kept), "image": picture_file(f"{each['image_id']}.jpg")} for each in entries]
