@@ -1,7 +1,7 @@
 """In: a configuration; out: its model on its device: staged for the profiler, or causal with a tokenizer for text.
 
-Before any weight is read, `find_model` tells the limits that a config sets to the knobs, and `check_loadable` what this
-machine cannot do of a text experiment.
+Before any weight is read, `find_model` tells the limits that a config sets to the knobs, and `validate_loadable` what
+this machine cannot do of a text experiment.
 """
 
 import copy
@@ -308,21 +308,6 @@ def detect_supported_quant_types() -> QuantSupport:
     return supported_types(choose_device("auto"))
 
 
-def check_loadable(configs: Any) -> None:
-    """Judge what this machine cannot do of a text experiment, before any weight is read or fetched.
-
-    The model's own limits of length are not checked, nor whether it fits into memory, nor whether a hub id that has a
-    config also has weights.
-
-    Args:
-        configs: in any form that `config.text.validated` takes.
-
-    Raises:
-        ConfigurationError: see `text_model.validate_loadable`.
-    """
-    validate_loadable(validated(configs))
-
-
 def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
     """The causal language model of a text experiment in evaluation mode on its device, and its tokenizer.
 
@@ -333,7 +318,7 @@ def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
         configs: in any form that `config.text.validated` takes.
 
     Raises:
-        ConfigurationError: see `check_loadable`; or weights are not there, or do not fit the config one to one.
+        ConfigurationError: see `validate_loadable`; or weights are not there, or do not fit the config one to one.
         OutOfMemory: the model does not fit the device, or with `device_map` all GPUs together.
     """
     config = validated(configs)

@@ -256,6 +256,15 @@ def _written(tracker: EnergyTracker, row: Mapping[str, Cell] | None, beside: Ene
     return tracker.path
 
 
+def _problem_of(measure: Callable[[], object]) -> str | None:
+    """Why it cannot measure; None where it can."""
+    try:
+        measure()
+    except MeterUnavailable as error:
+        return str(error)
+    return None
+
+
 def check_energy(device: Device, output_dir: Path, given: StageMeasurement | None) -> None:
     """Before anything is written: whether energy, which is required, can be measured at all.
 
@@ -411,7 +420,12 @@ class TextEnergy:
             return NOT_ASKED
         if not self._accelerator.is_local_main_process:
             return None
-        problems = [self._without_codecarbon(), self._without_instruments()]
+        country, library = self._config.country_iso_code, self._sources.library
+        instruments = self._sources.instruments or find_instruments(self._gpus, HostClock())
+        problems = [
+            _problem_of(lambda: CodecarbonMeter(country, [], 0, library).release()),
+            _problem_of(instruments.require_any),
+        ]
         if None in problems:
             return None
         reason = "; ".join(filter(None, problems))
@@ -420,23 +434,6 @@ class TextEnergy:
                 f"energy cannot be measured here: {reason}; set energy: optional to run without it, or energy: off"
             )
         return reason
-
-    def _without_codecarbon(self) -> str | None:
-        """Why it does not measure; None where it does."""
-        try:
-            CodecarbonMeter(self._config.country_iso_code, [], 0, self._sources.library).release()
-        except MeterUnavailable as error:
-            return str(error)
-        return None
-
-    def _without_instruments(self) -> str | None:
-        """Why the machine's own do not measure; None where they do."""
-        instruments = self._sources.instruments or find_instruments(self._gpus, HostClock())
-        try:
-            instruments.require_any()
-        except MeterUnavailable as error:
-            return str(error)
-        return None
 
     def power(self) -> Instruments | None:
         """What reads the power of the devices that this process computes on; None where energy is not requested."""

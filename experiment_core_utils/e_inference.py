@@ -59,12 +59,9 @@ def simulated_delays(num_batches: int, simulation: LatencySimulation, seed: int,
         return [0.0] * num_batches
     draws = np.random.RandomState([seed, process_index])
     delays = draws.uniform(simulation.delay_min, simulation.delay_max, num_batches)
-    return [float(delay) + _before_burst(place, simulation) for place, delay in enumerate(delays)]
-
-
-def _before_burst(place: int, simulation: LatencySimulation) -> float:
-    begins = simulation.simulate_burst and place > 0 and place % simulation.burst_size == 0
-    return simulation.burst_interval if begins else 0.0
+    if simulation.simulate_burst:
+        delays[simulation.burst_size :: simulation.burst_size] += simulation.burst_interval
+    return delays.tolist()
 
 
 WARM_UP_TOKENS = 16
@@ -343,9 +340,23 @@ def prepare_gen_inference(
     Args:
         power: reads the power of the devices of this process, for the energy of its batches; None measures none.
     """
-    return outcome_of_all(
-        lambda: _warm_up_shard(model, tokeniser, tokenised_prompts, experiment_config, accelerator, power), accelerator
-    )
+
+    def warmed_up() -> TextShard:
+        config = validated(experiment_config)
+        ids, mask = _checked_prompts(tokenised_prompts)
+        own = accelerator.unwrap_model(model)
+        check_context(TokenisedPrompts(input_ids=ids, attention_mask=mask), config.max_output_tokens, own.config)
+        places = shard_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
+        clock = HostClock() if power is None else power.clock
+        generator = TextGenerator(own, generation_values(config, own, tokeniser), config.random_seed, clock)
+        prompts = OwnPrompts(places, ids[list(places)], mask[list(places)])
+        shard = TextShard(
+            generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes, power
+        )
+        shard.warm_up()
+        return shard
+
+    return outcome_of_all(warmed_up, accelerator)
 
 
 def run_prepared(shard: TextShard, accelerator: Accelerator, stop: StopRequest | None = None) -> InferenceResults:
@@ -410,30 +421,6 @@ def _padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> torch.Tensor:
     for place, row in enumerate(rows):
         tokens[place, : len(row)] = torch.tensor(row, dtype=torch.long)
     return tokens
-
-
-def _warm_up_shard(
-    model: Any,
-    tokeniser: Any,
-    tokenised_prompts: TokenisedPrompts,
-    experiment_config: Any,
-    accelerator: Accelerator,
-    power: Instruments | None,
-) -> TextShard:
-    """This process's part, validated and warmed up."""
-    config = validated(experiment_config)
-    ids, mask = _checked_prompts(tokenised_prompts)
-    plain_model = accelerator.unwrap_model(model)
-    check_context(TokenisedPrompts(input_ids=ids, attention_mask=mask), config.max_output_tokens, plain_model.config)
-    own = shard_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
-    clock = HostClock() if power is None else power.clock
-    generator = TextGenerator(plain_model, generation_values(config, plain_model, tokeniser), config.random_seed, clock)
-    prompts = OwnPrompts(own, ids[list(own)], mask[list(own)])
-    shard = TextShard(
-        generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes, power
-    )
-    shard.warm_up()
-    return shard
 
 
 def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor, torch.Tensor]:

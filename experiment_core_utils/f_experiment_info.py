@@ -1,15 +1,15 @@
 """In: a configuration, a process and a model; out: what a reader needs to judge and repeat the run."""
 
-import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from enum import Enum
+from functools import partial
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
+from pydantic_core import to_jsonable_python
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,6 +31,7 @@ from experiment_core_utils.models.common.describe import (
     stored_bytes,
 )
 from experiment_core_utils.records.caveats import Caveat, caveat
+from experiment_core_utils.records.setting_result import Variables
 from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
@@ -104,7 +105,7 @@ def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
         "device": str(next(model.parameters()).device),
         "dtypes": elements_by_dtype(model),
         **implementations(model),
-        "quantization": as_json(quantisation_in_force(model)),
+        "quantization": _as_json(quantisation_in_force(model)),
         "device_map": device_map_of(model),
         **origin_of(model),
     }
@@ -132,21 +133,11 @@ def gather_experimental_variables(experiment_config: Any) -> ExperimentalVariabl
         "latency_config": others.pop("latency_simulation"),
         **others,
     }
-    return cast(ExperimentalVariables, as_json(variables))
+    return cast(ExperimentalVariables, _as_json(variables))
 
 
-def as_json(value: Any) -> Any:
-    """The value as JSON holds it: mappings with names as keys, lists, numbers; what JSON does not know as its text."""
-    if isinstance(value, Mapping):
-        return {str(name): as_json(each) for name, each in value.items()}
-    if isinstance(value, Enum):
-        return as_json(value.value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return [as_json(each) for each in value]
-    is_plain = (
-        value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
-    )
-    return value if is_plain else str(value)
+# Values as JSON holds them; what JSON does not know as its text.
+_as_json = partial(to_jsonable_python, fallback=str, inf_nan_mode="strings")
 
 
 def gather_provenance(accelerator: Accelerator, device: torch.device, experiment_id: str) -> Mapping[str, Any]:
@@ -170,42 +161,24 @@ def describe_hardware(device: torch.device) -> Mapping[str, Any]:
     }
 
 
-def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoice) -> dict[str, Any]:
+def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoice) -> Variables:
     """The experimental parameters as requested; `max_new_tokens` and the choice of blocks as they came out."""
-    return {
-        "num_samples": config.task.num_samples,
-        "sample_by": config.task.sample_by,
-        "seed": config.task.seed,
-        "ids": list(config.task.ids) if config.task.ids is not None else None,
-        "prompt_template": config.task.prompt_template,
-        "dataset_revision": config.task.dataset_revision,
-        "max_new_tokens": max_new_tokens,
-        "num_runs_per_sample": config.measuring.num_runs_per_sample,
-        "num_warmup_runs": config.measuring.num_warmup_runs,
-        "max_warmup_runs": config.measuring.max_warmup_runs,
-        "until_precision": config.measuring.until_precision,
-        "drift_check_every": config.measuring.drift_check_every,
-        "energy": config.measuring.energy,
-        "num_latency_samples": config.measuring.num_latency_samples,
-        "accuracy_batch_size": config.measuring.accuracy_batch_size,
-        "precision": config.model.precision,
-        "execution": config.model.execution,
-        "quantization": config.model.quantization,
-        "num_threads": config.machine.num_threads,
-        "batch_size": 1,
-        "decoding": "greedy",
-        "sampling_strategy": config.knobs.sampling_strategy,
-        "importance_scores_file": str(choice.file) if choice.scores is not None else None,
-        "block_sets_file": str(choice.file) if choice.sets is not None else None,
-        "random_weights": config.model.random_weights,
-        "enable_memory_optimization": config.machine.enable_memory_optimization,
-        "max_config_retries": config.measuring.max_config_retries,
-        "sample_timeout_s": config.measuring.sample_timeout,
-        "profiler": config.measuring.profiler,
-        "use_profiler_on_all_samples": config.measuring.use_profiler_on_all_samples,
-        "pareto_search": config.search.pareto_search,
-        "first_block_top_k_rule": "the first block with experts keeps the model's own top-k",
-    }
+    parts = (config.task, config.model, config.knobs, config.measuring, config.search, config.machine)
+    found = {name: value for part in parts for name, value in part if name in Variables.model_fields}
+    return Variables.model_construct(
+        **found
+        | {
+            "ids": list(config.task.ids) if config.task.ids is not None else None,
+            "max_new_tokens": max_new_tokens,
+            "batch_size": 1,
+            "decoding": "greedy",
+            "importance_scores_file": str(choice.file) if choice.scores is not None else None,
+            "block_sets_file": str(choice.file) if choice.sets is not None else None,
+            "sample_timeout_s": config.measuring.sample_timeout,
+            "profiler": config.measuring.profiler,
+            "first_block_top_k_rule": "the first block with experts keeps the model's own top-k",
+        }
+    )
 
 
 def caveats_of(

@@ -67,6 +67,7 @@ from experiment_core_utils.records.text import (
     GpuMemory,
     InferenceResults,
     ProcessPlace,
+    all_absent,
 )
 
 
@@ -493,13 +494,7 @@ def get_memory(device: torch.device) -> GpuMemory:
     All None on the CPU, where torch keeps no such figures. Not counted: the CUDA context, and other libraries' memory.
     """
     if device.type != "cuda":
-        return GpuMemory(
-            gpu_current_memory_allocated_bytes=None,
-            gpu_max_memory_allocated_bytes=None,
-            gpu_current_memory_reserved_bytes=None,
-            gpu_max_memory_reserved_bytes=None,
-            reason=f"{device} is not a GPU: torch records no such figures there",
-        )
+        return all_absent(GpuMemory, reason=f"{device} is not a GPU: torch records no such figures there")
     return GpuMemory(
         gpu_current_memory_allocated_bytes=torch.cuda.memory_allocated(device),
         gpu_max_memory_allocated_bytes=torch.cuda.max_memory_allocated(device),

@@ -47,6 +47,7 @@ from experiment_core_utils.records.text import (
     InferenceResults,
     InstrumentEnergy,
     ProcessPlace,
+    all_absent,
 )
 
 # Published figures, by codecarbon's columns.
@@ -115,22 +116,8 @@ def not_tracked(reason: str) -> EnergyMetrics:
 def _without_codecarbon(
     reason: str, beside: InstrumentEnergy, duration_seconds: float | None, num_periods: int
 ) -> EnergyMetrics:
-    return EnergyMetrics(
-        **beside,
-        total_energy_kwh=None,
-        cpu_energy_kwh=None,
-        gpu_energy_kwh=None,
-        ram_energy_kwh=None,
-        total_emissions_kg_co2=None,
-        duration_seconds=duration_seconds,
-        sources={},
-        num_periods=num_periods,
-        tracking_mode=None,
-        cpu_model=None,
-        gpu_model=None,
-        emissions_basis=None,
-        reason=reason,
-    )
+    known = {**beside, "duration_seconds": duration_seconds, "sources": {}, "num_periods": num_periods}
+    return all_absent(EnergyMetrics, **known, reason=reason)
 
 
 def sum_windows(windows: Sequence[Mapping[str, Cell]], beside: InstrumentEnergy) -> EnergyMetrics:
@@ -209,13 +196,7 @@ def allocated_energy_metrics(results: InferenceResults) -> AllocatedEnergy:
     joules = [energy for batch in results["batches"] if (energy := batch.get("energy_j")) is not None]
     reasons = [reason for batch in results["batches"] if (reason := batch.get("energy_reason")) is not None]
     if not joules or len(joules) < len(results["batches"]):
-        return AllocatedEnergy(
-            energy_per_batch_j=None,
-            energy_per_query_j=None,
-            energy_per_output_token_j=None,
-            energy_method=None,
-            energy_reason="; ".join(dict.fromkeys(reasons)) or None,
-        )
+        return all_absent(AllocatedEnergy, energy_reason="; ".join(dict.fromkeys(reasons)) or None)
     of_queries = [query["energy_j"] for query in results["queries"] if query["energy_j"] is not None]
     return AllocatedEnergy(
         energy_per_batch_j=spread_of(joules),

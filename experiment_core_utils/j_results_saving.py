@@ -308,28 +308,13 @@ def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, floa
 
     Times in milliseconds under their published names.
     """
-    stats: dict[str, float | int | None] = {}
-    for quantity, spread in distributions.items():
-        name = TIME_NAMES.get(quantity, quantity)
-        convert = milliseconds if quantity in TIME_NAMES else _as_it_is
-        for suffix, value in (
-            ("mean", spread.mean),
-            ("std", spread.std),
-            ("p50", spread.p50),
-            ("p95", spread.p95),
-            ("p99", spread.p99),
-            ("min", spread.min),
-            ("max", spread.max),
-            ("ci95_low", spread.ci_low),
-            ("ci95_high", spread.ci_high),
-        ):
-            stats[f"{name}_{suffix}"] = convert(value)
-        stats[f"{name}_n"] = spread.n
-    return stats
-
-
-def _as_it_is(value: float | None) -> float | None:
-    return value
+    return {
+        f"{TIME_NAMES.get(quantity, quantity)}_{figure.replace('ci_', 'ci95_')}": milliseconds(value)
+        if quantity in TIME_NAMES and figure != "n"
+        else value
+        for quantity, spread in distributions.items()
+        for figure, value in asdict(spread).items()
+    }
 
 
 def save_raw_results_json(

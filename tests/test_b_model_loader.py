@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.b_model_loader import (
     ModelWrapper,
-    check_loadable,
     detect_supported_quant_types,
     find_model,
     load_model_tokenizer,
@@ -21,6 +20,7 @@ from experiment_core_utils.config.parts import Precision
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.config.text import published_form, validated
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.text_model import validate_loadable
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.models.molmoe.golden_model import load_goldens
@@ -158,7 +158,7 @@ def test_a_checkpoint_loads_from_every_form_of_a_configuration(tmp_path: Path) -
     folder = save_checkpoint(tiny_llama(), tmp_path)
     values = {"model_name": str(folder), "device": "cpu", "fp_precision": "bfloat16"}
     for form in (values, validated(values), published_form(**values)):
-        check_loadable(form)
+        validate_loadable(validated(form))
         model, tokenizer = load_model_tokenizer(form)
         assert (type(model).__name__, model.dtype, model.training) == ("LlamaForCausalLM", torch.bfloat16, False)
         assert (tokenizer.padding_side, tokenizer.pad_token) == ("left", tokenizer.eos_token)
@@ -173,11 +173,10 @@ def test_an_end_of_sequence_that_the_model_does_not_name_is_the_tokenizers(tmp_p
 
 
 def test_a_configuration_that_is_not_allowed_is_refused_before_anything_is_read() -> None:
-    for call in (check_loadable, load_model_tokenizer):
-        with pytest.raises(ConfigurationError, match="fp_precision"):
-            call({"model_name": "./nowhere", "fp_precision": "float7"})
-        with pytest.raises(ConfigurationError, match="there is no model folder ./nowhere"):
-            call({"model_name": "./nowhere"})
+    with pytest.raises(ConfigurationError, match="fp_precision"):
+        load_model_tokenizer({"model_name": "./nowhere", "fp_precision": "float7"})
+    with pytest.raises(ConfigurationError, match="there is no model folder ./nowhere"):
+        load_model_tokenizer({"model_name": "./nowhere"})
 
 
 def test_what_is_supported_here_is_said_without_an_error() -> None:

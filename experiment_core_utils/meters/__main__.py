@@ -10,9 +10,9 @@ what is missing and end with exit code 0, but for what `--require` names.
 
 import argparse
 import platform
-import statistics
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 
 import torch
@@ -22,7 +22,13 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.meters.counters import counter_delta
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.interface import EnergyCounter, PowerProbe
-from experiment_core_utils.meters.selftest import KnownLoad, matrix_products, missing_lines, selftest_lines
+from experiment_core_utils.meters.selftest import (
+    KnownLoad,
+    matrix_products,
+    median_cost_s,
+    missing_lines,
+    selftest_lines,
+)
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import gpu_uuid, synchronize, visible_gpus
@@ -118,9 +124,8 @@ def selftest(given: argparse.Namespace, gpus: Sequence[torch.device], using: Ins
         print(f"{gpu_uuid(device)}  {torch.cuda.get_device_name(device)}")
     loads = _loads(gpus, using)
     for device in gpus:
-        print(
-            f"{gpu_uuid(device)}  synchronize takes {_synchronize_s(device) * 1e6:.1f} us where nothing is left to do"
-        )
+        cost_s = median_cost_s(partial(synchronize, device), HostClock(), 100)
+        print(f"{gpu_uuid(device)}  synchronize takes {cost_s * 1e6:.1f} us where nothing is left to do")
     for line in selftest_lines(using, loads, WindowGoal(given.error)):
         print(line, flush=True)
     for line in missing_lines({**using.missing, **_always_missing(using)}):
@@ -138,16 +143,6 @@ def _loads(gpus: Sequence[torch.device], using: Instruments) -> dict[str, KnownL
     if len(packages) == 1:
         loads[packages[0]] = matrix_products(torch.device("cpu"))
     return loads
-
-
-def _synchronize_s(device: torch.device) -> float:
-    """Median of 100."""
-    clock, costs = HostClock(), []
-    for _ in range(100):
-        begun_s = clock.now_s()
-        synchronize(device)
-        costs.append(clock.now_s() - begun_s)
-    return statistics.median(costs)
 
 
 def _always_missing(using: Instruments) -> dict[str, str]:

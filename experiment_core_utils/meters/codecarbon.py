@@ -61,6 +61,7 @@ class CodecarbonMeter:
         library: codecarbon, or what stands in for it; None imports it.
 
     Attributes:
+        emissions_basis: whose electricity mix the emissions are computed with.
         cpu_source: `rapl` (measured) or `codecarbon_estimate` (from load and nominal power).
 
     Raises:
@@ -82,7 +83,7 @@ class CodecarbonMeter:
                 "as FRA, or none for the world mean"
             )
         self._gpus_in_use = gpus_in_use
-        self._basis = WORLD_MEAN if country_iso_code is None else f"electricity mix of {country_iso_code}"
+        self.emissions_basis = WORLD_MEAN if country_iso_code is None else f"electricity mix of {country_iso_code}"
         self.cpu_source = "rapl" if library.reads_rapl() else "codecarbon_estimate"
         self._is_open = False
         self._num_windows = 0
@@ -122,18 +123,13 @@ class CodecarbonMeter:
         return {
             **_repaired(dict(measured.values)),
             "cpu_energy_source": self.cpu_source,
-            "emissions_basis": self._basis,
+            "emissions_basis": self.emissions_basis,
             "gpus_in_use": self._gpus_in_use,
         }
 
     def release(self) -> None:
         """End codecarbon's threads."""
         self._query(self._tracker.stop)
-
-    @property
-    def emissions_basis(self) -> str:
-        """Whose electricity mix the emissions are computed with."""
-        return self._basis
 
     @staticmethod
     def _query(call: Callable[[], Any]) -> Any:

@@ -8,7 +8,7 @@ counters are looked at about every second, so that one that is reset or goes awa
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -209,12 +209,9 @@ class EdgeWatch:
                 del self._last[place]
 
     def _look(self, place: int, last: tuple[float, float] | None) -> Edge | None:
-        begun_s = self._clock.now_s()
-        try:
-            joules = self._counters[place].read_j()
-        except MeterUnavailable as error:
-            return Edge(begun_s, begun_s, 0.0, 0.0, f"the counter could not be read: {error}")
-        ended_s = self._clock.now_s()
+        begun_s, ended_s, joules, reason = read_counter(self._counters[place], self._clock)
+        if joules is None:
+            return Edge(begun_s, begun_s, 0.0, 0.0, reason)
         if last is not None and joules != last[1]:
             return Edge(last[0], ended_s, last[1], joules)
         if begun_s > self._given_up_s:
@@ -223,13 +220,17 @@ class EdgeWatch:
         return None
 
 
-def wait_for_edges(counters: Sequence[EnergyCounter], clock: Clock) -> tuple[Edge, ...]:
-    """The next advance of each counter, while nothing else is done here."""
+def wait_for_edges(
+    counters: Sequence[EnergyCounter], clock: Clock, meanwhile: Callable[[], object] | None = None
+) -> tuple[Edge, ...]:
+    """The next advance of each counter, while something is done again and again, or nothing."""
     watch = EdgeWatch(counters, clock)
-    while not watch.is_done:
-        clock.sleep(POLL_EVERY_S)
-    watch.stop()
-    return tuple(watch.edges[place] for place in range(len(watch.edges)))
+    try:
+        while not watch.is_done:
+            meanwhile() if meanwhile is not None else clock.sleep(POLL_EVERY_S)
+    finally:
+        watch.stop()
+    return tuple(watch.edges[place] for place in range(len(counters)))
 
 
 def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = 20) -> TickCalibration:
@@ -240,15 +241,11 @@ def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = 20) ->
     """
     moments, costs, last_j = list[float](), list[float](), None
     given_up_s = clock.now_s() + PATIENCE_S
-    reason = None
+    reason: str | None = None
     while len(moments) <= num_ticks and reason is None:
-        begun_s = clock.now_s()
-        try:
-            joules = counter.read_j()
-        except MeterUnavailable as error:
-            reason = f"the counter could not be read: {error}"
-            continue
-        ended_s = clock.now_s()
+        begun_s, ended_s, joules, reason = read_counter(counter, clock)
+        if joules is None:
+            break
         costs.append(ended_s - begun_s)
         if last_j is not None and joules != last_j:
             moments.append((begun_s + ended_s) / 2)

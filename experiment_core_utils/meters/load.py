@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol
 
 import psutil
@@ -107,32 +108,13 @@ def cpu_now() -> CpuReading:
 SAMPLE_EVERY_S = 0.2
 
 
-class GpuLoad(Protocol):
-    """Whatever tells how busy a GPU is."""
-
-    def utilisation_percent(self) -> float:
-        """Utilisation over the driver's last sampling period; raises MeterUnavailable."""
-        ...
-
-
-class SilentGpu:
-    """A GPU that cannot be opened."""
-
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def utilisation_percent(self) -> float:
-        """See `GpuLoad.utilisation_percent`."""
-        raise MeterUnavailable(self._reason)
-
-
 class LoadSampler:
     """Samples between `with` and its end, every `interval_s`, and once more at the end.
 
     A GPU that does not tell is a reason; anything else that a reading raises is raised at the end.
 
     Args:
-        gpus: those that the process uses.
+        gpus: what reads the utilisation in percent of each that the process uses, or raises MeterUnavailable.
         read_cpu: seconds that the host's CPUs were busy, and were there.
         read_rss: resident bytes of the process.
         read_allocator: bytes allocated and reserved on the GPUs; None without one.
@@ -140,7 +122,7 @@ class LoadSampler:
 
     def __init__(
         self,
-        gpus: Sequence[GpuLoad],
+        gpus: Sequence[Callable[[], float]],
         clock: Clock,
         interval_s: float = SAMPLE_EVERY_S,
         read_cpu: Callable[[], tuple[float, float]] = cpu_times_s,
@@ -198,9 +180,9 @@ class LoadSampler:
         )
         self._last_s, self._last_cpu = now_s, cpu
 
-    def _query(self, gpu: GpuLoad) -> float | None:
+    def _query(self, gpu: Callable[[], float]) -> float | None:
         try:
-            return gpu.utilisation_percent()
+            return gpu()
         except MeterUnavailable as error:
             self._reasons[str(error)] = None
             return None
@@ -210,12 +192,18 @@ def load_sampler(interval_s: float = SAMPLE_EVERY_S) -> LoadSampler:
     """A load sampler for this process, on the GPUs that it uses now."""
     devices = used_gpus()
     uuids = [gpu_uuid(device) for device in devices]
-    gpus = [_opened(uuid) for uuid in uuids if uuid is not None]
+    gpus = [_utilisation_of(uuid) for uuid in uuids if uuid is not None]
     return LoadSampler(gpus, HostClock(), interval_s, read_allocator=lambda: allocator_bytes(devices))
 
 
-def _opened(uuid: str) -> GpuLoad:
+def _utilisation_of(uuid: str) -> Callable[[], float]:
+    """What reads a GPU's utilisation in percent; of one that cannot be opened each reading raises the reason."""
     try:
-        return NvmlGpu(uuid)
+        return NvmlGpu(uuid).utilisation_percent
     except MeterUnavailable as error:
-        return SilentGpu(str(error))
+        return partial(unavailable, str(error))
+
+
+def unavailable(reason: str) -> float:
+    """Raises MeterUnavailable for this reason, in place of a reading."""
+    raise MeterUnavailable(reason)

@@ -80,10 +80,7 @@ class NvmlGpu:
     @property
     def index(self) -> int:
         """The GPU's number among all GPUs of the machine, whatever number it has in this process."""
-        try:
-            return int(self._nvml.nvmlDeviceGetIndex(self._handle))
-        except self._nvml.NVMLError as error:
-            raise MeterUnavailable(f"NVML does not number this GPU: {error}") from error
+        return int(_answer(self._nvml, "NVML does not number this GPU", self._nvml.nvmlDeviceGetIndex, self._handle))
 
     def read(self) -> GpuReading:
         """The GPU now; what it does not tell is None, and `reason` says why."""
@@ -118,10 +115,7 @@ class NvmlGpu:
         Raises:
             MeterUnavailable: the GPU does not tell.
         """
-        try:
-            return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
-        except self._nvml.NVMLError as error:
-            raise MeterUnavailable(f"utilisation: {error}") from error
+        return float(_answer(self._nvml, "utilisation", self._nvml.nvmlDeviceGetUtilizationRates, self._handle).gpu)
 
     def describe(self) -> GpuDescription:
         """Name, driver, power limits and clocks; what the GPU does not tell is None, and `reason` says why."""
@@ -186,11 +180,16 @@ def _text(given: str | bytes) -> str:
 def open_gpu(uuid: str, library: ModuleType | Any | None = None) -> tuple[Any, Any]:
     """The library and its handle of a GPU; arguments and errors are those of `NvmlGpu`."""
     nvml = library if library is not None else _pynvml()
+    _answer(nvml, f"NVML does not open {uuid}", nvml.nvmlInit)
+    return nvml, _answer(nvml, f"NVML does not open {uuid}", nvml.nvmlDeviceGetHandleByUUID, uuid)
+
+
+def _answer(nvml: Any, what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+    """What the driver answers; raises MeterUnavailable, which begins with `what`, where it does not."""
     try:
-        nvml.nvmlInit()
-        return nvml, nvml.nvmlDeviceGetHandleByUUID(uuid)
+        return call(*arguments)
     except nvml.NVMLError as error:
-        raise MeterUnavailable(f"NVML does not open {uuid}: {error}") from error
+        raise MeterUnavailable(f"{what}: {error}") from error
 
 
 def _pynvml() -> ModuleType:
@@ -205,9 +204,7 @@ def _pynvml() -> ModuleType:
 class NvmlCounter:
     """A GPU's `EnergyCounter`.
 
-    Args:
-        uuid: such as "GPU-8d1b…".
-        library: the module `pynvml`, or what stands in for it; None imports it.
+    Arguments are those of `NvmlGpu`.
 
     Raises:
         MeterUnavailable: no such package, driver, GPU or counter.
@@ -224,10 +221,8 @@ class NvmlCounter:
 
     def read_j(self) -> float:
         """See `EnergyCounter.read_j`."""
-        try:
-            return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
-        except self._nvml.NVMLError as error:
-            raise MeterUnavailable(f"{self._uuid} does not report its energy: {error}") from error
+        what = f"{self._uuid} does not report its energy"
+        return float(_answer(self._nvml, what, self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)) / 1000
 
     def _limit_w(self) -> float | None:
         """The power limit in force; None where the GPU does not tell it."""
@@ -241,10 +236,7 @@ class NvmlPower:
     """A GPU's `PowerProbe`: its power at the moment, or what the older call tells where it does not tell that.
 
     `origin.basis` is `averaged_power` for the older call, on every GPU: on some it is the power at the moment too.
-
-    Args:
-        uuid: such as "GPU-8d1b…".
-        library: the module `pynvml`, or what stands in for it; None imports it.
+    Arguments are those of `NvmlGpu`.
 
     Raises:
         MeterUnavailable: no such package, driver or GPU, or neither reading.
@@ -267,20 +259,14 @@ class NvmlPower:
         return self._instant_w() if self.no_instant_power is None else self._averaged_w()
 
     def _instant_w(self) -> float:
-        nvml = self._nvml
-        try:
-            value = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])[0]
-        except nvml.NVMLError as error:
-            raise MeterUnavailable(f"{self._uuid} does not report its current power: {error}") from error
+        nvml, what = self._nvml, f"{self._uuid} does not report its current power"
+        (value,) = _answer(nvml, what, nvml.nvmlDeviceGetFieldValues, self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
         if value.nvmlReturn != nvml.NVML_SUCCESS:
-            why = nvml.NVMLError(value.nvmlReturn)
-            raise MeterUnavailable(f"{self._uuid} does not report its current power: {why}")
+            raise MeterUnavailable(f"{what}: {nvml.NVMLError(value.nvmlReturn)}")
         if value.valueType != nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
             raise MeterUnavailable(f"{self._uuid} reports its current power as the unknown type {value.valueType}")
         return float(value.value.uiVal) / 1000
 
     def _averaged_w(self) -> float:
-        try:
-            return float(self._nvml.nvmlDeviceGetPowerUsage(self._handle)) / 1000
-        except self._nvml.NVMLError as error:
-            raise MeterUnavailable(f"{self._uuid} does not report its power: {error}") from error
+        what = f"{self._uuid} does not report its power"
+        return float(_answer(self._nvml, what, self._nvml.nvmlDeviceGetPowerUsage, self._handle)) / 1000

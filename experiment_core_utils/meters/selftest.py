@@ -8,7 +8,6 @@ import torch
 
 from experiment_core_utils.meters.energy_statistics import sum_of_known
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.interface import PowerProbe
 from experiment_core_utils.meters.windows import WindowGoal, energy_of_act, idle_power
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.device import synchronize
@@ -98,15 +97,16 @@ def _source_lines(own: Instruments) -> Iterator[str]:
     for counter in own.counters:
         yield f"{_name(counter.origin)}: {_tick_text(own.ticks[counter.origin.device])}"
     for probe in own.probes:
-        cost_s = _reading_cost_s(probe, own.clock)
+        cost_s = median_cost_s(probe.read_w, own.clock, READINGS_TIMED)
         yield f"{_name(probe.origin)}: {probe.read_w():.1f} W now, a reading takes {cost_s * 1e3:.3f} ms"
 
 
-def _reading_cost_s(probe: PowerProbe, clock: Clock) -> float:
+def median_cost_s(call: Callable[[], object], clock: Clock, times: int) -> float:
+    """Median time of a call."""
     costs = []
-    for _ in range(READINGS_TIMED):
+    for _ in range(times):
         begun_s = clock.now_s()
-        probe.read_w()
+        call()
         costs.append(clock.now_s() - begun_s)
     return statistics.median(costs)
 

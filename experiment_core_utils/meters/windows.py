@@ -18,8 +18,8 @@ from experiment_core_utils.meters.counters import (
     CounterReading,
     CounterWatch,
     Edge,
-    EdgeWatch,
     rise_along,
+    wait_for_edges,
 )
 from experiment_core_utils.meters.energy_statistics import (
     LEAST_WINDOW_S,
@@ -33,7 +33,7 @@ from experiment_core_utils.meters.power import energy_of_trace
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.records.energy import ActEnergy, Alignment, DeviceEnergy, EnergyWindow, IdlePower, PowerTrace
-from experiment_core_utils.records.text import ApportionedEnergy
+from experiment_core_utils.records.text import ApportionedEnergy, all_absent
 
 RELATIVE_ERROR = 0.02
 LONGEST_WINDOW_S = 60.0
@@ -152,12 +152,12 @@ def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll
     sampler.start()
     try:
         acts.go_on_until(using.clock.now_s() + margin_s)
-        opened = _edges_while(acts, using)
+        opened = wait_for_edges(using.counters, using.clock, acts.once)
         watch = CounterWatch(using.counters, using.clock)
         try:
             begun_s = max([each.latest_s for each in opened])
             acts.go_on_until(begun_s + goal.length_s(uncertain_s))
-            closed = _edges_while(acts, using)
+            closed = wait_for_edges(using.counters, using.clock, acts.once)
             acts.go_on_until(using.clock.now_s() + margin_s)
         finally:
             watch.stop()
@@ -176,17 +176,6 @@ def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll
     whole = (begun_s, acts.done_at_s[-1])
     figures += [_act_of_trace(each, *windows.get(each.origin.device, whole), acts) for each in traces]
     return list(with_disagreements(figures))
-
-
-def _edges_while(acts: RepeatedAct, using: Instruments) -> tuple[Edge, ...]:
-    """The next tick of each counter, while the act goes on."""
-    watch = EdgeWatch(using.counters, using.clock)
-    try:
-        while not watch.is_done:
-            acts.once()
-    finally:
-        watch.stop()
-    return tuple(watch.edges[place] for place in range(len(using.counters)))
 
 
 def _act_between(
@@ -383,14 +372,7 @@ def _labels(names: Sequence[str]) -> str:
 
 def no_energy(reason: str | None) -> ApportionedEnergy:
     """No figure."""
-    return ApportionedEnergy(
-        energy_j=None,
-        energy_bound_j=None,
-        energy_method=None,
-        energy_source=None,
-        energy_basis=None,
-        energy_reason=reason,
-    )
+    return all_absent(ApportionedEnergy, energy_reason=reason)
 
 
 def why_no_power(using: Instruments) -> str | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol, TypedDict, TypeVar, cast
 
 from pydantic import Field, ValidationError
 
@@ -11,6 +11,8 @@ from experiment_core_utils.records.compute import ComputeUtilisation, MemoryPart
 from experiment_core_utils.records.requests import ArchitectureSizes
 from experiment_core_utils.records.result_files import field_fault
 from experiment_core_utils.records.setting_result import Amount, Count, Name, Record
+
+T = TypeVar("T")
 
 
 class ProcessPlace(Protocol):
@@ -380,6 +382,11 @@ class SavedEnergy(Record):
     gpu_counter_j: Amount | None = None
     gpu_power_integral_j: Amount | None = None
     reason: str | None = None
+
+
+def all_absent(kind: type[T], **known: Any) -> T:
+    """A record of which only these fields are known; every other one is None."""
+    return cast(T, {**dict.fromkeys(kind.__annotations__), **known})
 
 
 def check_saved(kind: type[Record], content: Mapping[str, Any], where: str, advice: str) -> None:

@@ -1,11 +1,12 @@
 """Load and memory of scripted GPUs and hosts along scripted windows, and once of this machine."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 
 import pytest
 
-from experiment_core_utils.meters.load import LoadSampler, SilentGpu, load_sampler
+from experiment_core_utils.meters.load import LoadSampler, load_sampler, unavailable
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.records.compute import memory_timeline, utilisation_of
@@ -18,7 +19,7 @@ class Busy:
     def __init__(self, *script: float | None) -> None:
         self._script = iter(script)
 
-    def utilisation_percent(self) -> float:
+    def __call__(self) -> float:
         known = next(self._script)
         if known is None:
             raise MeterUnavailable("lost")
@@ -80,7 +81,11 @@ def test_a_gpu_that_does_not_tell_has_no_figure_and_a_reason() -> None:
     clock = ScriptedClock()
     numbers = count(1)
     sampler = LoadSampler(
-        [SilentGpu("no such driver"), Busy(None, 50.0)], clock, 1.0, lambda: (0.0, next(numbers)), growing(1, 1)
+        [partial(unavailable, "no such driver"), Busy(None, 50.0)],
+        clock,
+        1.0,
+        lambda: (0.0, next(numbers)),
+        growing(1, 1),
     )
     with sampler:
         clock.sleep(1.5)

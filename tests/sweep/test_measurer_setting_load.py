@@ -1,11 +1,12 @@
 """The load of a setting's window: a line of the journal whatever came of it, and its entries by hand."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from experiment_core_utils.h_metrics_compute import loads_of, timelines_of
-from experiment_core_utils.meters.load import LoadSampler, SilentGpu
+from experiment_core_utils.meters.load import LoadSampler, unavailable
 from experiment_core_utils.primitives.errors import OutOfMemory, Stopped
 from experiment_core_utils.records.compute import LoadSample, LoadTrace
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, read_journal
@@ -27,7 +28,7 @@ ORIGIN = JournalHeader(
 def sampler_on(clock: ScriptedClock) -> LoadSampler:
     """CPUs that are half busy; a GPU that cannot be opened."""
     return LoadSampler(
-        [SilentGpu("no driver")],
+        [partial(unavailable, "no driver")],
         clock,
         0.5,
         lambda: (clock.now_s(), 2 * clock.now_s()),
