@@ -4,10 +4,9 @@ Operations follow from formulas where the architecture is known, because they mu
 other model is counted by running it once.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
@@ -19,27 +18,13 @@ from experiment_core_utils.meters.host_facts import Peaks, peaks_on
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.models.common.describe import computing_dtype, quantisation_in_force, stored_bytes
 from experiment_core_utils.models.costs.active_shapes import COUNTING_LIMIT_S, architecture_in_force, generation_flops
-from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture, architecture_of
-from experiment_core_utils.models.costs.counted import HF_CODE_ERRORS
-from experiment_core_utils.models.costs.counters import (
-    count_flops,
-    count_with_ptflops,
-    has_packed_weights,
-    meta_twin,
-    without_padding_warning,
-)
+from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture
 from experiment_core_utils.models.costs.decoder import BlockShape, ExpertsShape, MlpShape
 from experiment_core_utils.models.costs.memory import StepWeights, cache_elements, read_elements, step_weights
+from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.device import gpu_uuid, out_of_memory_named, resident_bytes, used_gpus
-from experiment_core_utils.primitives.errors import (
-    ConfigurationError,
-    MeterUnavailable,
-    OutOfMemory,
-    SampleTimedOut,
-    first_line,
-)
-from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.primitives.device import gpu_uuid, resident_bytes, used_gpus
+from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.records.compute import (
@@ -63,7 +48,6 @@ from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetti
 from experiment_core_utils.records.text import (
     BatchRecord,
     ComputeMetrics,
-    FlopCount,
     GpuMemory,
     InferenceResults,
     ProcessPlace,
@@ -354,10 +338,6 @@ def _experts(mlp: MlpShape | ExpertsShape) -> tuple[int, int] | None:
     return (mlp.num_experts, mlp.top_k) if isinstance(mlp, ExpertsShape) else None
 
 
-FlopMethod = Literal["formula", "counter", "ptflops"]
-_METHODS = ("formula", "counter", "ptflops")
-
-
 def get_flops(
     model: nn.Module,
     input_ids: torch.Tensor | TokenisedPrompts,
@@ -366,126 +346,6 @@ def get_flops(
 ) -> float | None:
     """`count_prompt_flops` as a number alone; None where it could not be counted."""
     return count_prompt_flops(model, input_ids, timeout_per_sample, method).flops
-
-
-def count_prompt_flops(
-    model: nn.Module,
-    tokenised: torch.Tensor | TokenisedPrompts,
-    timeout_per_sample: float | None = 10,
-    method: FlopMethod = "formula",
-) -> FlopCount:
-    """Operations of one forward pass of each prompt by itself, summed: no padding, logits at every position.
-
-    By formula they take no time and hold what is in force in the model: its active blocks, its experts per token.
-    Otherwise one prompt of each length is run, and counts as often as the length occurs. Not counted: tokens that are
-    generated afterwards, elementwise work, norms, look-ups. Attention counts as the full rectangle. Packed weights have
-    the FLOPs of full precision; the counters count such a model on a twin of its architecture without weights. A model
-    that cannot be run has None with the reason.
-
-    Args:
-        model: anything with `forward(input_ids=[1, T])`.
-        tokenised: ids [N, T] without padding, or ids and mask, both [N, T]; masked positions are left out.
-        timeout_per_sample: seconds for one length, where prompts are run, more than 0; None sets no limit. It ends a
-            run between two operators: one that hangs runs on.
-        method: `formula` for architectures that formulas are known for (`docs/compute.md`), and `counter` for others;
-            `counter` is torch's with the formulas that it lacks; `ptflops` leaves out fused attention and experts.
-
-    Raises:
-        ConfigurationError: another method, a time limit of 0 or less, ids that are not [N, T], a prompt without a
-            token, or a time limit outside the main thread where prompts are run.
-    """
-    if method not in _METHODS:
-        raise ConfigurationError(f"FLOPs cannot be counted by {method!r}; choose one of {', '.join(_METHODS)}")
-    if timeout_per_sample is not None and not timeout_per_sample > 0:
-        raise ConfigurationError(
-            f"a prompt cannot be counted in {timeout_per_sample} s; give more than 0, or None for no limit"
-        )
-    ids, mask = _ids_and_mask(tokenised)
-    lengths = [int(length) for length in mask.sum(dim=1)]
-    if method == "formula":
-        architecture = architecture_in_force(model)
-        if not isinstance(architecture, UnknownArchitecture):
-            total = float(sum(times * architecture.forward_flops(each) for each, times in Counter(lengths).items()))
-            return _flop_count(total, method, "config", lengths, None)
-        method = "counter"
-    flops, reason = None, None
-    if lengths:
-        samples = {length: ids[row][mask[row]].unsqueeze(0) for row, length in enumerate(lengths)}
-        try:
-            flops = _count_lengths(model, samples, Counter(lengths), timeout_per_sample, method)
-        except (MeterUnavailable, OutOfMemory, SampleTimedOut) as error:
-            reason = str(error)
-    return _flop_count(flops, method, "meta_twin" if has_packed_weights(model) else "model", lengths, reason)
-
-
-def _flop_count(
-    flops: float | None, method: FlopMethod, counted_on: str, lengths: Sequence[int], reason: str | None
-) -> FlopCount:
-    if not lengths:
-        flops, reason = None, "there is no prompt"
-    return FlopCount(flops, method, counted_on, len(lengths), sum(lengths), reason)
-
-
-def _ids_and_mask(tokenised: torch.Tensor | TokenisedPrompts) -> tuple[torch.Tensor, torch.Tensor]:
-    if isinstance(tokenised, Mapping):
-        ids, mask = tokenised["input_ids"], tokenised["attention_mask"].bool()
-    else:
-        ids, mask = tokenised, torch.ones_like(tokenised, dtype=torch.bool)
-    if ids.dim() != 2 or mask.shape != ids.shape:
-        raise ConfigurationError(
-            f"ids and mask of shape [N, T] were expected, found {list(ids.shape)} and {list(mask.shape)}"
-        )
-    empty = [str(row) for row, any_token in enumerate(mask.any(dim=1)) if not any_token]
-    if empty:
-        raise ConfigurationError(f"prompt {', '.join(empty)} has no token; leave it out")
-    return ids, mask
-
-
-def _count_lengths(
-    model: nn.Module,
-    samples: Mapping[int, torch.Tensor],
-    times: Mapping[int, int],
-    timeout_s: float | None,
-    method: FlopMethod,
-) -> float:
-    """Raises MeterUnavailable, OutOfMemory or SampleTimedOut."""
-    device, run = _to_run(model)
-    total = 0
-    for length, sample in samples.items():
-        try:
-            with out_of_memory_named(), time_limit(timeout_s, "timeout_per_sample=None"):
-                total += times[length] * _count(run, sample.to(device or sample.device), method)
-        except SampleTimedOut as error:
-            raise SampleTimedOut(f"a prompt of {length} tokens was {error}") from error
-        except HF_CODE_ERRORS as error:
-            raise MeterUnavailable(
-                f"{type(model).__name__} cannot be run to be counted: {type(error).__name__}: {first_line(error)}"
-            ) from error
-    return float(total)
-
-
-def _to_run(model: nn.Module) -> tuple[torch.device | None, Callable[..., object]]:
-    """What is run, and where its ids must be, None anywhere; of packed weights the twin without weights.
-
-    Raises:
-        MeterUnavailable: there is no such twin, or it would not be what runs.
-    """
-    if not has_packed_weights(model):
-        return next((parameter.device for parameter in model.parameters()), None), model
-    twin = meta_twin(model)
-    by_config, in_force = architecture_of(twin.config), architecture_in_force(model)
-    if isinstance(by_config, Architecture):
-        if isinstance(in_force, UnknownArchitecture):
-            raise MeterUnavailable(f"weights are packed, and the config does not describe what runs: {in_force.reason}")
-        if by_config.forward_flops(1) != in_force.forward_flops(1):
-            raise MeterUnavailable("weights are packed, and other experts or blocks run than the config says")
-    return torch.device("meta"), without_padding_warning(twin)
-
-
-def _count(model: Callable[..., object], sample: torch.Tensor, method: FlopMethod) -> int:
-    if method == "ptflops":
-        return count_with_ptflops(model, sample)
-    return count_flops(lambda: model(input_ids=sample))
 
 
 def get_memory(device: torch.device) -> GpuMemory:

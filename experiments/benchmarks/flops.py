@@ -30,7 +30,7 @@ from transformers import (
 from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.text import validated
-from experiment_core_utils.h_metrics_compute import FlopMethod, count_prompt_flops
+from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
 from experiment_core_utils.primitives.device import set_cpu_threads
 
 METHODS: tuple[FlopMethod, ...] = ("formula", "counter", "ptflops")

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from transformers import GPT2Config, LlamaForCausalLM
 
-from experiment_core_utils.h_metrics_compute import count_prompt_flops
 from experiment_core_utils.models.costs.active_shapes import architecture_in_force
 from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture
 from experiment_core_utils.models.costs.decoder import ExpertsShape
+from experiment_core_utils.models.costs.prompt_flops import count_prompt_flops
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from tests.conftest import tiny_config
