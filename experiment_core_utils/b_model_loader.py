@@ -4,8 +4,6 @@ Before any weight is read, `find_model` tells the limits that a config sets to t
 this machine cannot do of a text experiment.
 """
 
-import copy
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,40 +15,19 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.text import Quantisation, TextConfig, validated
-from experiment_core_utils.models.common.checkpoint_files import (
-    check_files,
-    download,
-    refuse_hub_code,
-    refuse_misfit,
-    refuse_not_finite,
-    refuse_too_large,
-)
+from experiment_core_utils.models.common.checkpoint_files import check_files, download, refuse_hub_code
 from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import supported_types
-from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import HFSource, LoadOptions, find_hf_model, limits_of, load_hf_model
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.models.molmoe import (
-    MolmoeConfig,
-    MolmoeForConditionalGeneration,
-    MolmoeImageProcessor,
-    MolmoeProcessor,
-)
+from experiment_core_utils.models.molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.checkpoint.original import is_original_checkpoint
-from experiment_core_utils.models.molmoe.checkpoint.published import (
-    PUBLISHED_MODEL_TYPE,
-    config_from_published,
-    load_published_checkpoint,
-    load_published_tokenizer,
-    native_shapes,
-)
-from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.molmoe.checkpoint.published import PUBLISHED_MODEL_TYPE
+from experiment_core_utils.models.molmoe.loader import find_molmoe_config, load_molmoe, molmoe_limits
 from experiment_core_utils.models.text_model import load_language_model, load_tokenizer, validate_loadable
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import shortened
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.records.text import QuantSupport
 
@@ -70,7 +47,7 @@ class ModelSource:
         limits: what can be set in it.
         is_published_layout: tensors have MolmoE's published Hugging Face names.
         revision: commit of the hub, None for a local folder.
-        foreign: of a model of transformers; None for MolmoE.
+        hf: of a model of transformers; None for MolmoE.
     """
 
     name: str
@@ -79,12 +56,12 @@ class ModelSource:
     limits: KnobLimits
     is_published_layout: bool
     revision: str | None
-    foreign: HFSource | None = None
+    hf: HFSource | None = None
 
     @property
     def takes_pictures(self) -> bool:
         """Whether samples are asked with their pictures."""
-        return self.foreign is None or self.foreign.takes_pictures
+        return self.hf is None or self.hf.takes_pictures
 
 
 def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
@@ -104,36 +81,12 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
         )
     raw = check_files(folder)
     model_type = raw.get("model_type")
-    if model_type == PUBLISHED_MODEL_TYPE:
-        try:
-            config = config_from_published(raw)
-        except KeyError as error:
-            raise ConfigurationError(f"the MolmoE config in {folder} lacks the key {error}") from error
-        _refuse_unbuildable(config, folder)
-        return ModelSource(path, folder, config, _molmoe_limits(config), True, revision)
-    if model_type == MolmoeConfig.model_type:
-        with vendor_errors_named(f"the config in {folder} cannot be used"):
-            config = MolmoeConfig.from_pretrained(folder)
-        _refuse_unbuildable(config, folder)
-        return ModelSource(path, folder, config, _molmoe_limits(config), False, revision)
-    foreign = find_hf_model(path, folder, raw)
-    return ModelSource(path, folder, foreign.config, limits_of(foreign), False, revision, foreign)
-
-
-def _refuse_unbuildable(config: MolmoeConfig, folder: Path) -> None:
-    with vendor_errors_named(f"the config in {folder} cannot be used: no model can be built of it"):
-        native_shapes(config)
-    rows = config.text_config.vocab_size
-    for name in ("bos_token_id", "image_start_token_id", "image_end_token_id", "image_patch_token_id"):
-        if getattr(config, name) >= rows:
-            raise ConfigurationError(
-                f"the config in {folder} cannot be used: {name} {getattr(config, name)} is not among its {rows} tokens"
-            )
-
-
-def _molmoe_limits(config: MolmoeConfig) -> KnobLimits:
-    text = config.text_config
-    return KnobLimits(int(text.num_hidden_layers), int(text.num_experts), int(text.num_experts_per_tok))
+    if model_type in (PUBLISHED_MODEL_TYPE, MolmoeConfig.model_type):
+        config = find_molmoe_config(folder, raw)
+        is_published_layout = model_type == PUBLISHED_MODEL_TYPE
+        return ModelSource(path, folder, config, molmoe_limits(config), is_published_layout, revision)
+    found = find_hf_model(path, folder, raw)
+    return ModelSource(path, folder, found.config, limits_of(found), False, revision, found)
 
 
 @dataclass(frozen=True)
@@ -162,21 +115,16 @@ def load_staged_model(
     Args:
         is_profiled: whether PyTorch's profiler is used on it.
     """
-    foreign = source.foreign
-    compatible = None if foreign is None else compatible_attentions(foreign.auto_class, foreign.config)
+    compatible = None if source.hf is None else compatible_attentions(source.hf.auto_class, source.hf.config)
     refuse_hub_code(config.attn_implementation, "--attn_implementation", compatible)
     dtype = choose_dtype(config.precision, device)
-    if source.foreign is not None:
+    if source.hf is not None:
         load_options = LoadOptions(
             dtype, device, config.attn_implementation, config.experts_implementation, RequestedQuantisation.of(config)
         )
-        foreign = load_hf_model(source.foreign, load_options, config.random_weights)
+        model = load_hf_model(source.hf, load_options, config.random_weights)
         return TransformersModel(
-            source.name,
-            foreign,
-            source.foreign.requests,
-            config.execution,
-            eager_reason=eager_reason(config, is_profiled),
+            source.name, model, source.hf.requests, config.execution, eager_reason=eager_reason(config, is_profiled)
         )
     if config.quantization != "none":
         raise ConfigurationError(
@@ -184,26 +132,7 @@ def load_staged_model(
             f"(bitsandbytes quantises linear layers, and the experts, nearly all of its weights, are not linear "
             f"layers)"
         )
-    elements = sum(math.prod(shape) for shape in native_shapes(source.config).values())
-    refuse_too_large(elements * dtype.itemsize, source.name, device)
-    if config.random_weights:
-        model = _random_model(source, dtype, device)
-    elif source.is_published_layout:
-        with vendor_errors_named(f"the weights in {source.folder} cannot be read"):
-            model = load_published_checkpoint(source.folder, dtype, device)
-        refuse_not_finite(model, source.folder)
-    else:
-        if not any(source.folder.glob("*.safetensors")):
-            raise ConfigurationError(
-                f"{source.name} has a config.json but no *.safetensors; give a folder with weights, or "
-                "--random_weights to profile the architecture alone"
-            )
-        model = _load_native(source, dtype)
-    _choose_implementations(model, config)
-    model = model.to(device).eval()
-    return MolmoeStagedModel(
-        source.name, model, load_processor(source), config.execution, eager_reason(config, is_profiled)
-    )
+    return load_molmoe(source, config, dtype, device, eager_reason(config, is_profiled))
 
 
 def eager_reason(config: ModelConfig, is_profiled: bool) -> str | None:
@@ -217,86 +146,6 @@ def eager_reason(config: ModelConfig, is_profiled: bool) -> str | None:
     )
     given = [flag for flag, is_given in about_modules if is_given]
     return f"the model's modules alone heed {' and '.join(given)}" if given else None
-
-
-def _load_native(source: ModelSource, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
-    with vendor_errors_named(f"the weights in {source.folder} cannot be read"):
-        model, found = MolmoeForConditionalGeneration.from_pretrained(
-            source.folder,
-            dtype=dtype,
-            output_loading_info=True,
-            trust_remote_code=False,
-            # Those are refused below, by name.
-            ignore_mismatched_sizes=True,
-        )
-        refuse_misfit(found, source.folder)
-    refuse_not_finite(model, source.folder)
-    return model
-
-
-def _random_model(source: ModelSource, dtype: torch.dtype, device: torch.device) -> MolmoeForConditionalGeneration:
-    before = torch.get_default_dtype()
-    torch.manual_seed(0)
-    torch.set_default_dtype(dtype)
-    try:
-        with vendor_errors_named(f"{source.name} cannot be built"), device:
-            # A copy, because the model's knobs change the number of blocks in its config.
-            return MolmoeForConditionalGeneration(copy.deepcopy(source.config))
-    finally:
-        torch.set_default_dtype(before)
-
-
-def _choose_implementations(model: MolmoeForConditionalGeneration, config: ModelConfig) -> None:
-    """Raises ConfigurationError for a name that transformers does not know."""
-    with vendor_errors_named("the requested implementation is not available"):
-        if config.attn_implementation is not None:
-            model.set_attn_implementation(config.attn_implementation)
-        if config.experts_implementation is not None:
-            model.model.language_model.set_experts_implementation(config.experts_implementation)
-
-
-def load_processor(source: ModelSource) -> MolmoeProcessor:
-    """Tokenizer and image processor of a checkpoint, no weights; raises ConfigurationError where they are not there."""
-    with vendor_errors_named(f"{source.folder} has no usable tokenizer or image processor"):
-        processor = _read_processor(source)
-    # Of the published layout the image processor is made here.
-    if not source.is_published_layout:
-        _refuse_unfit(processor.image_processor, source)
-    return processor
-
-
-def _refuse_unfit(pictures: MolmoeImageProcessor, source: ModelSource) -> None:
-    """Raises ConfigurationError for a `preprocessor_config.json` by which every picture would fail."""
-    vision = source.config.vision_config
-    of_model = {
-        "crop_size": vision.image_size,
-        "patch_size": vision.patch_size,
-        "pooling_size": source.config.pooling_size,
-    }
-    rules = {
-        **{name: (getattr(pictures, name) == value, f"the model's is {value}") for name, value in of_model.items()},
-        "image_mean": (_are_numbers(pictures.image_mean, 3), "give 3 numbers"),
-        "image_std": (_are_numbers(pictures.image_std, 3) and all(pictures.image_std), "give 3 numbers above 0"),
-        "overlap_margins": (_are_numbers(pictures.overlap_margins, 2), "give 2 numbers of patches"),
-        "max_crops": (_are_numbers((pictures.max_crops,), 1), "give a number of tiles"),
-    }
-    for name, (is_satisfied, rule) in rules.items():
-        if not is_satisfied:
-            raise ConfigurationError(
-                f"the preprocessor_config.json in {source.folder} cannot be used: {name} is "
-                f"{shortened(getattr(pictures, name))}; {rule}"
-            )
-
-
-def _are_numbers(values: Any, count: int) -> bool:
-    return len(values) == count and all(type(each) in (int, float) and 0 <= each < 1e6 for each in values)
-
-
-def _read_processor(source: ModelSource) -> MolmoeProcessor:
-    if not source.is_published_layout:
-        return MolmoeProcessor.from_pretrained(source.folder)
-    tokenizer = load_published_tokenizer(source.folder)
-    return MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(source.config))
 
 
 def detect_supported_quant_types() -> QuantSupport:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from experiment_core_utils.b_model_loader import ModelSource, load_processor
+from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.models.costs.architecture import (
     Architecture,
     UnknownArchitecture,
@@ -23,6 +23,7 @@ from experiment_core_utils.models.costs.memory import cache_elements
 from experiment_core_utils.models.hf.loader import HFSource, skeleton_of
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.image_processing_molmoe import Tiling, tilings_within
+from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.memory import activation_elements, parameter_count
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
@@ -254,8 +255,8 @@ def work_of(
     Raises:
         ConfigurationError: none of the first samples can be read, or no formula is known for the architecture.
     """
-    if source.foreign is not None:
-        return TransformersWork(source.foreign, task, sample_ids, limit)
+    if source.hf is not None:
+        return TransformersWork(source.hf, task, sample_ids, limit)
     return MolmoeWork(source, task, sample_ids, limit)
 
 

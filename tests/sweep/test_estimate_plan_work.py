@@ -77,8 +77,8 @@ def test_the_weights_of_a_text_model_are_counted_by_hand(tmp_path: Path) -> None
 
 def test_an_architecture_without_formula_has_no_plan(tmp_path: Path) -> None:
     found = find_model(str(without_weights("olmoe", tmp_path)))
-    assert found.foreign is not None
-    source = replace(found, foreign=replace(found.foreign, config=OPTConfig()))
+    assert found.hf is not None
+    source = replace(found, hf=replace(found.hf, config=OPTConfig()))
     with pytest.raises(ConfigurationError, match="--dry_run has no estimate for .*: no formula is known for"):
         work_of(source, TASK, (0,), LIMIT)
 

@@ -104,7 +104,7 @@ def open_live(
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     refuse_other_model(grid, source.name, "the answers are", "give the grid's as --model_path, or a grid of this one")
     if learned is not None:
-        if source.foreign is not None:
+        if source.hf is not None:
             raise ConfigurationError(
                 f"--learned pauses inside MolmoE, and {source.name} is not a MolmoE model; drop it"
             )

@@ -73,7 +73,7 @@ def load_model(rest: Sequence[str], controller: Path | None = None) -> LoadedMod
 def find_molmoe(config: ProfilingConfig) -> ModelSource:
     """The checkpoint of a MolmoE, without reading weights; raises ConfigurationError for another model."""
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
-    if source.foreign is not None:
+    if source.hf is not None:
         raise ConfigurationError(
             f"{config.model.model_path} is not a MolmoE model; the two-stage controller pauses inside MolmoE only"
         )

@@ -221,7 +221,7 @@ def test_what_is_told_is_what_is_in_force(model_of: Loaded) -> None:
 
 def test_the_switch_that_the_library_makes_while_decoding_on_a_gpu_is_told(model_of: Loaded) -> None:
     model = model_of("olmoe")
-    source = find_model(model.name).foreign
+    source = find_model(model.name).hf
     assert source is not None
     # Not on the CPU, as the model without storage shows: `generate()` asks for the device's type alone.
     elsewhere = skeleton_of(source)

@@ -50,7 +50,7 @@ def loaded(folder: Path, *flags: str) -> TransformersModel:
 
 
 def source_of(folder: Path) -> HFSource:
-    found = find_model(str(folder)).foreign
+    found = find_model(str(folder)).hf
     assert found is not None
     return found
 

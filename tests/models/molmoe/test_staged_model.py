@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.b_model_loader import find_model, load_processor
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.paused_runner import (
@@ -14,6 +14,7 @@ from experiment_core_utils.models.molmoe.engines.paused_runner import (
     EnginePausedPrefill,
     PausedPrefillShape,
 )
+from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.conftest import tiny_config

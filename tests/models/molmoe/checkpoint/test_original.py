@@ -13,10 +13,11 @@ import pytest
 import torch
 import yaml
 
-from experiment_core_utils.b_model_loader import find_model, load_processor
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.models.common.checkpoint_files import find_tensors
 from experiment_core_utils.models.molmoe.checkpoint.original import convert_original_checkpoint
 from experiment_core_utils.models.molmoe.checkpoint.published import load_published_checkpoint
+from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import REPOSITORY

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from experiment_core_utils.b_model_loader import find_model, load_model_tokenizer, load_processor, load_staged_model
+from experiment_core_utils.b_model_loader import find_model, load_model_tokenizer, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.molmoe.checkpoint.published import (
     config_from_published,
@@ -21,6 +21,7 @@ from experiment_core_utils.models.molmoe.checkpoint.published import (
     native_shapes,
     published_layout,
 )
+from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.pipeline import run_profiling

@@ -1,0 +1,190 @@
+"""The loader of MolmoE checkpoints, in the native layout or that of the published weights."""
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.models.common.checkpoint_files import refuse_misfit, refuse_not_finite, refuse_too_large
+from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
+from experiment_core_utils.models.molmoe import (
+    MolmoeConfig,
+    MolmoeForConditionalGeneration,
+    MolmoeImageProcessor,
+    MolmoeProcessor,
+)
+from experiment_core_utils.models.molmoe.checkpoint.published import (
+    PUBLISHED_MODEL_TYPE,
+    config_from_published,
+    load_published_checkpoint,
+    load_published_tokenizer,
+    native_shapes,
+)
+from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import shortened
+from experiment_core_utils.primitives.knobs import KnobLimits
+
+
+class MolmoeSource(Protocol):
+    """A checkpoint that was found; a `ModelSource` of a MolmoE is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def is_published_layout(self) -> bool: ...
+
+
+def find_molmoe_config(folder: Path, raw: Mapping[str, Any]) -> MolmoeConfig:
+    """The native config of a checkpoint, converted where it has the published layout.
+
+    Raises:
+        ConfigurationError: a key is missing, or no model can be built of it.
+    """
+    if raw["model_type"] == PUBLISHED_MODEL_TYPE:
+        try:
+            config = config_from_published(raw)
+        except KeyError as error:
+            raise ConfigurationError(f"the MolmoE config in {folder} lacks the key {error}") from error
+    else:
+        with vendor_errors_named(f"the config in {folder} cannot be used"):
+            config = MolmoeConfig.from_pretrained(folder)
+    _refuse_unbuildable(config, folder)
+    return config
+
+
+def _refuse_unbuildable(config: MolmoeConfig, folder: Path) -> None:
+    with vendor_errors_named(f"the config in {folder} cannot be used: no model can be built of it"):
+        native_shapes(config)
+    rows = config.text_config.vocab_size
+    for name in ("bos_token_id", "image_start_token_id", "image_end_token_id", "image_patch_token_id"):
+        if getattr(config, name) >= rows:
+            raise ConfigurationError(
+                f"the config in {folder} cannot be used: {name} {getattr(config, name)} is not among its {rows} tokens"
+            )
+
+
+def molmoe_limits(config: MolmoeConfig) -> KnobLimits:
+    """What the knobs can be set to in a MolmoE of this config."""
+    text = config.text_config
+    return KnobLimits(int(text.num_hidden_layers), int(text.num_experts), int(text.num_experts_per_tok))
+
+
+def load_molmoe(
+    source: MolmoeSource, config: ModelConfig, dtype: torch.dtype, device: torch.device, eager_reason: str | None
+) -> MolmoeStagedModel:
+    """The model on `device`, ready to be measured.
+
+    Raises:
+        ConfigurationError: no weights, weights that do not fit the config, or an implementation that is not known.
+    """
+    elements = sum(math.prod(shape) for shape in native_shapes(source.config).values())
+    refuse_too_large(elements * dtype.itemsize, source.name, device)
+    if config.random_weights:
+        model = _random_model(source, dtype, device)
+    elif source.is_published_layout:
+        with vendor_errors_named(f"the weights in {source.folder} cannot be read"):
+            model = load_published_checkpoint(source.folder, dtype, device)
+        refuse_not_finite(model, source.folder)
+    else:
+        if not any(source.folder.glob("*.safetensors")):
+            raise ConfigurationError(
+                f"{source.name} has a config.json but no *.safetensors; give a folder with weights, or "
+                "--random_weights to profile the architecture alone"
+            )
+        model = _load_native(source, dtype)
+    _choose_implementations(model, config)
+    model = model.to(device).eval()
+    return MolmoeStagedModel(source.name, model, load_processor(source), config.execution, eager_reason)
+
+
+def _load_native(source: MolmoeSource, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
+    with vendor_errors_named(f"the weights in {source.folder} cannot be read"):
+        model, found = MolmoeForConditionalGeneration.from_pretrained(
+            source.folder,
+            dtype=dtype,
+            output_loading_info=True,
+            trust_remote_code=False,
+            # Those are refused below, by name.
+            ignore_mismatched_sizes=True,
+        )
+        refuse_misfit(found, source.folder)
+    refuse_not_finite(model, source.folder)
+    return model
+
+
+def _random_model(source: MolmoeSource, dtype: torch.dtype, device: torch.device) -> MolmoeForConditionalGeneration:
+    before = torch.get_default_dtype()
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    try:
+        with vendor_errors_named(f"{source.name} cannot be built"), device:
+            # A copy, because the model's knobs change the number of blocks in its config.
+            return MolmoeForConditionalGeneration(copy.deepcopy(source.config))
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _choose_implementations(model: MolmoeForConditionalGeneration, config: ModelConfig) -> None:
+    """Raises ConfigurationError for a name that transformers does not know."""
+    with vendor_errors_named("the requested implementation is not available"):
+        if config.attn_implementation is not None:
+            model.set_attn_implementation(config.attn_implementation)
+        if config.experts_implementation is not None:
+            model.model.language_model.set_experts_implementation(config.experts_implementation)
+
+
+def load_processor(source: MolmoeSource) -> MolmoeProcessor:
+    """Tokenizer and image processor of a checkpoint, no weights; raises ConfigurationError where they are not there."""
+    with vendor_errors_named(f"{source.folder} has no usable tokenizer or image processor"):
+        processor = _read_processor(source)
+    # Of the published layout the image processor is made here.
+    if not source.is_published_layout:
+        _refuse_unfit(processor.image_processor, source)
+    return processor
+
+
+def _refuse_unfit(pictures: MolmoeImageProcessor, source: MolmoeSource) -> None:
+    """Raises ConfigurationError for a `preprocessor_config.json` by which every picture would fail."""
+    vision = source.config.vision_config
+    of_model = {
+        "crop_size": vision.image_size,
+        "patch_size": vision.patch_size,
+        "pooling_size": source.config.pooling_size,
+    }
+    rules = {
+        **{name: (getattr(pictures, name) == value, f"the model's is {value}") for name, value in of_model.items()},
+        "image_mean": (_are_numbers(pictures.image_mean, 3), "give 3 numbers"),
+        "image_std": (_are_numbers(pictures.image_std, 3) and all(pictures.image_std), "give 3 numbers above 0"),
+        "overlap_margins": (_are_numbers(pictures.overlap_margins, 2), "give 2 numbers of patches"),
+        "max_crops": (_are_numbers((pictures.max_crops,), 1), "give a number of tiles"),
+    }
+    for name, (is_satisfied, rule) in rules.items():
+        if not is_satisfied:
+            raise ConfigurationError(
+                f"the preprocessor_config.json in {source.folder} cannot be used: {name} is "
+                f"{shortened(getattr(pictures, name))}; {rule}"
+            )
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    return len(values) == count and all(type(each) in (int, float) and 0 <= each < 1e6 for each in values)
+
+
+def _read_processor(source: MolmoeSource) -> MolmoeProcessor:
+    if not source.is_published_layout:
+        return MolmoeProcessor.from_pretrained(source.folder)
+    tokenizer = load_published_tokenizer(source.folder)
+    return MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(source.config))
