@@ -10,11 +10,7 @@ from experiment_core_utils.primitives.statistics import Distribution, bounded_me
 from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
 from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
-from experiment_core_utils.records.text import (
-    BatchRecord,
-    InferenceMetrics,
-    InferenceResults,
-)
+from experiment_core_utils.records.text import InferenceMetrics, InferenceResults
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 
 
@@ -124,6 +120,7 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
     positions = sum(batch["padded_input_tokens"] for batch in batches)
     padding = positions - sum(batch["input_tokens"] for batch in batches)
     halvings = [batch["halvings"] for batch in batches]
+    all_gaps = [batch["inter_token_s"] for batch in batches]
     return InferenceMetrics(
         total_input_tokens=inputs,
         total_output_tokens=outputs,
@@ -138,26 +135,17 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
         num_batches=len(batches) if "batches" in inference_results else None,
         mean_batch_size=rate(sum(len(batch["prompt_indices"]) for batch in batches), len(batches)),
         padding_share=padding / positions if positions else None,
-        batch_efficiency=_batch_efficiency(batches),
+        batch_efficiency=rate(
+            sum(batch["output_tokens"] for batch in batches), sum(batch["computed_output_tokens"] for batch in batches)
+        ),
         share_truncated=mean_of([not query["ended"] for query in queries]),
         ttft_s=spread_of([batch["ttft_s"] for batch in batches if batch["ttft_s"] is not None]),
-        time_per_output_token_s=spread_of(_mean_gaps(batches)),
-        inter_token_s=spread_of([gap for batch in batches for gap in batch["inter_token_s"]]),
+        time_per_output_token_s=spread_of([sum(gaps) / len(gaps) for gaps in all_gaps if gaps]),
+        inter_token_s=spread_of([gap for gaps in all_gaps for gap in gaps]),
         simulated_delay_s=inference_results.get("simulated_delay_s"),
         num_halved_batches=sum(each > 0 for each in halvings) if "batches" in inference_results else None,
         most_halvings=max(halvings, default=None),
     )
-
-
-def _batch_efficiency(batches: Sequence[BatchRecord]) -> float | None:
-    true_tokens = sum(batch["output_tokens"] for batch in batches)
-    return rate(true_tokens, sum(batch["computed_output_tokens"] for batch in batches))
-
-
-def _mean_gaps(batches: Sequence[BatchRecord]) -> list[float]:
-    """Mean time between two tokens of each batch that has at least two."""
-    gaps = [batch["inter_token_s"] for batch in batches if batch["inter_token_s"]]
-    return [sum(each) / len(each) for each in gaps]
 
 
 def spread_of(values: Sequence[float]) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ Operations follow from formulas where the architecture is known, because they mu
 other model is counted by running it once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -146,38 +146,32 @@ def setting_utilisation(
     samples: Sequence[MeasuredSample], model: ModelBytes | None, peaks: Peaks
 ) -> HardwareUtilisation:
     """Utilisation in a setting of the knobs: means over the samples that were measured and have the stage."""
-    runs = [(sample, sample.run) for sample in samples]
-    measured = [(sample, run, sample.flops) for sample, run in runs if run is not None and sample.flops is not None]
-    flops_peak = peaks.flops_per_s
+    measured = [
+        (sample.shape.prompt_tokens, len(sample.run.inter_token_s), sample.run, sample.flops)
+        for sample in samples
+        if sample.run is not None and sample.flops is not None
+    ]
     silent = "the model's number of bytes is unknown" if model is None else None
     if not measured:
         silent = "no sample with known operations was measured"
-    decode = [
-        (sample.shape.prompt_tokens, len(run.inter_token_s), run.decode_s, flops.decode_flops_per_token)
-        for sample, run, flops in measured
-    ]
+
+    def mean_mfu(parts: Iterable[tuple[float | None, float | None]]) -> float | None:
+        return mean_of([fraction_of_peak(flops, seconds, peaks.flops_per_s) for flops, seconds in parts])
+
+    decode = [(flops.decode_flops_per_token, steps, run.decode_s) for _, steps, run, flops in measured]
     return HardwareUtilisation.model_construct(
-        mfu_vision=mean_of(
-            [fraction_of_peak(flops.vision_flops, run.vision_s, flops_peak) for _, run, flops in measured]
-        ),
-        mfu_prefill=mean_of(
-            [fraction_of_peak(flops.prefill_flops, run.prefill_s, flops_peak) for _, run, flops in measured]
-        ),
-        mfu_decode=mean_of(
-            [
-                fraction_of_peak(None if each is None else each * steps, time, flops_peak)
-                for _, steps, time, each in decode
-            ]
-        ),
+        mfu_vision=mean_mfu((flops.vision_flops, run.vision_s) for _, _, run, flops in measured),
+        mfu_prefill=mean_mfu((flops.prefill_flops, run.prefill_s) for _, _, run, flops in measured),
+        mfu_decode=mean_mfu((None if each is None else each * steps, seconds) for each, steps, seconds in decode),
         mbu_decode=None
         if model is None
         else mean_of(
             [
-                fraction_of_peak(_steps_bytes(model, prompt, steps), time, peaks.bytes_per_s)
-                for prompt, steps, time, _ in decode
+                fraction_of_peak(_steps_bytes(model, prompt, steps), run.decode_s, peaks.bytes_per_s)
+                for prompt, steps, run, _ in measured
             ]
         ),
-        peak_flops_per_s=flops_peak,
+        peak_flops_per_s=peaks.flops_per_s,
         peak_bytes_per_s=peaks.bytes_per_s,
         peak_dtype=peaks.dtype,
         utilisation_reason=peaks.reason or silent,

@@ -8,7 +8,7 @@ be among the scores, such as how they were made, is in a second file beside them
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import select_active_blocks
 
 Blocks = tuple[int, ...]
+Seen = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -182,22 +183,34 @@ def comparison_as_json(each: ChoiceComparison) -> dict[str, Any]:
 
 
 @contextmanager
-def passed_through(block: nn.Module) -> Iterator[None]:
+def watched_blocks(blocks: Sequence[nn.Module], seen: Seen) -> Iterator[None]:
+    """`seen` is told of every call of a block; what it gives back other than None goes on in the output's place."""
+
+    def hook_of(place: int) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+            given = args[0] if args else kwargs["hidden_states"]
+            if isinstance(output, torch.Tensor):
+                return seen(place, given, output)
+            replaced = seen(place, given, output[0])
+            return None if replaced is None else (replaced, *output[1:])
+
+        return hook
+
+    handles = [block.register_forward_hook(hook_of(place), with_kwargs=True) for place, block in enumerate(blocks)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def passed_through(block: nn.Module) -> AbstractContextManager[None]:
     """While it lasts, the block gives back the hidden states that it is given, as if it were left out.
 
     It still computes and fills its part of the cache, which nothing then looks at. For block 0, which no setting of
     the knob leaves out.
     """
-
-    def give_back(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        states = args[0] if args else kwargs["hidden_states"]
-        return states if isinstance(output, torch.Tensor) else (states, *output[1:])
-
-    handle = block.register_forward_hook(give_back, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return watched_blocks([block], lambda _, given, output: given)
 
 
 def select_block_sets(

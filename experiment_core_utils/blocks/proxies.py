@@ -7,8 +7,7 @@
   Network Pruning", CVPR 2019, there for the parameters of a filter).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -16,14 +15,13 @@ from torch import nn
 from tqdm import tqdm
 
 from experiment_core_utils.blocks.answers import DrawnTask
-from experiment_core_utils.blocks.importance import Measured, TaskValues
+from experiment_core_utils.blocks.importance import Measured, TaskValues, watched_blocks
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.tasks.interface import Sample
 
 Positions = Literal["all", "last"]
-Seen = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor | None]
 OfSample = Callable[[DrawnTask, Sample, Mapping[str, Any]], list[float]]
 
 
@@ -41,7 +39,7 @@ def activation_changes(
             cosines = nn.functional.cosine_similarity(given[:, start:].float(), output[:, start:].float(), dim=-1)
             changes[block] = 1.0 - float(cosines.mean())
 
-        with _watched(model.decoder_blocks, seen):
+        with watched_blocks(model.decoder_blocks, seen):
             model.prefill(inputs, model.encode_image(inputs))
         return changes
 
@@ -66,7 +64,7 @@ def gradient_importances(model: StagedModel, drawn: Sequence[DrawnTask], vision:
 
         with torch.no_grad():
             features = model.encode_image(inputs)
-        with torch.enable_grad(), _watched(model.decoder_blocks, seen):
+        with torch.enable_grad(), watched_blocks(model.decoder_blocks, seen):
             loss = _answer_loss(model, inputs, features, target)
             gradients = torch.autograd.grad(loss, [output for _, _, output in calls], allow_unused=True)
         changes = [0.0] * model.num_total_blocks
@@ -138,25 +136,3 @@ def _of_all_samples(
         for block, values in zip(blocks, zip(*rows, strict=True), strict=True):
             found[block][each.task.name] = TaskValues(values, tuple(image_ids))
     return dict(found)
-
-
-@contextmanager
-def _watched(blocks: Sequence[nn.Module], seen: Seen) -> Iterator[None]:
-    """`seen` is told of every call of a block; what it gives back other than None goes on in the output's place."""
-
-    def hook_of(place: int) -> Callable[..., Any]:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            given = args[0] if args else kwargs["hidden_states"]
-            if isinstance(output, torch.Tensor):
-                return seen(place, given, output)
-            replaced = seen(place, given, output[0])
-            return None if replaced is None else (replaced, *output[1:])
-
-        return hook
-
-    handles = [block.register_forward_hook(hook_of(place), with_kwargs=True) for place, block in enumerate(blocks)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Protocol
 
 import psutil
 import torch
@@ -20,19 +19,11 @@ from experiment_core_utils.records.settings import ConditionsReading, CpuReading
 READ_EVERY_S = 10.0
 
 
-class GpuMeter(Protocol):
-    """Whatever reads a GPU."""
-
-    def read(self) -> GpuReading:
-        """The GPU now."""
-        ...
-
-
 class ConditionsMeter:
     """Reads GPU and host where a setting's window opens and closes, and between samples every ten seconds.
 
     Args:
-        gpu: None where there is none to read.
+        read_gpu: None where there is no GPU to read.
         gpu_reason: why not.
     """
 
@@ -40,14 +31,14 @@ class ConditionsMeter:
         self,
         experiment_id: str,
         rank: int,
-        gpu: GpuMeter | None,
+        read_gpu: Callable[[], GpuReading] | None,
         gpu_reason: str | None,
         read_cpu: Callable[[], CpuReading] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._experiment_id = experiment_id
         self._rank = rank
-        self._gpu = gpu
+        self._read_gpu = read_gpu
         self._gpu_reason = gpu_reason
         self._read_cpu = read_cpu if read_cpu is not None else cpu_now
         self._clock = clock
@@ -62,7 +53,7 @@ class ConditionsMeter:
             when=when,
             wall_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             monotonic_s=self._last_s,
-            gpu=self._gpu.read() if self._gpu is not None else None,
+            gpu=self._read_gpu() if self._read_gpu is not None else None,
             gpu_reason=self._gpu_reason,
             cpu=self._read_cpu(),
         )
@@ -78,7 +69,7 @@ def conditions_meter(experiment_id: str, rank: int, device: torch.device) -> Con
     if uuid is None:
         return ConditionsMeter(experiment_id, rank, None, "no GPU is used")
     try:
-        return ConditionsMeter(experiment_id, rank, NvmlGpu(uuid), None)
+        return ConditionsMeter(experiment_id, rank, NvmlGpu(uuid).read, None)
     except MeterUnavailable as error:
         return ConditionsMeter(experiment_id, rank, None, str(error))
 

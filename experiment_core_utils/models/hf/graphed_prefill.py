@@ -38,7 +38,7 @@ class GraphedDecoder:
         self._model: Any = model
         self._decoder: Any = model.get_decoder()
         self._graph_capturer = graph_capturer
-        self._recordings: dict[Hashable, _GraphedShape] = {}
+        self._graphs: dict[Hashable, _GraphedShape] = {}
         self._most = most
         self._records_new = False
         self._served: list[Hashable] = []
@@ -46,7 +46,7 @@ class GraphedDecoder:
 
     def holds(self, names: Iterable[Hashable]) -> bool:
         """Whether all graphs with these names, as `in_place` gives them, still exist."""
-        return all(name in self._recordings for name in names)
+        return all(name in self._graphs for name in names)
 
     @contextmanager
     def in_place(self, records_new: bool = False) -> Iterator[Sequence[Hashable]]:
@@ -71,21 +71,21 @@ class GraphedDecoder:
         given = {name: value for name, value in kwargs.items() if name != _CACHE}
         leaves, layout = pytree.tree_flatten((args, given))
         key = (str(layout), tuple(map(_kind, leaves)))
-        recording = self._recordings.pop(key, None)
-        if recording is None:
+        graph = self._graphs.pop(key, None)
+        if graph is None:
             if not self._records_new:
                 return plain(*args, **kwargs)
-            recording = self._record(plain, leaves, layout)
+            graph = self._record(plain, leaves, layout)
         else:
-            for own, leaf in zip(recording.inputs, leaves, strict=True):
+            for own, leaf in zip(graph.inputs, leaves, strict=True):
                 if isinstance(leaf, torch.Tensor):
                     own.copy_(leaf)
             self.replays += 1
-        self._recordings[key] = recording
+        self._graphs[key] = graph
         self._served.append(key)
-        while len(self._recordings) > self._most:
-            del self._recordings[next(iter(self._recordings))]
-        return recording.replay()
+        while len(self._graphs) > self._most:
+            del self._graphs[next(iter(self._graphs))]
+        return graph.replay()
 
     def _record(self, plain: Any, leaves: list[Any], layout: Any) -> _GraphedShape:
         inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

@@ -57,7 +57,7 @@ class HubDataset:
 
 
 class HubTable:
-    """Rows held by the `datasets` library (memory-mapped). Implements `Table`."""
+    """Rows held by the `datasets` library (memory-mapped); an `OfficialTable` has the same methods."""
 
     def __init__(self, rows: datasets.Dataset, roots: tuple[Path, ...], source: Mapping[str, str]) -> None:
         # As they are stored: the library would decode pictures, sounds, films and PDF files, also in lists, in any
@@ -71,17 +71,17 @@ class HubTable:
         return len(self._rows)
 
     def row(self, index: int) -> Row:
-        """See `Table`."""
+        """See `OfficialTable`."""
         row: dict[str, Any] = self._rows[index].to_pylist()[0]
         return row
 
     def select(self, columns: Sequence[str]) -> list[Row]:
-        """See `Table`."""
+        """See `OfficialTable`."""
         rows: list[Row] = self._rows.select_columns(list(columns))[:].to_pylist()
         return rows
 
     def has_picture(self, column: str) -> list[bool]:
-        """See `Table`."""
+        """See `OfficialTable`."""
         # The struct's parts, bytes and path; a missing struct has neither.
         parts = [part.is_valid().to_pylist() for part in self._rows.data.column(column).flatten()]
         return [any(held) for held in zip(*parts, strict=True)]

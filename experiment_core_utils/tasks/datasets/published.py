@@ -17,13 +17,12 @@ from PIL import Image
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.texts import is_text, shown
-from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, cache_folders, read_folder, read_hub
+from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, HubTable, cache_folders, read_folder, read_hub
 from experiment_core_utils.tasks.datasets.pictures import find_picture, open_picture
 from experiment_core_utils.tasks.datasets.tables import (
     OfficialFile,
     OfficialTable,
     Row,
-    Table,
     find_files,
     read_official,
 )
@@ -71,6 +70,7 @@ def fill(template: str, style: str, question: str, options: Sequence[str]) -> st
     return template.format(style=style, question=question, options=options_block(options))
 
 
+Table = HubTable | OfficialTable
 UNTYPED = "all"
 # What a reader meets in a row that is not as the dataset's layout says: a null, a number for a text, a missing field,
 # an infinite id, lists within lists within lists.
@@ -199,7 +199,10 @@ class PublishedTask(ABC):
                 f"{self.name} {split}: the rows have no {', '.join(missing)}; they have "
                 f"{', '.join(sorted(self._table.columns))}, so this is another layout than {self.hub.id}'s"
             )
-        self._places = self._arranged() if len(self._table) else []
+        try:
+            self._places = self.arrange(self._table) if len(self._table) else []
+        except ODD_ROW as error:
+            raise ConfigurationError(f"{self.name} {split}: {self._other_layout(error)}") from error
         if not self._places:
             raise ConfigurationError(f"{self.name} {split} has no samples in {self.source}")
         self._types: list[str] | None = None
@@ -285,12 +288,6 @@ class PublishedTask(ABC):
         return fill(template, self.style_of(sample), sample.question, sample.options)
 
     # --- reading ---
-
-    def _arranged(self) -> Sequence[Place]:
-        try:
-            return self.arrange(self._table)
-        except ODD_ROW as error:
-            raise ConfigurationError(f"{self.name} {self.split}: {self._other_layout(error)}") from error
 
     def _type_at(self, row: Row, place: Place) -> str:
         """`type_of`; a row that does not tell is untyped (asked as a sample, it says itself what it lacks)."""

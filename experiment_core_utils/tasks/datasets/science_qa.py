@@ -11,12 +11,13 @@ from experiment_core_utils.tasks.datasets.published import (
     PublishedTask,
     QuestionRow,
     SplitSource,
+    Table,
     file_stem,
     listed,
     picture_file,
     present,
 )
-from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row, Table
+from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _FILES = ("problems.json", "pid_splits.json")
 _NEEDED = ("question", "choices", "answer", "hint", "image", "subject")

@@ -15,12 +15,13 @@ from experiment_core_utils.tasks.datasets.published import (
     PublishedTask,
     QuestionRow,
     SplitSource,
+    Table,
     file_stem,
     listed,
     picture_file,
     present,
 )
-from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row, Table
+from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 VALIDATION_SIZE = 1024
 SHUFFLE_SEED = 63069

@@ -1,11 +1,11 @@
-"""Tables that dataset readers read from: the hub's rows, or rows made of official JSON files."""
+"""Rows that dataset readers make of official JSON files."""
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.texts import shown
@@ -13,42 +13,16 @@ from experiment_core_utils.primitives.texts import shown
 Row = Mapping[str, Any]
 
 
-class Table(Protocol):
-    """A split's rows. A picture is ``{"bytes": ..., "path": ...}`` as the hub stores it, or None."""
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """The names of the columns that every row has."""
-        ...
-
-    @property
-    def roots(self) -> tuple[Path, ...]:
-        """Folders that a picture's path may be relative to."""
-        ...
-
-    @property
-    def source(self) -> Mapping[str, str]:
-        """Where the rows come from, for provenance."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def row(self, index: int) -> Row:
-        """One row with all columns, its pictures not decoded."""
-        ...
-
-    def select(self, columns: Sequence[str]) -> list[Row]:
-        """All rows with only these columns; reads no others."""
-        ...
-
-    def has_picture(self, column: str) -> list[bool]:
-        """Whether, for every row, there is a picture in `column`; decodes none."""
-        ...
-
-
 @dataclass(frozen=True)
 class OfficialTable:
-    """The rows made of a dataset's official annotation files. Implements `Table`."""
+    """The rows made of a dataset's official annotation files.
+
+    A picture is ``{"bytes": ..., "path": ...}`` as the hub stores it, or None.
+
+    Attributes:
+        roots: folders that a picture's path may be relative to.
+        source: where the rows come from, for provenance.
+    """
 
     rows: Sequence[Row]
     roots: tuple[Path, ...]
@@ -63,15 +37,15 @@ class OfficialTable:
         return len(self.rows)
 
     def row(self, index: int) -> Row:
-        """See `Table`."""
+        """One row with all columns, its pictures not decoded."""
         return self.rows[index]
 
     def select(self, columns: Sequence[str]) -> list[Row]:
-        """See `Table`."""
+        """All rows with only these columns; reads no others."""
         return [{name: row[name] for name in columns} for row in self.rows]
 
     def has_picture(self, column: str) -> list[bool]:
-        """See `Table`."""
+        """Whether, for every row, there is a picture in `column`; decodes none."""
         return [row[column] is not None for row in self.rows]
 
 

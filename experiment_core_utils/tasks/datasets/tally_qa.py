@@ -12,11 +12,12 @@ from experiment_core_utils.tasks.datasets.published import (
     PublishedTask,
     QuestionRow,
     SplitSource,
+    Table,
     file_stem,
     list_of_records,
     picture_file,
 )
-from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row, Table
+from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 
 class TallyQA(PublishedTask):

@@ -118,7 +118,7 @@ def test_a_recorded_decoder_gives_the_logits_of_other_inputs(name: str) -> None:
 
 
 @torch.inference_mode()
-def test_a_shape_that_is_not_recorded_runs_as_ever() -> None:
+def test_a_shape_without_a_graph_runs_eagerly() -> None:
     model = ready(TEXT_FAMILIES["llama"])
     stages, decoder = GenerateStages(model), GraphedDecoder(model, Reruns())
     expected, _ = stages.prefill(prompt_of(7), None)
@@ -128,7 +128,7 @@ def test_a_shape_that_is_not_recorded_runs_as_ever() -> None:
     assert decoder.replays == 0
 
 
-def test_the_longest_unused_recordings_are_let_go() -> None:
+def test_the_longest_unused_graphs_are_let_go() -> None:
     model = ready(TEXT_FAMILIES["llama"])
     stages, decoder = GenerateStages(model), GraphedDecoder(model, Reruns(), most=2)
     names = []
