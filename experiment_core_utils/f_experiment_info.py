@@ -1,15 +1,15 @@
 """In: a configuration, a process and a model; out: what a reader needs to judge and repeat the run."""
 
+import math
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
+from enum import Enum
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from pydantic_core import to_jsonable_python
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -105,7 +105,7 @@ def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
         "device": str(next(model.parameters()).device),
         "dtypes": elements_by_dtype(model),
         **implementations(model),
-        "quantization": _as_json(quantisation_in_force(model)),
+        "quantization": as_json(quantisation_in_force(model)),
         "device_map": device_map_of(model),
         **origin_of(model),
     }
@@ -133,11 +133,21 @@ def gather_experimental_variables(experiment_config: Any) -> ExperimentalVariabl
         "latency_config": others.pop("latency_simulation"),
         **others,
     }
-    return cast(ExperimentalVariables, _as_json(variables))
+    return cast(ExperimentalVariables, as_json(variables))
 
 
-# Values as JSON holds them; what JSON does not know as its text.
-_as_json = partial(to_jsonable_python, fallback=str, inf_nan_mode="strings")
+def as_json(value: Any) -> Any:
+    """The value as JSON holds it: mappings with names as keys, lists, numbers; what JSON does not know as its text."""
+    if isinstance(value, Mapping):
+        return {str(name): as_json(each) for name, each in value.items()}
+    if isinstance(value, Enum):
+        return as_json(value.value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [as_json(each) for each in value]
+    is_plain = (
+        value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
+    )
+    return value if is_plain else str(value)
 
 
 def gather_provenance(accelerator: Accelerator, device: torch.device, experiment_id: str) -> Mapping[str, Any]:
