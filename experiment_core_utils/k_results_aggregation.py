@@ -16,7 +16,7 @@ from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.journal import JournalContent, finished_samples, journal_path, own_journals, read_end
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
 from experiment_core_utils.records.settings import ConditionsReading, MeasuredSetting, SettingLoad, ShardDone, WarmUp
-from experiment_core_utils.records.text import InferenceResults, PooledEnergy, SavedEnergy, check_saved
+from experiment_core_utils.records.text import EnergyFigures, InferenceResults, PooledEnergy, SavedEnergy, check_saved
 
 T = TypeVar("T")
 _POLL_S = 0.05
@@ -322,6 +322,9 @@ def load_and_aggregate_per_process_energy_results(
 
 def _energy_of(rank: int, path: Path) -> dict[str, Any]:
     content = read_json_object(path)
+    lacking = sorted(EnergyFigures.__required_keys__.difference(content))
+    if lacking:
+        raise ResultsError(f"the energy results of process {rank} ({path}) lack {', '.join(lacking)}")
     check_saved(SavedEnergy, content, f"the energy results of process {rank} ({path})", "measure the experiment again")
     return content
 
