@@ -61,23 +61,13 @@ def _lines(value: Any) -> str:
 
 # Above, fewer draws are made, the spread is not split into effects, and the estimator is fitted to some of them.
 MOST_SETTINGS = 1000
-
-
 # A knob of more values is not held at each of them.
 MOST_VALUES = 100
-
-
 FEWEST_DRAWS = 100
-
-
 # Settings that the estimator is fitted to where there are more than MOST_SETTINGS.
 MOST_FITTED = 500
-
-
 # Of those off a front, in a figure of more than MOST_SETTINGS.
 MOST_DRAWN = 300
-
-
 # Values of the vision knob, each of which is a panel or a group of bars, in a figure of stages.
 MOST_PANELS = 12
 

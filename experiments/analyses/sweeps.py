@@ -26,8 +26,6 @@ from experiment_core_utils.records.setting_result import HardwareUtilisation, Re
 
 # Folders inside a run's folder that contain other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")
-
-
 # What the files of one sweep have in common, by the name that a message gives it, as keys of the provenance.
 COMMON = {
     "model": ("model", "name"),
@@ -43,8 +41,6 @@ COMMON = {
     "transformers": ("versions", "transformers"),
     "random weights": ("experimental_variables", "random_weights"),
 }
-
-
 # After the columns that the CSV of settings has.
 SETTING_END = (
     "num_total_blocks",
@@ -53,15 +49,11 @@ SETTING_END = (
     "peak_memory_bytes",
     "drift_ratio_max",
 )
-
-
 _NO_PEAKS = HardwareUtilisation(
     peak_flops_per_s=None,
     peak_bytes_per_s=None,
     utilisation_reason="the files are from before peaks of the device were stored",
 )
-
-
 _TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "energy_kind")
 
 

@@ -214,8 +214,6 @@ COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
 MARKERS = dict(zip(STAGES, "so^", strict=True))
 # Of the first case and of the last one: hollow markers of two sizes in one place are both seen.
 LARGEST, SMALLEST = 11.0, 4.0
-
-
 # Ways in the same place are drawn beside each other, each this many times the abscissa of the one before.
 STEP = 1.12
 NOTE = f"a stage of a case has one abscissa: its ways are drawn around it, each {STEP:g} times as far right as the last"

@@ -38,8 +38,6 @@ from experiments.analyses.recorded_table import RecordedTable, read_table
 
 # Each side of a 95 % interval.
 TAIL = 0.025
-
-
 # The made-up grid is shaped like checkpoints/molmoe_tiny/README.md: fractions of correct answers of the tiers, and what
 # is left of them with fewer blocks or experts; `reading` is 239 of 500 questions.
 READING_FRACTION = 0.478
@@ -49,8 +47,6 @@ TOP_K = {8: (1.0, 1.0), 4: (0.9985, 1.0), 2: (0.9985, 0.989), 1: (0.977, 0.966)}
 QUESTIONS_OF_A_PICTURE = 4
 # How a question's hardness is made up: of the picture, of the question, and of what each knob does to it by chance.
 PICTURE, TIER_CHANCE, BLOCK_CHANCE, TOP_K_CHANCE = 0.15, 0.03, 0.01, 0.005
-
-
 # Times in ms, by the operators' fractions in profiles on the CPU: a crop, a token in a block, a token of the answer.
 MS_A_CROP, MS_A_TOKEN, MS_A_TOKEN_AND_EXPERT, MS_A_STEP, MS_A_STEP_AND_EXPERT = 180.0, 0.094, 0.0042, 7.0, 0.1
 TIME_NOISE, OUTLIERS, OUTLIER_FACTOR = 0.05, 0.01, 2.0

@@ -33,12 +33,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Series of each candidate, the experts of each token, and the blocks of the model: more weights than any cache holds.
 ROUNDS, TOP_K, BLOCKS = 3, 8, 4
-
-
 # Kernels of a decode step, and the steps that each can take.
 PARTS = {"qkv": (1, 2), "attention": (1,), "output": (1,), "gate_up": (1, 2), "down": (1,), "head": (1,)}
-
-
 T = TypeVar("T")
 
 

@@ -19,21 +19,11 @@ from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis
 
 KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks"}
-
-
 KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN}
-
-
 VALUE_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
-
-
 FAINT = "#C4C4C4"
-
-
 # By status; the later ones are drawn over the earlier.
 INKS = {"dominated": FAINT, "possible": QUIET, "within_noise": VERMILION, "established": BLUE}
-
-
 # Names of a front's settings in a panel, and of a knob's values: more would be larger than the panel.
 MOST_NAMES, MOST_VALUE_NAMES = 30, 12
 

@@ -29,16 +29,12 @@ from experiments.analyses.report.analyses import COSTS
 from experiments.analyses.report.parts import Plot, Section
 
 TITLE = "What the knobs buy (E2)"
-
-
 STATUS_MARKS: dict[Status, tuple[str, str, str, int]] = {
     "dominated": ("dominated", FAINT, "circle", 6),
     "possible": ("off the front, could be on it", QUIET, "circle-open", 7),
     "within_noise": ("on the front, only within noise", VERMILION, "circle-open", 10),
     "established": ("on the front, established", BLUE, "circle", 10),
 }
-
-
 TERM_COLOURS = (SKY, YELLOW, PURPLE, VERMILION)
 
 

@@ -23,25 +23,15 @@ LABELS = {
     "T_first_token": "first token",
     "T_total": "total",
 }
-
-
 BARS = ("T_vision_total", "T_LLM_prefill", "T_first_token", "T_decode_per_token", "T_total")
-
-
 METHOD_STYLES = {
     "none": (QUIET, "as it is"),
     "global_affine": (ORANGE, "one line for all stages"),
     "stage_affine": (BLUE, "a line for each stage"),
     "refit": (GREEN, "fitted again"),
 }
-
-
 NOISE = "noise of measuring again"
-
-
 AIM = 0.05
-
-
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 
 

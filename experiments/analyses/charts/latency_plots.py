@@ -16,11 +16,7 @@ from experiments.analyses.report.analyses import Missing
 from experiments.analyses.report.parts import Plot, Section
 
 TITLE = "Predicting latency (E3)"
-
-
 ABOVE_A_NOTE = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.06, "yanchor": "bottom", "traceorder": "normal"}
-
-
 COMPARED = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token", "T_total")
 
 

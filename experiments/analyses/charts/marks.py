@@ -7,20 +7,12 @@ from typing import Any
 from experiments.analyses.charts.style import LIGHT_GREY, SKY, YELLOW
 
 Trace = dict[str, Any]
-
-
 # Larger sets of dots are thinned evenly: more cannot be distinguished, and the page would be large and slow.
 MOST_DOTS = 2500
-
-
 # Fills on which white text cannot be read.
 LIGHT, DARK_TEXT = {SKY, YELLOW, LIGHT_GREY}, "#1c2126"
-
-
 # Axes of names: no ticks, and the names a little away from the bars.
 NAMES: Trace = {"type": "category", "ticks": "", "showgrid": False, "ticklabelstandoff": 6}
-
-
 NAMES_IN_GROUPS: Trace = {"type": "multicategory", "ticks": "", "showgrid": False, "showdividers": False}
 
 

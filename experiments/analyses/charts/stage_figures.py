@@ -39,11 +39,7 @@ PART_COLOURS = {
     "head": GREEN,
     "other": LIGHT_GREY,
 }
-
-
 PART_NAMES = {"ffn_other": "rest of FFN", "norm": "norms"}
-
-
 _STAGE_MARKS = {"vision": "o", "prefill": "s", "decode": "^"}
 
 

@@ -17,18 +17,12 @@ from experiments.analyses.stages.profiles import PARTS, ProfiledRequest
 from experiments.analyses.stages.scaling import Point, StageLine, points_of
 
 TITLE = "Where the time goes (E1)"
-
-
 SCALING = {
     "vision": ("Vision against image features", "image features of all crops", 100, "100 features"),
     "prefill": ("Prefill against the prompt", "prompt tokens, image tokens included", 100, "100 tokens"),
     "decode": ("Decode against the answer", "output tokens", 1, "token"),
 }
-
-
 STAGE_SYMBOLS = {"vision": "circle", "prefill": "square", "decode": "triangle-up"}
-
-
 MFU_LINES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 
 

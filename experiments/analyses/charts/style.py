@@ -20,14 +20,8 @@ from experiments.analyses.sweeps import SweepProvenance
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
 )  # fmt: skip
-
-
 INK, QUIET, GRID, LIGHT_GREY = "#222222", "#666666", "#E3E3E3", "#BBBBBB"
-
-
 STAGE_COLOURS = {"vision": BLUE, "prefill": ORANGE, "decode": GREEN}
-
-
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.0,
@@ -54,11 +48,7 @@ STYLE: Any = {
     "svg.hashsalt": "figures",
     "path.simplify": True,
 }
-
-
 DPI = 110
-
-
 COLOURS = 128
 
 

@@ -15,8 +15,6 @@ from experiments.analyses.knobs.objectives import TAIL, Objectives
 from experiments.fitting.intervals import interval
 
 Value = str | int
-
-
 Dependence = Literal["established", "within_noise", "none"]
 
 

@@ -23,11 +23,7 @@ from experiments.analyses.knobs.objectives import TAIL
 from experiments.fitting.intervals import interval
 
 Value = str | int
-
-
 _TOLERANCE = 1e-9
-
-
 # How the reason begins where a spread is too large to be split.
 NOT_SPLIT = "not split: more than"
 

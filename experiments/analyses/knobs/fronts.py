@@ -21,15 +21,9 @@ from experiments.fitting.intervals import interval, intervals
 
 # The largest budget, over the cost of the most expensive setting.
 REFERENCE_FACTOR = 1.1
-
-
 # A setting that fewer draws put on the front is dominated.
 FEWEST_ON_FRONT = 0.05
-
-
 Status = Literal["established", "within_noise", "possible", "dominated"]
-
-
 Difference = Literal["established", "within_noise"]
 
 

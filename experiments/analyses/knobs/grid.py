@@ -16,11 +16,7 @@ from experiments.analyses.stages.records import source_fields
 from experiments.analyses.sweeps import StoredSetting, Sweep, load_sweep, vision_label
 
 NO_EXPERTS = "none"
-
-
 SamplesById = dict[int, SampleResult]
-
-
 KNOBS = ("vision", "top_k", "num_active_blocks")
 
 

@@ -19,15 +19,9 @@ from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.fitting.intervals import draw_counts
 
 Statistic = Literal["mean", "p95", "p99"]
-
-
 PERCENT = {"p95": 95.0, "p99": 99.0}
-
-
 # One side of a 95 % interval: a difference is confident where it fails with this probability at most.
 TAIL = 0.025
-
-
 # Fewer pairs that all agree could do so by chance with more than TAIL (0.5 ** 6 < 0.025 < 0.5 ** 5).
 FEWEST_PICTURES = 6
 
@@ -44,20 +38,10 @@ class Cost:
 
 
 LATENCY_MEAN = Cost("latency_mean", "total_ms", "mean", "ms", "mean end-to-end latency")
-
-
 LATENCY_P95 = Cost("latency_p95", "total_ms", "p95", "ms", "P95 of end-to-end latency")
-
-
 LATENCY_P99 = Cost("latency_p99", "total_ms", "p99", "ms", "P99 of end-to-end latency")
-
-
 ENERGY = Cost("energy", "energy_j", "mean", "J", "mean energy of a request")
-
-
 FLOPS = Cost("flops", "flops", "mean", "FLOPs", "mean operations of a request")
-
-
 WHY_NONE = {
     "total_ms": "no setting has a sample with a time: all were answered in batches",
     "energy_j": "no sample has an energy: the run was without --energy, or nothing measured power",

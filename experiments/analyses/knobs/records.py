@@ -15,8 +15,6 @@ from experiments.analyses.knobs.grid import KNOBS, TaskGrid, levels_of
 from experiments.analyses.knobs.objectives import FEWEST_PICTURES, Cost, NoObjectives, Objectives
 
 Row = dict[str, Cell]
-
-
 # Below, percentiles depend on the one or two longest times.
 FEWEST_FOR = {"p95": 20, "p99": 100}
 

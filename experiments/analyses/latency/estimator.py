@@ -26,24 +26,12 @@ from experiments.analyses.latency.stage_regression import PREDICTED, StageModel,
 from experiments.fitting.intervals import conformal_ratios
 
 SCHEMA_VERSION = 1
-
-
 KIND = "latency_estimator"
-
-
 LEVEL = 0.9
-
-
 MIN_SETTINGS = FOLDS
-
-
 MIN_SAMPLES = 24
-
-
 # Prompts this much shorter or longer than those measured still count as inside.
 PROMPT_SLACK = 0.1
-
-
 KNOBS = ("crops", "top_k", "num_active_blocks")
 
 

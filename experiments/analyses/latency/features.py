@@ -11,14 +11,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiments.analyses.files import MOST_FITTED, MOST_SETTINGS
 
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
-
-
 MEASURED = (*STAGES, "T_total")
-
-
 DENSE_EXPERTS = 1
-
-
 # A column of which less than this fraction is its own is a sum of others, except for rounding.
 _OWN_FRACTION = 1e-9
 

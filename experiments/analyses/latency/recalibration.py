@@ -24,14 +24,8 @@ from experiments.fitting.regression import robust_nonnegative
 from experiments.fitting.scores import relative_error
 
 METHODS = ("none", "global_affine", "stage_affine", "refit")
-
-
 SIZES = (10, 25, 50, 100)
-
-
 DRAWS = 40
-
-
 # As many pseudo-samples say that the constant is 0: few samples of like settings cannot tell a factor from a constant,
 # and without it noise decides.
 _PRIOR = 1.0
@@ -148,11 +142,7 @@ def errors_against_samples(
 
 # What the synthetic device does to each stage: times this factor, plus this many milliseconds.
 SYNTHETIC = {"T_vision_total": (1.8, 0.0), "T_LLM_prefill": (1.4, 3.0), "T_decode_per_token": (1.2, 1.0)}
-
-
 STUDIED = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token", "T_total")
-
-
 TOO_FEW = "the run has too few settings or samples to be split in two"
 
 

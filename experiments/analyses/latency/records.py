@@ -17,8 +17,6 @@ from experiments.analyses.latency.validation import Validation
 from experiments.analyses.sweeps import Sweep
 
 SCHEMA_VERSION = 1
-
-
 FEATURES = ("vision_tokens", "crops", "text_tokens", "top_k", "num_active_blocks", "output_tokens")
 
 

@@ -19,11 +19,7 @@ from experiments.fitting.folds import left_out_masks
 from experiments.fitting.scores import relative_error
 
 Predict = Callable[[RequestColumns], Mapping[str, np.ndarray]]
-
-
 FOLDS = 6
-
-
 # A form replaces a simpler one where it is better by this share on settings left out.
 CLEARLY_BETTER = 0.05
 

@@ -16,8 +16,6 @@ from experiments.fitting.regression import robust_nonnegative
 
 # Fractions of the samples, those of least work first, that a fit begins with on the floor.
 _STARTS = (0.3, 0.7, 1.0)
-
-
 _ROUNDS = 6
 
 
@@ -37,11 +35,7 @@ class StageForm:
 
 
 _PREFILL_WORK = ("request", "tokens", "blocks_x_tokens", "experts_x_tokens", "blocks_x_tokens_squared")
-
-
 _LAUNCHES = ("request", "blocks", "experts")
-
-
 # Simplest first: it is kept where no other is clearly better on settings left out.
 FORMS: Mapping[str, tuple[StageForm, ...]] = {
     "T_vision_total": (

@@ -18,8 +18,6 @@ from experiments.fitting.folds import left_out_masks
 from experiments.fitting.scores import deviations
 
 OUTER_FOLDS = 8
-
-
 _RESAMPLES = 200
 
 

@@ -18,8 +18,6 @@ from experiments.analyses.report.parts import Column, Report, ReportTable, Value
 from experiments.analyses.sweeps import StoredSetting, Sweep
 
 ABSENT = Value(None, None)
-
-
 # Heading, meaning, column of the settings' frame, factor, decimals.
 NUMBERS = (
     ("top-k", "experts per token in the blocks after the first", "top_k", 1.0, 0),
@@ -49,8 +47,6 @@ NUMBERS = (
     ("memory GB", "peak memory in 10^9 bytes", "peak_memory_bytes", 1e-9, 2),
     ("drift", "largest time of the control setting beside it, over its first", "drift_ratio_max", 1.0, 2),
 )
-
-
 OPTIONAL = ("num_failed_samples", "energy_sample_j_mean", "energy_j_per_output_token", "energy_j_per_correct_answer",
             "mfu_prefill", "mbu_decode", "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
 

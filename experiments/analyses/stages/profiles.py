@@ -21,14 +21,8 @@ from experiment_core_utils.primitives.files import read_regular_file
 
 # What a stage is cut into without overlap; `ffn` of the report is the sum of three of them.
 PARTS = ("attention", "routing", "experts", "ffn_other", "norm", "head", "other")
-
-
 IN_FFN = ("routing", "experts", "ffn_other")
-
-
 _ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
-
-
 _LAUNCHES = {"cuda_runtime", "cuda_driver"}
 
 
@@ -161,11 +155,7 @@ def _device_times(
 
 
 TRACES = "profiler_trace_config_*_sample_*.json.gz"
-
-
 _HEADING = re.compile(r"setting (\S+), sample id (\d+), (\w+) profile on (\w+)")
-
-
 HOW = "profile a few settings: acc_lat_profiling.py ... --num_samples 4 --use_profiler"
 
 

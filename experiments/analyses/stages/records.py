@@ -13,11 +13,7 @@ from experiments.analyses.stages.scaling import LineFit, StageLine
 from experiments.analyses.sweeps import Sweep
 
 SCHEMA_VERSION = 1
-
-
 Row = dict[str, Cell]
-
-
 # Of x, by stage; in the CSV, where all stages have the same columns, it is the unit of `driver`.
 _UNITS = {"vision": "feature", "prefill": "token", "decode": "token"}
 

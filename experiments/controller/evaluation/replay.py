@@ -16,8 +16,6 @@ from experiments.controller.policies.interface import Policy, RequestFeatures, c
 
 # A static setting meets a budget where it exceeds it for no more than this fraction of the requests.
 VIOLATIONS_ALLOWED = 0.05
-
-
 # Every policy chooses at every budget for every sample.
 MOST_BUDGETS = 10_000
 

@@ -17,8 +17,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.knob_choices import KnobSpace
 
 FREQUENCIES = 12
-
-
 # Of the natural logarithm of the budget in ms: a period of 32 distinguishes 1 ms from a day, one of 0.25 steps of 3 %.
 LONGEST_PERIOD, SHORTEST_PERIOD = 32.0, 0.25
 CODE_WIDTH = 24

@@ -13,8 +13,6 @@ from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetwo
 from experiments.controller.training.environment import BudgetedRequests, RewardRecipe, RollOut, drawn, rewards
 
 Teacher = Literal["per_sample", "per_budget", "per_neighbours"]
-
-
 # Fraction of the samples whose mean reward decides what is best for a prompt like theirs.
 NEIGHBOURHOOD = 0.2
 

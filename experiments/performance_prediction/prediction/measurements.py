@@ -207,8 +207,6 @@ def _number(cell: Cell) -> float:
 
 # Times the median of the other tables.
 FAR_LONGER = 2.0
-
-
 # Of the shapes that a table has in common with others.
 LARGE_FRACTION = 0.1
 

@@ -22,8 +22,6 @@ from experiments.performance_prediction.prediction.network_predictor import (
 from experiments.performance_prediction.prediction.operations import NetworkOperations, network_operations
 
 _ELEMENT_BYTES = 4
-
-
 _PRODUCTS = {"fma": "float32", "tf32": "tf32", "half": "float16"}
 
 
@@ -68,8 +66,6 @@ def _columns(shapes: Sequence[ConvShape]) -> np.ndarray:
 
 
 INNER_SIZES, END_SIZES, MODEL = "sizes between", "sizes at the ends", "model"
-
-
 # Of sizes in ascending order every third is left out, from the second on.
 _EVERY, _FIRST = 3, 1
 
@@ -135,8 +131,6 @@ def _fold(kind: str, measured: Measurements, left_out: Sequence[int | str]) -> F
 
 
 OURS, ROOFLINE, LINEAR = "this model", "roofline", "linear"
-
-
 LAYER, DEVICE, WHOLE, ENERGY = "layer", "network, device", "network, with host", "energy"
 
 
@@ -264,11 +258,7 @@ def _energies(fold: Fold, predictor: DevicePredictor) -> list[PredictedAndMeasur
 
 
 ALL = "all"
-
-
 LEVELS = (LAYER, DEVICE, WHOLE, ENERGY)
-
-
 METHODS = (OURS, ROOFLINE, LINEAR)
 
 

@@ -35,8 +35,6 @@ MULTIPROCESSORS: Mapping[str, int] = {
 _GEMM_TILES = ((32, 32), (128, 32), (128, 128))
 _DIRECT_TILE = (128, 16)
 _WINOGRAD_TILE = (16, 32)
-
-
 # Blocks that may run on a multiprocessor at once.
 _OCCUPANCIES = (4, 8)
 # Sides of the planes and tiles that cuDNN transforms.
