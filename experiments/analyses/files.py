@@ -73,9 +73,7 @@ MOST_PANELS = 12
 
 
 def draws_for(num_settings: int, num_draws: int) -> int:
-    """The number of paired draws for so many settings: the requested one up to MOST_SETTINGS, then fewer in
-    proportion.
-    """
+    """The number of paired draws for so many settings: as requested up to MOST_SETTINGS, then fewer in proportion."""
     if num_settings <= MOST_SETTINGS:
         return num_draws
     return min(num_draws, max(FEWEST_DRAWS, num_draws * MOST_SETTINGS // num_settings))

@@ -115,9 +115,7 @@ class Sweep:
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Cell], ...]:
-        """The rows of the samples that ran, flat, in the order of the settings, by the columns of the CSV of
-        samples.
-        """
+        """The rows of the samples that ran, in the order of the settings, by the columns of the CSV of samples."""
         return tuple(row for each in self.settings for row in sample_rows(each.result, each.key))
 
     @property
@@ -295,8 +293,6 @@ def _further(name: str, result: SettingResult) -> float | None:
 
 
 def vision_label(result: SettingResult) -> str:
-    """The label of a setting's vision knob: its tier, its target such as `1008 tokens`, or `own` where the number
-    cannot be set.
-    """
+    """The label of a setting's vision knob: its tier, its target such as `1008 tokens`, or `own` for no choice."""
     tokens = result.vision_tokens_target
     return str(result.tier or (own_target().label if tokens is None else f"{tokens} tokens"))

@@ -35,9 +35,7 @@ POSITIONS, MAX_SEQ_LEN, STEPS = 1053, 1280, 40
 
 
 def kernel_bytes(decoder: DecoderWeights, top_k: int, positions: int) -> dict[str, int]:
-    """Bytes of weights, keys and values that each kernel of a block reads for one request, and the head; no
-    activations.
-    """
+    """Bytes of weights, keys and values that each kernel of a block, and the head, reads for one request."""
     block, size = decoder.blocks[0], decoder.dtype.itemsize
     expert = (block.gate_up[0].numel(), block.down[0].numel())
     return {

@@ -35,9 +35,7 @@ IMAGE_TOKEN, VOCABULARY, TEXT_TOKENS = 3, 1000, 32
 
 
 def built_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """Two random models: a LLaVA with 576 vision tokens and 8 blocks of OLMoE, and that decoder alone; width 256, 16
-    experts, top-4.
-    """
+    """Two random models of width 256: a LLaVA with 576 vision tokens and 8 blocks of OLMoE (top-4 of 16); its OLMoE."""
     text = OlmoeConfig(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -73,9 +71,7 @@ def built_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
 
 
 def loaded_cases(config: ProfilingConfig, device: torch.device) -> Iterator[Case]:
-    """A case at each vision target, of the first drawn sample; raises ConfigurationError for MolmoE, which has its own
-    stages.
-    """
+    """A case at each vision target, of the first drawn sample; raises ConfigurationError for MolmoE."""
     source = find_model(config.model.model_path)
     model = load_staged_model(config.model, source, device)
     if not isinstance(model, TransformersModel):

@@ -92,9 +92,7 @@ def measured_model_s(results: Sequence[SettingResult]) -> float:
 
 
 def sweep(flags: Sequence[str], output_dir: Path) -> tuple[float, float, Mapping[str, float]]:
-    """The times of a sweep from nothing: seconds of measured model time, of wall time without model load, and by
-    part.
-    """
+    """The times of a sweep from nothing: seconds of measured model time, of wall time without loading, and by part."""
     config = parse_config([*GRID, *flags, "--output_dir", str(output_dir)])
     parts = PartTimes()
     with ExitStack() as stack:

@@ -148,9 +148,7 @@ def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
 
 
 def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, MeasuredGrid]:
-    """The pictures that the lookup was made of and the rest; the whole grid for both where one of them would be
-    empty.
-    """
+    """The pictures that the lookup was made of, and the rest; the whole grid for both where one would be empty."""
     keys = zip(grid.tasks, grid.sample_ids, grid.pictures, strict=True)
     seen = {picture for task, sample_id, picture in keys if sample_id in lookup.sample_ids.get(task, ())}
     mask = np.array([picture in seen for picture in grid.pictures])

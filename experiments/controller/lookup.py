@@ -158,9 +158,7 @@ def predict(lookup: Lookup, budget_ms: float) -> LookupEntry:
 
 
 def save(lookup: Lookup, path: Path) -> None:
-    """Write the lookup as one JSON object, see docs/controller/evaluation.md; raises ResultsNotSaved where the disk
-    refuses.
-    """
+    """Write the JSON file of docs/controller/evaluation.md; raises ResultsNotSaved where the disk refuses."""
     write_json_atomically(
         {
             "schema_version": SCHEMA_VERSION,

@@ -60,9 +60,7 @@ class MeasuredGrid:
 
     @property
     def caption(self) -> str:
-        """The caption at the foot of a figure of these very requests: those of a part are counted, not those of the
-        whole grid.
-        """
+        """The caption at the foot of a figure of these requests: of a part, only the part is counted."""
         counted = f"n = {len(self)} requests, {len(self.choices)} settings"
         return joined_caption([*self.setup, counted, tasks_named(dict.fromkeys(self.tasks))])
 
@@ -159,9 +157,7 @@ def _side_by_side(
 
 
 def choice_of_point(point: KnobPoint) -> KnobChoice | None:
-    """The choice of a setting; None for one that no controller chooses: of a token target, or of a model without
-    experts.
-    """
+    """The choice of a setting; None for one of a token target or without experts, which no controller chooses."""
     if point.vision not in TIERS or point.top_k is None:
         return None
     return KnobChoice(point.vision, point.top_k, point.num_active_blocks)

@@ -73,9 +73,7 @@ def split_caveats(grid: MeasuredGrid, splits: Mapping[str, str] | None) -> list[
 
 
 def task_caveats(grid: MeasuredGrid, task: str, split: str) -> list[str]:
-    """Caveats for a live evaluation on another task or split than the grid of its lookup, budgets and static
-    settings.
-    """
+    """Caveats for a live evaluation on another task or split than that of its grid."""
     if task not in grid.metrics:
         return [f"the grid is of {', '.join(grid.metrics)}, and {task} was measured"]
     known = grid.splits.get(task, split)

@@ -15,9 +15,7 @@ from experiment_core_utils.primitives.errors import ProfilerError, Stopped
 
 
 def main() -> int:
-    """Run the driver. Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 it cannot be done, 3
-    samples failed, 130 stopped.
-    """
+    """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 refused, 3 samples failed, 130 stopped."""
     # While imports and loading last; a run has its own handlers, which let the sample at work end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

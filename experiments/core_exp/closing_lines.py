@@ -12,9 +12,7 @@ from experiment_core_utils.saved_results.terminal import (
 
 
 def closing_lines(report: RunReport) -> list[str]:
-    """The lines of a finished run: the table of settings, caveats, what failed or was left out, and where the results
-    are.
-    """
+    """The lines of a finished run: the table, caveats, what failed or was left out, and where the results are."""
     lines = []
     if report.results:
         lines.append(closing_table(report.results, positions_of(report.search)))

@@ -229,9 +229,7 @@ def worst(outcomes: Sequence[Outcome]) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the datasets. Exit code: 0 all datasets measured, 1 some were not, 2 it cannot be done, 3 samples failed, 130
-    stopped.
-    """
+    """Exit code: 0 all datasets measured, 1 some were not, 2 it cannot be done, 3 samples failed, 130 stopped."""
     try:
         arguments = sys.argv[1:] if argv is None else argv
         request = parse_request(arguments, os.environ, visible_gpus(os.environ))

@@ -96,9 +96,7 @@ class ModelRow:
 
 
 def milliseconds(run: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of one call: the median over repeats of some calls in a row, as many as fill `REPEAT_S`, at most
-    `LAUNCHES`.
-    """
+    """Milliseconds of one call, the median over repeats of up to `LAUNCHES` calls in a row that fill `REPEAT_S`."""
     for _ in range(WARMUP):
         run()
     once = _seconds(run, 1, device)

@@ -162,9 +162,7 @@ NOT_ASKED = "energy was not requested (--energy off)"
 
 
 def instruments_of(device: torch.device) -> Instruments:
-    """The instruments that read the energy of this device: that GPU's counter and power, or the CPU's counters; not
-    calibrated.
-    """
+    """The instruments of this device's energy: that GPU's counter and power, or the CPU's counters; not calibrated."""
     found = find_instruments(uuids_of([device]), HostClock())
     uuid = gpu_uuid(device)
     return found if uuid is None else found.of_device(uuid)
@@ -333,9 +331,7 @@ class UnifiedProfiler:
 def whole_times(
     inference: Callable[[], object], device: torch.device, num_warmup: int, num_measured: int
 ) -> WholeTimes:
-    """The times of inferences one after the other, each begun on an idle device; warm-up first, until three agree
-    within 5 %.
-    """
+    """Times of inferences in a row, each begun on an idle device; warm-up first, until three agree within 5 %."""
     warm: list[float] = []
     while needs_another_run(warm, num_warmup, num_warmup + _WARMUP_BEYOND):
         warm.append(_seconds(inference, device))

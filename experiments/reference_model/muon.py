@@ -12,9 +12,7 @@ _NEWTON_SCHULZ_STEPS = 5
 
 
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
-    """The approximate orthogonal factor U V^T of each matrix [M, r, c], in bfloat16 (quintic Newton-Schulz
-    iteration).
-    """
+    """The approximate orthogonal factor U V^T of matrices [M, r, c], in bfloat16 (quintic Newton-Schulz iteration)."""
     a, b, c = _NEWTON_SCHULZ
     states = matrices.bfloat16()
     is_tall = states.shape[-2] > states.shape[-1]

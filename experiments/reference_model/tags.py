@@ -90,9 +90,7 @@ def feature_centres(
 
 
 def _to_picture(points: torch.Tensor, size: tuple[int, int], target: tuple[int, int]) -> tuple[torch.Tensor, float]:
-    """Points in the picture that was resized and centred on a canvas of `target` (height, width), from points on the
-    canvas.
-    """
+    """Points in the picture, resized and centred on a canvas of `target` (height, width), from points on the canvas."""
     scale = min(np.float32(target[0]) / np.float32(size[0]), np.float32(target[1]) / np.float32(size[1]))
     height, width = (max(int(np.float32(side) * scale), 1) for side in size)
     offset = torch.tensor([(target[1] - width) // 2, (target[0] - height) // 2])

@@ -322,9 +322,7 @@ class Trainer:
 
 
 def schedule(recipe: OptimiserRecipe, step: int, progress: float) -> float:
-    """The factor on the learning rates: linear warm-up over steps, times a cosine over the fraction of time that is
-    spent.
-    """
+    """The factor on the learning rates: linear warm-up over steps, times a cosine over the time spent."""
     warm = min((step + 1) / recipe.warmup_steps, 1.0)
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
     return warm * (recipe.final_share + (1 - recipe.final_share) * cosine)
@@ -387,9 +385,7 @@ def _collect(sums: dict[str, list[float]], batch: TrainingBatch, result: StepRes
 def _split_parameters(
     model: nn.Module,
 ) -> tuple[list[nn.Parameter], list[tuple[str, nn.Parameter]]]:
-    """The matrices inside the blocks and the connector; and the rest with their names (embeddings, head, routers,
-    norms, biases).
-    """
+    """The matrices inside blocks and connector, and the rest (embeddings, head, routers, norms, biases) by name."""
     matrices, others = [], []
     for name, parameter in model.named_parameters():
         is_inner = ".layers." in name or ".connector." in name

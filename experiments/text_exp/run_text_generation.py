@@ -50,9 +50,7 @@ def _content(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Run the driver. Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130
-    stopped.
-    """
+    """Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130 stopped."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         given = build_parser().parse_args()

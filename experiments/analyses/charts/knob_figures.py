@@ -202,9 +202,7 @@ def _losses(axes: Axes, rows: Sequence[FixedValue]) -> None:
 
 
 def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
-    """A figure with a row for accuracy and one for each cost: fractions of the spread by term, and the figure at each
-    knob's values.
-    """
+    """A figure with a row for each figure of merit: fractions of the spread by term, and changes by knob."""
     scales = {"accuracy": (100.0, "Accuracy", "points") if analysis.grid.best == 1 else (1.0, "Score", "score")}
     for each in analysis.fronts:
         # Of the two latencies the first one is enough in a picture.

@@ -44,9 +44,7 @@ def save_figures(
     drift: float | None,
     folder: Path,
 ) -> None:
-    """Save e3_errors, e3_predicted_vs_measured, e3_guardrail, and e3_recalibration_<kind> for each study with
-    errors.
-    """
+    """Save e3_errors, e3_predicted_vs_measured, e3_guardrail, and e3_recalibration_<kind> for studies with errors."""
     with styled():
         figures = {
             "e3_errors": errors_figure(validation, device, drift),

@@ -41,9 +41,7 @@ def estimator_section(found: LatencyModel | Missing) -> Section:
 
 
 def errors_plot(validation: Validation) -> Plot:
-    """A plot of the error of a setting's typical request, beside a plain linear model and the noise of measuring
-    again.
-    """
+    """A plot of the error of a setting's typical request, beside a plain linear model and the noise of repetition."""
     names = [name for name in BARS if name in validation.estimator]
     labels = [LABELS[name] for name in names]
     traces = []

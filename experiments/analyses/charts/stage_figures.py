@@ -284,9 +284,7 @@ def _mfu_diagonals(
 
 
 def draw_components(profiles: Sequence[ProfiledRequest], caption: str) -> Figure:
-    """A figure of stacked bars of the decoder's parts in prefill and in a decode step, host and device, over all
-    profiles.
-    """
+    """A figure of stacked bars of the decoder's parts in prefill and a decode step, over all profiles."""
     stages = [stage for stage in ("prefill", "decode") if any(stage in each.stages for each in profiles)]
     bars: list[tuple[str, dict[str, float]]] = []
     for stage in stages:

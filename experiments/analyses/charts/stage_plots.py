@@ -27,9 +27,7 @@ MFU_LINES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 
 
 def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None, peak_reason: str | None) -> Section:
-    """The section about stages: fractions, settings, growth, operations, and parts of the decoder where requests were
-    profiled.
-    """
+    """The section about stages: fractions, settings, growth, operations, and parts of the decoder where profiled."""
     if isinstance(found, Missing):
         return Section("e1", TITLE, "", (), (found.reason,))
     plots = [

@@ -268,9 +268,7 @@ def _point(
 
 
 def _dominators(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
-    """The index [S] of the cheapest of the most accurate settings that cost no more than each; of equal ones the
-    first.
-    """
+    """The index [S] of the most accurate setting that costs no more than each; of equal ones the cheapest first."""
     # The last key is the first to sort by; equal ones stay in their order.
     order = np.lexsort((-accuracy, cost))
     gains = accuracy[order]

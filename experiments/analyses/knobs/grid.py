@@ -200,9 +200,7 @@ def load_study(paths: Sequence[Path]) -> Study:
 
 
 def grid_of_table(table: RecordedTable) -> TaskGrid:
-    """The grid of a recorded table, which has scores and times, but neither energy nor operations nor readings of
-    drift.
-    """
+    """The grid of a recorded table, which has scores and times, but no energy, operations or readings of drift."""
     absent = np.full(table.scores.shape, np.nan)
     return TaskGrid(
         task=table.origin["task"],

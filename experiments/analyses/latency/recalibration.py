@@ -180,9 +180,7 @@ def study_of_target(estimator: LatencyEstimator, source: Sweep, target: Sweep) -
 
 
 def study_by_order(sweep: Sweep, samples: TimedSamples, level: float) -> RecalibrationStudy:
-    """A study without a second device: the settings measured in the first half of the run against those of the
-    second.
-    """
+    """A study without a second device: settings of the first half of the run against those of the second half."""
     source, target = "settings measured in the first half of the run", "those of the second half"
     positions = {
         f"{each.task} {each.key}": each.result.setting_order and each.result.setting_order.position

@@ -70,9 +70,7 @@ def control_drift(results: Sequence[SettingResult]) -> dict[str, float] | None:
 
 
 def predictions_csv(samples: TimedSamples, validation: Validation) -> str:
-    """The CSV of predictions: one row a sample in the order of the samples; times in ms, each predicted with its
-    setting left out.
-    """
+    """The CSV of predictions: a row for each sample; times in ms, each predicted with its setting left out."""
     columns: dict[str, Any] = {"task": samples.tasks, "setting": [key.split(" ", 1)[1] for key in samples.settings]}
     columns |= {name: getattr(samples.requests, name) for name in FEATURES}
     measured = measured_times(samples)

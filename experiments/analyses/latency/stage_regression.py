@@ -162,9 +162,7 @@ PREDICTED = (*STAGES, "T_LLM_decode", "T_first_token", "T_total")
 
 
 def stage_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> dict[str, np.ndarray]:
-    """Name of PREDICTED -> times [S] in milliseconds; raises ConfigurationError for pictures that the model cannot
-    predict.
-    """
+    """Name of PREDICTED -> times [S] in ms; raises ConfigurationError for pictures that the model cannot predict."""
     vision_ms = vision_times(stages, requests)
     prefill_ms = stages["T_LLM_prefill"].times(requests, vision_ms)
     per_token_ms = stages["T_decode_per_token"].times(requests, vision_ms)

@@ -88,9 +88,7 @@ class Validation:
 
 
 def validate(samples: TimedSamples, level: float) -> Validation:
-    """The validation of these samples; raises ResultsError where they are too few to leave settings out and fit the
-    rest.
-    """
+    """The validation of these samples; raises ResultsError where the settings are too few to leave some out."""
     num_settings = len(np.unique(samples.knobs))
     if num_settings <= MIN_SETTINGS:
         raise ResultsError(

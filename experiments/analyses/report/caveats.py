@@ -121,9 +121,7 @@ def _sentence(text: str) -> str:
 
 
 def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:
-    """The conditions of the machine while settings were measured, over all of them; values that were not read are left
-    out.
-    """
+    """The conditions of the machine over all settings; values that were not read are left out."""
     entries = [entry for each in settings for entry in each.result.conditions]
     facts = []
     for name, key, unit in (

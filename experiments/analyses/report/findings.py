@@ -17,9 +17,7 @@ from experiments.analyses.stages.fractions import grouped, tokens_until_decode_i
 
 
 def report_statements(found: Analyses) -> list[str]:
-    """The statements of a report: times first, then each task's knobs and accuracy, energy, prediction; only what the
-    results contain.
-    """
+    """The statements of a report that the results allow: times, each task's knobs and accuracy, energy, prediction."""
     stages, model, shared = found.stages, found.model, found.sweep.provenance
     lines = [] if isinstance(stages, Missing) else [_longest_stage(stages)]
     for task in shared.tasks:

@@ -166,9 +166,7 @@ def grouped(generations: Iterable[Generation], name: Callable[[Generation], Key]
 
 
 def regimes(generations: Sequence[Generation], lengths: Sequence[int | None]) -> list[Regime]:
-    """The regime of each task and vision knob at each output length, all settings pooled, in the order of first
-    occurrence.
-    """
+    """The regime of each task and vision knob at each output length, settings pooled, in order of first occurrence."""
     groups = grouped(generations, lambda each: (each.task, each.vision))
     return _regimes((group, length, None) for group in groups.values() for length in lengths)
 

@@ -118,9 +118,7 @@ def flops_content(
 
 
 def components_content(sweep: Sweep, profiles: Sequence[ProfiledRequest], reason: str | None) -> dict[str, Any]:
-    """The content of `e1_attention_ffn_breakdown.json`; `profiles` is null, with the reason, where nothing was
-    profiled.
-    """
+    """The content of `e1_attention_ffn_breakdown.json`; `profiles` is null, with the reason, where there are none."""
     return {
         "schema_version": SCHEMA_VERSION,
         "source": source_fields(sweep),

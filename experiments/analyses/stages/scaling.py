@@ -160,9 +160,7 @@ class Point:
 
 
 def points_of(generations: Sequence[Generation], stage: str) -> list[Point]:
-    """The points of a stage: one a generation; for decode one for each token after the first, the time of the first n
-    of the generation.
-    """
+    """The points of a stage, one a generation; of decode one for each token after the first: the time until it."""
     if stage == "decode":
         return [
             Point(float(token), ms, each)
@@ -179,9 +177,7 @@ def points_of(generations: Sequence[Generation], stage: str) -> list[Point]:
 
 
 def stage_lines(generations: Sequence[Generation]) -> list[StageLine]:
-    """The lines of each task: each stage over all settings; prefill and decode for each number of blocks, and top-k
-    with it.
-    """
+    """The lines of each task: each stage over all settings; prefill and decode also by blocks, and blocks by top-k."""
     lines = []
     for task in dict.fromkeys(each.task for each in generations):
         own = [each for each in generations if each.task == task]

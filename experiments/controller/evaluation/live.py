@@ -199,9 +199,7 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
 
 
 def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Controller]) -> list[str]:
-    """Caveats that a reader of a live evaluation must know; call it after `controllers_of`, which decides what runs
-    eagerly.
-    """
+    """Caveats of a live evaluation; call it after `controllers_of`, which decides what runs eagerly."""
     notes = [
         "requests were prepared at every tier beforehand: neither that nor their transfer is in a latency",
         f"{job.num_warm_ups} unmeasured runs, one for each tiling, at the highest knobs; a setting has no warm-up of "

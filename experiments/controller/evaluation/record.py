@@ -144,9 +144,7 @@ def mean_over(figures: Sequence[BudgetFigures], places: Sequence[int], name: str
 
 
 def content_of(evaluation: Evaluation) -> dict[str, Any]:
-    """The content of `controller_evaluation.json` without what the command knows of its inputs; times in
-    milliseconds.
-    """
+    """The content of `controller_evaluation.json` except what the command knows of its inputs; times in ms."""
     requests = evaluation.requests
     over = feasible_budgets(evaluation.budgets)
     tasks = np.array(requests.tasks)

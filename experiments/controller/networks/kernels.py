@@ -98,9 +98,7 @@ def budget_kernel(  # type: ignore[no-untyped-def]
 def inner_kernel(  # type: ignore[no-untyped-def]
     states, weight, known, known_row, inner, WIDTH: tl.constexpr, PADDED: tl.constexpr, STATES: tl.constexpr
 ):
-    """Compute inner [w] = gelu(weight [w, STATES, WIDTH] times the normalised states + known [rows, w]); a program a
-    neuron.
-    """
+    """Compute inner [w] = gelu(weight [w, STATES, WIDTH] x normalised states + known [rows, w]); a program a neuron."""
     neuron, width = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
@@ -206,9 +204,7 @@ def launch_mean_row(ids: torch.Tensor, count: torch.Tensor, table: torch.Tensor,
 def launch_odds(
     layers: OddsLayers, states: torch.Tensor, known_row: torch.Tensor, inner: torch.Tensor, odds: torch.Tensor
 ) -> None:
-    """Compute log odds [V], not normalised, of states [S, H] in float32; `known_row` [1]; `inner` [w] is working
-    memory.
-    """
+    """Compute log odds [V], not normalised, of states [S, H] in float32; `known_row` [1]; `inner` [w] is workspace."""
     neurons, number, width = layers.weight.shape
     sizes: dict[str, Any] = {"WIDTH": width, "PADDED": triton.next_power_of_2(width), "STATES": number}
     inner_kernel[(neurons,)](states, layers.weight, layers.known, known_row, inner, **sizes)

@@ -40,9 +40,7 @@ class StageOdds(Protocol):
         ...
 
     def second(self, states: torch.Tensor, tier: int, pause: int) -> Odds:
-        """Stage 2: log-probabilities of top-k and of numbers of blocks. States [2, H] on the device; places of stage
-        1's choice.
-        """
+        """Stage 2: log-probabilities of top-k and of numbers of blocks, given states [2, H] and stage 1's choice."""
         ...
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,9 +102,7 @@ class HostOdds:
 
 
 def mean_embedding(embeddings: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
-    """The input of stage 1 for a prompt: the mean [H] of its embeddings, of rows [V, H] and ids [T]; zeros
-    without ids.
-    """
+    """The input of stage 1: the mean [H] of a prompt's embeddings, from rows [V, H] and ids [T]; zeros without ids."""
     rows = embeddings[ids.numpy()]
     return torch.from_numpy(np.add.reduce(rows) * np.float32(1 / max(len(rows), 1)))
 

@@ -23,9 +23,7 @@ CODE_WIDTH = 24
 
 
 def sinusoidal_features(budgets_s: torch.Tensor) -> torch.Tensor:
-    """Features [B, 2 * FREQUENCIES] of seconds [B]: sines, then cosines, of ln(ms) at periods that fall
-    geometrically.
-    """
+    """Features [B, 2 * FREQUENCIES] of seconds [B]: sines, then cosines, of ln(ms) at geometrically falling periods."""
     steps = torch.linspace(0.0, 1.0, FREQUENCIES, dtype=torch.float64, device=budgets_s.device)
     periods = LONGEST_PERIOD * (SHORTEST_PERIOD / LONGEST_PERIOD) ** steps
     angles = 2 * math.pi * torch.log(budgets_s.double() * 1e3)[:, None] / periods

@@ -72,9 +72,7 @@ class Environment(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """A description for the results, and to recognise the same environment when a training is resumed (JSON values
-        only).
-        """
+        """A description (JSON values only) for the results, by which a resumed training recognises the environment."""
         ...
 
 

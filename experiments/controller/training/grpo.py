@@ -56,9 +56,7 @@ class GrpoRecipe:
 
 
 def advantages(rewards: torch.Tensor, group_size: int, spread_floor: float) -> torch.Tensor:
-    """Advantages of rewards [B * G], G of a group in a row: (reward - the group's mean) / (the group's standard
-    deviation + the floor).
-    """
+    """Advantages of rewards [B * G], G of a group in a row: (reward - mean) / (deviation + floor) of the group."""
     groups = rewards.view(-1, group_size)
     mean, spread = groups.mean(dim=1, keepdim=True), groups.std(dim=1, correction=0, keepdim=True)
     return ((groups - mean) / (spread + spread_floor)).flatten()
@@ -90,9 +88,7 @@ def update(
     recipe: GrpoRecipe,
     entropy_weight: float,
 ) -> Mapping[str, float]:
-    """Take `epochs` steps; returns the figures of the last of them: `loss`, `entropy`, `kl`, `clipped_share`,
-    `grad_norm`.
-    """
+    """Take `epochs` steps; returns `loss`, `entropy`, `kl`, `clipped_share` and `grad_norm` of the last of them."""
     device = networks.first_out.weight.device
     gains = advantages(rewards, recipe.group_size, recipe.spread_floor).float().to(device)
     prompts, states, actions = (each.to(device) for each in (rolled.prompts, rolled.states, rolled.actions))

@@ -133,9 +133,7 @@ def measured_range(
     blocks: BlockChoice,
     max_new_tokens: int,
 ) -> tuple[float, float]:
-    """The range of budgets in seconds: from the median time at the lowest values of all knobs to the 95th percentile at
-    the highest ones.
-    """
+    """The budgets' range in seconds: median at the lowest values of all knobs, 95th percentile at the highest."""
     knobs = space.knobs
     lowest = KnobChoice(knobs.tiers[0], knobs.top_ks[0], knobs.block_counts[0])
     times = []

@@ -105,9 +105,7 @@ def write_curves(rows: Rows, folder: Path, caption: str) -> None:
 
 
 def draw_curves(rows: Rows, caption: str) -> Figure:
-    """A figure of reward, accuracy, latency and violations over the updates: each update, and the mean of the last
-    WINDOW ones.
-    """
+    """A figure of reward, accuracy, latency and violations over the updates, and their means over the last WINDOW."""
     figure = new_figure(8.0, 5.2, caption)
     updates = [row["update"] for row in rows]
     with styled():

@@ -57,9 +57,7 @@ def read_tensor_file(path: Path, of: FileKind) -> dict[str, Any]:
 
 @contextmanager
 def broken_content_named(path: Path, of: FileKind) -> Iterator[None]:
-    """A context in which a file's content is used: raises ResultsError where something in it is missing or not
-    possible.
-    """
+    """A context in which a file's content is used; raises ResultsError where something is missing or not possible."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:

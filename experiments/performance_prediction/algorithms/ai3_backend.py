@@ -18,9 +18,7 @@ _ZEROS = 0
 
 
 def refusal(algorithm: AlgorithmName, shape: ConvShape) -> str | None:
-    """The reason why ai3 does not cover this convolution, to follow its name; None where it does, in float32 or
-    float64.
-    """
+    """The reason why ai3 does not cover this convolution, to follow its name; None where it does (float32, float64)."""
     if algorithm not in AI3_NAMES:
         return f"is not in ai3 on the CPU; {' and '.join(AI3_NAMES)} are"
     return f"takes 1 group in ai3, this has {shape.groups}" if shape.groups != 1 else None

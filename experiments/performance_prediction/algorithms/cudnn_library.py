@@ -157,9 +157,7 @@ def loaded_cudnn() -> CudnnLibrary:
 
 
 def with_prototypes(functions: ctypes.CDLL) -> ctypes.CDLL:
-    """Declares the arguments of the functions that are called; missing functions raise an error only when they are
-    called.
-    """
+    """Declares the arguments of the functions that are called; a missing one raises an error when it is called."""
     functions.cudnnGetVersion.restype = c_size_t
     functions.cudnnGetErrorString.argtypes = (c_int,)
     functions.cudnnGetErrorString.restype = c_char_p

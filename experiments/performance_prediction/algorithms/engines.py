@@ -137,9 +137,7 @@ def _prepare_triton(
 
 @contextmanager
 def torch_precision(precision: Precision) -> Iterator[None]:
-    """A context in which torch's own convolutions and matrix products on a GPU use TF32 for `tf32` only; for the whole
-    process.
-    """
+    """A context in which torch's convolutions and products on a GPU use TF32 for `tf32` only; for the whole process."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     _allow_tf32(precision == "tf32", precision == "tf32")
     try:

@@ -65,9 +65,7 @@ def _correlate(pieces: Tensor, weight: Tensor, shape: ConvShape, size: Pair) -> 
 
 
 def direct(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """The convolution by one kernel tap after the other: the input shifted by it, times its channel matrix, added to
-    the output.
-    """
+    """The convolution as a sum over kernel taps: the input shifted by a tap, times that tap's channel matrix."""
     rows, columns = shape.output_size
     padded = functional.pad(given, (shape.padding[1], shape.padding[1], shape.padding[0], shape.padding[0]))
     grouped = weight.reshape(shape.groups, -1, shape.weight_shape[1], *shape.kernel)
@@ -148,9 +146,7 @@ NONFUSED_OUTPUTS = {3: 4, 5: 2}
 
 
 def winograd(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """The convolution by F(2x2, 3x3), all stages for one row of tiles before the next: no transformed plane is ever
-    held whole.
-    """
+    """The convolution by F(2x2, 3x3), one row of tiles after the other: no transformed plane is ever held whole."""
     tiles = _tiles(given, shape, FUSED_OUTPUTS)
     kernels = transformed_kernels(weight, shape, FUSED_OUTPUTS)
     rows = [_outputs(tiles[:, :, row : row + 1], kernels, shape, FUSED_OUTPUTS) for row in range(tiles.shape[2])]
@@ -182,9 +178,7 @@ def transformed_kernels(weight: Tensor, shape: ConvShape, outputs: int) -> Tenso
 
 
 def _outputs(tiles: Tensor, kernels: Tensor, shape: ConvShape, outputs: int) -> Tensor:
-    """Outputs [N, K, down·m, across·m] of tiles [N, C, down, across, n, n]: transform, one matrix product per element,
-    transform.
-    """
+    """Outputs [N, K, down·m, across·m] of tiles [N, C, down, across, n, n], by transform, products and transform."""
     transform = winograd_transform(outputs, shape.kernel[0])
     from_input, to_output = _tensor(transform.given, tiles), _tensor(transform.output, tiles)
     batch, _, down, across = tiles.shape[:4]

@@ -13,9 +13,7 @@ MOST_ELEMENTS, MOST_PROGRAMS = 2**31 - 1, 65535
 
 
 def too_large(shape: ConvShape, channels: int) -> str | None:
-    """The reason why a launch whose programs make `channels` output channels of one image and group each is too
-    large.
-    """
+    """The reason why a launch with programs of `channels` output channels of one image and group is too large."""
     sizes = (shape.input_shape, shape.weight_shape, shape.output_shape)
     elements = max(torch.Size(size).numel() for size in sizes)
     if elements > MOST_ELEMENTS:

@@ -113,9 +113,7 @@ def winograd_convolution_kernel(  # type: ignore[no-untyped-def]
     CHANNELS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Winograd convolution. Channels are those of one group; `weight` is [16, groups, out_channels, in_channels],
-    transformed.
-    """
+    """Winograd convolution; channels are of one group; `weight` is transformed, [16, groups, out, in]."""
     tile = tl.program_id(0) * TILES + tl.arange(0, TILES)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     image_and_group = tl.program_id(2)

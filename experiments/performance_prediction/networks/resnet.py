@@ -12,9 +12,7 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """A bottleneck of 1x1, 3x3 and 1x1 convolutions beside a shortcut: [N, in, H, W] -> [N, 4·width, H/stride,
-    W/stride].
-    """
+    """A bottleneck of 1x1, 3x3, 1x1 convolutions and a shortcut: [N, in, H, W] -> [N, 4·width, H/stride, W/stride]."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()

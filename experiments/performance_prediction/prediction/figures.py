@@ -79,9 +79,7 @@ def save_figures(
 
 
 def size_figure(measured: Measurements, predictor: DevicePredictor) -> Figure:
-    """A figure with a panel for each network: measured device times, hollow where layers fell back, on the predictor's
-    curves.
-    """
+    """A panel for each network: measured device times, hollow where layers fell back, on the predictor's curves."""
     models = list(dict.fromkeys(each.model for each in measured.inferences))
     figure, panels = _panels(
         models,
@@ -120,9 +118,7 @@ def _draw_sizes(axes: Axes, its: Sequence[MeasuredInference], algorithm: Algorit
 
 
 def breakdown_figure(measured: Measurements) -> Figure:
-    """A figure with a panel for each network at the smallest size: a bar for each algorithm, divided by layer, and the
-    rest.
-    """
+    """A panel for each network at the smallest size: a bar for each algorithm, divided by layer, and the rest."""
     models = list(dict.fromkeys(each.model for each in measured.inferences))
     size = min(each.input_size for each in measured.inferences)
     device = measured.inferences[0].device
@@ -149,9 +145,7 @@ def breakdown_figure(measured: Measurements) -> Figure:
 
 
 def _draw_bar(axes: Axes, row: int, inference: MeasuredInference, thin_s: float) -> None:
-    """Draw one bar; layers of `thin_s` seconds and less have no edge: a pixel has the colour of one of them, not a
-    blend.
-    """
+    """Draw one bar; layers of `thin_s` seconds and less have no edge, which would blend with their colour."""
     begun = 0.0
     for layer in inference.layers:
         colour = FELL_BACK if layer.fell_back else KERNELS.get(max(layer.shape.kernel), OTHER_KERNEL)
@@ -164,9 +158,7 @@ def _draw_bar(axes: Axes, row: int, inference: MeasuredInference, thin_s: float)
 
 
 def predicted_figure(results: Sequence[FoldResult], device: str) -> Figure:
-    """A figure of layers and networks of sizes left out, and networks of models left out; the band is 10 % to either
-    side.
-    """
+    """A figure of layers and networks at sizes left out, and of networks left out; the band is 10 % to either side."""
     figure = new_figure(12.5, 4.6, f"{device}  ·  nothing of what is shown was fitted to  ·  band: within 10 %")
     comparisons = [each for result in results for each in result.comparisons if each.method == OURS]
     panels = list(figure.subplots(1, 3))

@@ -190,9 +190,7 @@ class LayerLatency:
 
 
 def seconds_by_shape(layers: Iterable[MeasuredLayer], algorithm: AlgorithmName) -> dict[ConvShape, float]:
-    """The mean over the layers of each shape in which `algorithm` ran: for `guess` those that requested it or fell
-    back.
-    """
+    """Mean seconds by shape over layers where `algorithm` ran; `guess`: where it was requested or fallen back to."""
     found: dict[ConvShape, list[float]] = {}
     for layer in layers:
         if layer.runs == algorithm or (algorithm == "guess" and (layer.asked == "guess" or layer.fell_back)):

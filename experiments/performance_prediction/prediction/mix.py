@@ -72,9 +72,7 @@ def best_mix(
 
 
 def measured_gains(predictor: DevicePredictor, test: Measurements) -> list[MeasuredGain]:
-    """The gain for each network and size of `test`, none of which `predictor` was fitted to; those with `guess`
-    measured.
-    """
+    """The gain for each network and size of `test` with `guess` measured; `predictor` was fitted to none of them."""
     networks: dict[tuple[str, int, int], dict[AlgorithmName, MeasuredInference]] = {}
     for each in test.inferences:
         networks.setdefault((each.model, each.input_size, each.batch_size), {})[each.asked] = each

@@ -284,9 +284,7 @@ class ScoreRow:
 
 
 def score_rows(results: Sequence[FoldResult]) -> list[ScoreRow]:
-    """Scores by kind of fold, level and method: of each algorithm and of all; of each model left out, of all
-    algorithms.
-    """
+    """Scores by kind of fold, level and method: of each algorithm, of all, and of all for each model left out."""
     found = []
     for kind in dict.fromkeys(result.fold.kind for result in results):
         of_kind = [result for result in results if result.fold.kind == kind]

@@ -57,9 +57,7 @@ class HostModel:
 
 
 def fit_rest(inferences: Sequence[MeasuredInference], operations: Sequence[NetworkOperations]) -> RestModel:
-    """The rest model by relative least squares, coefficients of 0 and more, over the median rest of each network and
-    size.
-    """
+    """The rest model by relative non-negative least squares over the median rest of each network and size."""
     rests: dict[NetworkKey, list[float]] = {}
     of_key: dict[NetworkKey, NetworkOperations] = {}
     for inference, its in zip(inferences, operations, strict=True):
@@ -177,9 +175,7 @@ def fit_energy(measured: Measurements) -> tuple[EnergyModel | None, str | None]:
 
 
 def _energy_columns(inference: MeasuredInference, algorithms: Sequence[AlgorithmName]) -> list[float]:
-    """The columns of the fit: seconds whole and of the rest, then seconds and FLOPs of the convolutions by
-    algorithm.
-    """
+    """The columns of the fit: seconds whole and of the rest, then seconds and FLOPs by algorithm."""
     assert inference.energy_s is not None
     of = {name: [layer for layer in inference.layers if layer.runs == name] for name in algorithms}
     rest_s = max(inference.device_s - sum(layer.latency_s for layer in inference.layers), 0.0)

@@ -107,9 +107,7 @@ class SwappedConvolutions:
         return self._swapped
 
     def restore(self) -> None:
-        """Put the network's own convolutions back and release the resources of the others; a second call does
-        nothing.
-        """
+        """Put the network's own convolutions back and release the others' resources; a second call does nothing."""
         for name, module in self._swapped.items():
             self._model.set_submodule(name, module.replaced)
         self._swapped.clear()

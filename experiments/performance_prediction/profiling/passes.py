@@ -120,9 +120,7 @@ def without_arguments(name: str) -> str:
 
 
 def layer_kernels(layers: Mapping[str, RunningLayer], device: torch.device) -> dict[str, tuple[str, ...]] | None:
-    """Kernels by layer, without those of the bias; None where they are not known. Layers of one shape are measured
-    once.
-    """
+    """Kernels by layer without the bias's, None where not known; layers of one shape are measured once."""
     first: dict[ConvShape, RunningLayer] = {}
     for layer in layers.values():
         first.setdefault(layer.shape, layer)

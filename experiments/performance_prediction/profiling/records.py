@@ -151,9 +151,7 @@ def device_name(device: torch.device) -> str:
 
 
 def device_label(device: torch.device) -> str:
-    """Label of the device for folder names: `cpu`, or the GPU's model in lower case, such as `h100` of "NVIDIA H100
-    80GB HBM3".
-    """
+    """Label of the device for folders: `cpu`, or the GPU's model, such as `h100` of "NVIDIA H100 80GB HBM3"."""
     if device.type != "cuda":
         return "cpu"
     name = torch.cuda.get_device_name(device)
