@@ -5,9 +5,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, TextIO
 
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, Stopped, first_line
 
 # What the system's loader says where a library does not fit into the memory that the process may have.
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
@@ -47,6 +48,20 @@ def run_command(main: Callable[[], int | None]) -> int:
         print(f"error: standard output cannot be written: {first_line(output.refused)}", file=sys.stderr)
         return code or 1
     return code
+
+
+def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
+    """A command's `main` that ends in one line on standard error and an exit code where a ProfilerError is raised."""
+
+    @wraps(main)
+    def reported(*arguments: Any) -> int:
+        try:
+            return main(*arguments) or 0
+        except ProfilerError as error:
+            print(error if isinstance(error, Stopped) else f"error: {error}", file=sys.stderr)
+            return error.exit_code
+
+    return reported
 
 
 def _guarded(name: str) -> _MayClose | None:

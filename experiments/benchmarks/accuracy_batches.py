@@ -8,12 +8,9 @@ marks. Best of the rounds, in turn. Flags that are not this script's own go to t
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
-
-from tqdm import tqdm
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples
@@ -21,8 +18,9 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
+from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads
 from experiment_core_utils.tasks.registry import load_task
+from experiments.benchmarks.turns import best_in_turn
 
 Answers = list[tuple[int, ...]]
 
@@ -40,15 +38,6 @@ def in_batches(model: StagedModel, inputs: Sequence[Mapping[str, Any]], max_new_
         places = order[at : at + size]
         answers.update(zip(places, model.answer_batch([inputs[each] for each in places], max_new_tokens), strict=True))
     return [answers[place] for place in range(len(inputs))]
-
-
-def timed(model: StagedModel, answer: Callable[[], Answers]) -> tuple[float, Answers]:
-    """Seconds of the answers by the host's clock, the device idle at both ends."""
-    synchronize(model.device)
-    started = time.perf_counter()
-    answers = answer()
-    synchronize(model.device)
-    return time.perf_counter() - started, answers
 
 
 def main() -> None:
@@ -69,10 +58,7 @@ def main() -> None:
         ways: dict[int, Callable[[], Answers]] = {1: partial(one_by_one, model, inputs, steps)}
         for size in own.batch_sizes:
             ways[size] = partial(in_batches, model, inputs, steps, size)
-        best: dict[int, tuple[float, Answers]] = {}
-        for _ in tqdm(range(own.rounds), desc=target.label, leave=False):
-            for size, way in ways.items():
-                best[size] = min(best.get(size, (float("inf"), [])), timed(model, way), key=lambda found: found[0])
+        best = best_in_turn(model.device, ways, own.rounds)
         alone_s, alone = best.pop(1)
         for size, (seconds, answers) in best.items():
             differing = sum(one != other for one, other in zip(alone, answers, strict=True))

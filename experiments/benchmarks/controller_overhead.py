@@ -24,13 +24,13 @@ import numpy as np
 from experiment_core_utils.b_model_loader import ModelSource, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.block_choice import BlockChoice
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
@@ -59,14 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the results as JSON. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
-    try:
-        given, rest = build_parser().parse_known_args(argv)
-        print(json.dumps(measured(given, rest), indent=1))
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given, rest = build_parser().parse_known_args(argv)
+    print(json.dumps(measured(given, rest), indent=1))
     return 0
 
 

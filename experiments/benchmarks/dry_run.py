@@ -15,11 +15,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.sweep.dry_run import PlanReport, describe_plan
 
@@ -49,21 +49,18 @@ def line(name: str, ratios: Sequence[float]) -> str:
     )
 
 
+@reporting_errors
 def main() -> int:
     """Compare estimates with measurements. Exit code: 0 compared, 1 or 2 as the driver."""
-    try:
-        config = parse_config()
-        if config.machine.output_dir.is_dir() and any(config.machine.output_dir.glob(RESULT_FILES)):
-            raise ConfigurationError(
-                f"--output_dir {config.machine.output_dir} contains results already; give an empty folder"
-            )
-        before = describe_plan(config)
-        started, processor_started = time.perf_counter(), time.process_time()
-        report = run_profiling(config)
-        wall_s, processor_s = time.perf_counter() - started, time.process_time() - processor_started
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    config = parse_config()
+    if config.machine.output_dir.is_dir() and any(config.machine.output_dir.glob(RESULT_FILES)):
+        raise ConfigurationError(
+            f"--output_dir {config.machine.output_dir} contains results already; give an empty folder"
+        )
+    before = describe_plan(config)
+    started, processor_started = time.perf_counter(), time.process_time()
+    report = run_profiling(config)
+    wall_s, processor_s = time.perf_counter() - started, time.process_time() - processor_started
     after = estimate_from_ends(config, report.results)
     ends = {setting_key(report.results[0]), setting_key(report.results[-1])}
     scaled = {key: ratio for key, ratio in request_ratios(after, report.results).items() if key not in ends}

@@ -7,20 +7,18 @@ Eager stages and graphs are measured one after the other in one process, on the 
 """
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.selftest import missing_lines
 from experiment_core_utils.meters.stages import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
@@ -28,18 +26,20 @@ from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.device import (
-    NoMarks,
-    choose_device,
-    release_cached_memory,
-    set_cpu_threads,
-    synchronize,
-)
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.device import NoMarks, choose_device, release_cached_memory, set_cpu_threads
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.records.energy import EnergyFigure, StageEnergies
-from experiment_core_utils.tasks.registry import load_task
+from experiments.benchmarks.turns import (
+    add_model_flags,
+    config_of,
+    endless_model,
+    first_inputs,
+    paired_ratios,
+    quartiles,
+    timed,
+)
 
 WARM_UP_RUNS = 3
 EXECUTIONS = ("eager", "graph")
@@ -53,14 +53,10 @@ def load_request(
     model_path: Path | None, random_weights: bool, tier: str, device: torch.device, execution: str = "eager"
 ) -> tuple[StagedModel, Mapping[str, Any]]:
     """The model, and its task's first sample on the model's device; answers always have their full length."""
-    flags = ["--model_path", str(model_path)] if model_path else []
-    config = parse_config([*flags, "--execution", execution, *(["--random_weights"] if random_weights else [])])
-    model = load_staged_model(config.model, find_model(config.model.model_path), device)
-    model.eos_token_ids = frozenset()
-    task = load_task(config.task.dataset_name, config.task.split)
-    sample = task[0]
-    request = model.prepare(sample, task.prompt(sample), tier_target(tier).crops)
-    return model, model.to_device(request.inputs)
+    given = argparse.Namespace(model_path=model_path, random_weights=random_weights)
+    config = config_of(given, "--execution", execution, "--device", device.type)
+    model = endless_model(config)
+    return model, first_inputs(model, config, tier_target(tier))
 
 
 def tracking_ratios(
@@ -72,19 +68,12 @@ def tracking_ratios(
     def seconds(is_tracked: bool) -> float:
         if is_tracked:
             meter.open()
-        synchronize(model.device)
-        begun = time.perf_counter()
-        generate_greedily(model, inputs, max_new_tokens, NoMarks())
-        synchronize(model.device)
-        taken = time.perf_counter() - begun
+        taken, _ = timed(model.device, lambda: generate_greedily(model, inputs, max_new_tokens, NoMarks()))
         if is_tracked:
             meter.close()
         return taken
 
-    ratios = []
-    for pair in range(pairs):
-        taken = {is_tracked: seconds(is_tracked) for is_tracked in ((True, False) if pair % 2 else (False, True))}
-        ratios.append(taken[True] / taken[False])
+    ratios = paired_ratios(partial(seconds, True), partial(seconds, False), pairs)
     meter.release()
     return ratios
 
@@ -128,8 +117,7 @@ def report_lines(found: StageEnergies) -> list[str]:
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model_path", type=Path)
-    parser.add_argument("--random_weights", action="store_true")
+    add_model_flags(parser)
     parser.add_argument("--tier", default="medium")
     parser.add_argument("--top_k_list", type=int, nargs="+", default=[8, 4])
     parser.add_argument("--max_new_tokens", type=int, default=16)
@@ -184,28 +172,24 @@ def measure_setting(
     print("\n".join(report_lines(found)))
     print(f"measured in {taken_s:.1f} s", flush=True)
     ratios = tracking_ratios(model, inputs, given.max_new_tokens, how.using, given.pairs)
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    print(f"tracked / not tracked = {middle:.4f} (quartiles {low:.4f} to {high:.4f}, {given.pairs} pairs)", flush=True)
+    print(f"tracked / not tracked = {quartiles(ratios)}, quartiles of {given.pairs} pairs", flush=True)
     return {**asdict(found), "measured_in_s": taken_s, "tracking_ratios": ratios}
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print. Exit code: 0 done, 1 nothing here measures energy, 2 the request cannot be met."""
     given = build_parser().parse_args(argv)
     set_cpu_threads(None, 1)
-    try:
-        using = find_instruments(uuids_of([choose_device("auto")]), HostClock())
-        for line in missing_lines(using.missing):
-            print(line)
-        using.require_any()
-        if given.pairs < 2:
-            raise ConfigurationError(f"--pairs {given.pairs} say nothing of their spread; give 2 or more")
-        results = measure(given, using.calibrated())
-        if given.output is not None:
-            write_json_atomically(results, given.output)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    using = find_instruments(uuids_of([choose_device("auto")]), HostClock())
+    for line in missing_lines(using.missing):
+        print(line)
+    using.require_any()
+    if given.pairs < 2:
+        raise ConfigurationError(f"--pairs {given.pairs} say nothing of their spread; give 2 or more")
+    results = measure(given, using.calibrated())
+    if given.output is not None:
+        write_json_atomically(results, given.output)
     return 0
 
 

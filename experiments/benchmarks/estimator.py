@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiment_core_utils.config.command import run_command
-from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiments.analyses.latency.estimator import KNOBS, LatencyEstimator
 from experiments.analyses.latency.features import RequestColumns
 
@@ -40,15 +39,12 @@ def milliseconds_each(estimator: LatencyEstimator, requests: RequestColumns) -> 
     return float(np.median(taken)) * 1e3 / len(requests)
 
 
+@reporting_errors
 def main() -> int:
     """Print the table. Exit code: 0 printed, 1 no estimator there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("estimator", type=Path, metavar="ESTIMATOR_JSON")
-    try:
-        estimator = LatencyEstimator.load(parser.parse_args().estimator)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    estimator = LatencyEstimator.load(parser.parse_args().estimator)
     for number in BATCHES:
         each_ms = milliseconds_each(estimator, drawn_requests(estimator, number))
         print(f"{number:>7} settings at once: {each_ms:.5f} ms each")

@@ -20,8 +20,9 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from transformers import OlmoeForCausalLM, PreTrainedModel
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import staged_run
@@ -42,7 +43,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import StagedRun, TimedTokens
@@ -62,6 +63,7 @@ from experiments.benchmarks.execution_table import (
     totals_of_generate,
     work_of,
 )
+from experiments.benchmarks.turns import median_seconds
 
 # (rows, inner width, columns): a cube that large products come near to, and tall ones as a small tower makes them.
 SHAPES = ((1024, 1024, 1024), (6144, 192, 768), (6144, 768, 192))
@@ -77,12 +79,7 @@ def product_rate(repeats: int = 5) -> float:
 
 def _rate(rows: int, inner: int, columns: int, repeats: int) -> float:
     left, right, out = torch.rand(rows, inner), torch.rand(columns, inner), torch.empty(rows, columns)
-    seconds = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        torch.mm(left, right.t(), out=out)
-        seconds.append(time.perf_counter() - began)
-    return 2 * rows * inner * columns / statistics.median(seconds)
+    return 2 * rows * inner * columns / median_seconds(lambda: torch.mm(left, right.t(), out=out), repeats)
 
 
 QUICKSTART = "--tier_list low medium high --top_k_list 4 8 --num_active_blocks_list 12 16".split()
@@ -241,23 +238,12 @@ def batch_fields(bench: TwiceStaged, case: Case, batch_sizes: Sequence[int]) -> 
             staged.apply(case.setting)
             seconds = {}
             for tokens in (1, bench.max_new_tokens):
-                answers = _repeated(lambda: staged.answer_batch(requests, tokens), staged.device)  # noqa: B023
-                seconds[tokens] = statistics.median(answers)
+                answer = partial(staged.answer_batch, requests, tokens)
+                answer()
+                seconds[tokens] = median_seconds(answer, 3, staged.device)
             step_s = (seconds[bench.max_new_tokens] - seconds[1]) / (bench.max_new_tokens - 1)
             found.append({"batch": batch, "way": way, "step_ms": step_s * 1e3, "tokens_per_s": batch / step_s})
     return found
-
-
-def _repeated(act: Callable[[], object], device: torch.device) -> list[float]:
-    """Seconds of three repetitions, after one that does not count."""
-    seconds = []
-    for _ in range(4):
-        synchronize(device)
-        began = time.perf_counter()
-        act()
-        synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return seconds[1:]
 
 
 def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged, list[Case]]:
@@ -277,17 +263,11 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged,
     modes: tuple[ExecutionMode, ...] = ("eager", "graph")
     staged = {str(mode): _staged(model, processor, mode) for mode in modes}
     new_tokens = given.new_tokens or (33 if given.shape else 16)
+    crops = 0 if given.decoder_alone else given.crops
     cases = (
         embedded_cases(staged[EAGER], given.samples)
         if given.shape is None
-        else shaped_cases(
-            config_of_shape,
-            device,
-            model.dtype,
-            given.prompt_tokens,
-            0 if given.decoder_alone else given.crops,
-            given.top_k_list,
-        )
+        else shaped_cases(config_of_shape, device, model.dtype, given.prompt_tokens, crops, given.top_k_list)
     )
     return TwiceStaged(model, staged, copy.deepcopy(config_of_shape), new_tokens), list(cases)
 
@@ -337,32 +317,26 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark. Exit code: 0 done, 1 other tokens in float32, else that of the error, which is one line."""
-    try:
-        return _measured(_arguments(argv))
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-
-
-def _measured(given: argparse.Namespace) -> int:
+    given = _arguments(argv)
     set_cpu_threads(given.num_threads, 1)
     device = choose_device(given.device)
     bench, cases = _made(given, device)
     ways, refused = possible_ways(bench, cases[0])
-    timed: list[Timed] = []
+    times: list[Timed] = []
     products: list[float] = []
     for case in cases:
         if device.type == "cpu" and bench.model.dtype == torch.float32:
             products.append(product_rate())
-        timed += timed_case(bench, case, ways, given.warm_rounds, given.rounds)
+        times += timed_case(bench, case, ways, given.warm_rounds, given.rounds)
     element_bytes = bench.model.dtype.itemsize
     work: dict[str, dict[str, Work]] = {
         case.name: work_of(bench.config, shape_of(bench.staged[EAGER], case), element_bytes) for case in cases
     }
     rates = _rates(given, device, statistics.median(products) if products else None)
-    rows = entries(timed, {} if rates is None else _floors(work, rates))
+    rows = entries(times, {} if rates is None else _floors(work, rates))
     content = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),

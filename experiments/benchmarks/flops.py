@@ -8,9 +8,7 @@ the formula, which is over so soon, is repeated a hundred times as often.
 """
 
 import argparse
-import statistics
 import sys
-import time
 from collections.abc import Iterator
 
 import pandas as pd
@@ -32,6 +30,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
 from experiment_core_utils.primitives.device import set_cpu_threads
+from experiments.benchmarks.turns import median_seconds
 
 METHODS: tuple[FlopMethod, ...] = ("formula", "counter", "ptflops")
 # As many blocks as Llama 3 70B and Qwen3 235B have.
@@ -40,14 +39,8 @@ DEEP, DEEP_MIXTURE = {"num_hidden_layers": 80}, {"num_hidden_layers": 94}
 
 def small_configs() -> list[PreTrainedConfig]:
     """A config of each kind of decoder: 4 blocks of width 128; a dense one of 80 blocks, a mixture of 94."""
-    sizes = {
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
+    sizes = {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     experts = {"num_experts": 16, "num_experts_per_tok": 4}
     return [
         LlamaConfig(**sizes),
@@ -73,12 +66,7 @@ def models() -> Iterator[tuple[str, nn.Module]]:
 def median_ms(model: nn.Module, prompt: torch.Tensor, method: FlopMethod, repeats: int) -> tuple[float, float | None]:
     """Median time of a figure after the first, and the figure."""
     figure = count_prompt_flops(model, prompt, None, method).flops
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        count_prompt_flops(model, prompt, None, method)
-        times.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(times), figure
+    return 1e3 * median_seconds(lambda: count_prompt_flops(model, prompt, None, method), repeats), figure
 
 
 def row(name: str, model: nn.Module, prompt: torch.Tensor, repeats: int) -> dict[str, object]:

@@ -10,13 +10,11 @@ that are not this script's own go to the pipeline's configuration.
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, CLIPVisionConfig, LlavaConfig, OlmoeConfig
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
@@ -25,10 +23,11 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
-from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
+from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.sweep.plan import requested_values
+from experiments.benchmarks.turns import paired_ratios, quartiles, timed
 
 Case = tuple[str, Any, Mapping[str, Any]]
 IMAGE_TOKEN, VOCABULARY, TEXT_TOKENS = 3, 1000, 32
@@ -36,24 +35,10 @@ IMAGE_TOKEN, VOCABULARY, TEXT_TOKENS = 3, 1000, 32
 
 def built_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
     """Two random models of width 256: a LLaVA with 576 vision tokens and 8 blocks of OLMoE (top-4 of 16); its OLMoE."""
-    text = OlmoeConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=256,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_experts=16,
-        num_experts_per_tok=4,
-        max_position_embeddings=2048,
-    )
-    tower = CLIPVisionConfig(
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        image_size=336,
-        patch_size=14,
-    )
+    sizes = {"hidden_size": 256, "num_attention_heads": 4}
+    experts = {"num_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 256}
+    text = OlmoeConfig(**sizes, **experts, vocab_size=VOCABULARY, num_hidden_layers=8, max_position_embeddings=2048)
+    tower = CLIPVisionConfig(**sizes, intermediate_size=1024, num_hidden_layers=6, image_size=336, patch_size=14)
     whole = LlavaConfig(text_config=text, vision_config=tower, image_token_index=IMAGE_TOKEN)
     torch.manual_seed(0)
     words = torch.randint(10, VOCABULARY, (1, TEXT_TOKENS), device=device)
@@ -99,32 +84,9 @@ def plain(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
     model.generate(**inputs, max_new_tokens=max_new_tokens)
 
 
-def timed(device: torch.device, run: Callable[[], None]) -> float:
-    """Seconds of a run by the host's clock; the device is idle at both ends."""
-    synchronize(device)
-    started = time.perf_counter()
-    run()
-    synchronize(device)
-    return time.perf_counter() - started
-
-
-def ratios(device: torch.device, one: Callable[[], None], other: Callable[[], None], pairs: int) -> list[float]:
-    """Time of `one` over that of `other` in each pair; which of the two goes first alternates."""
-    found = []
-    for pair in tqdm(range(pairs), desc="pairs", leave=False):
-        if pair % 2:
-            first = timed(device, one)
-            found.append(first / timed(device, other))
-        else:
-            first = timed(device, other)
-            found.append(timed(device, one) / first)
-    return found
-
-
-def quartiles(values: list[float]) -> str:
-    """The median, and the first and third quartile."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.4f} ({low:.4f} to {high:.4f})"
+def seconds(run: Callable[..., None], model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> float:
+    """Seconds of a run, the device idle at both ends."""
+    return timed(model.device, lambda: run(model, inputs, max_new_tokens))[0]
 
 
 def main() -> None:
@@ -133,16 +95,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--new_tokens", type=int, default=16)
     own, flags = parser.parse_known_args()
-    config = parse_config(
-        [
-            *(["--model_path", own.model_path] if own.model_path else []),
-            "--num_samples",
-            "1",
-            "--execution",
-            "eager",
-            *flags,
-        ]
-    )
+    path = ["--model_path", own.model_path] if own.model_path else []
+    config = parse_config([*path, "--num_samples", "1", "--execution", "eager", *flags])
     set_cpu_threads(config.machine.num_threads, 1)
     device = choose_device(config.machine.device)
     cases = (
@@ -156,10 +110,10 @@ def main() -> None:
         model.generation_config = greedy_config(model)
         # Always the full number of tokens, so that both runs do the same work.
         model.generation_config.eos_token_id = None
-        with_marks, without = (partial(run, model, inputs, own.new_tokens) for run in (marked, plain))
-        ratios(device, with_marks, without, 2)
-        middle = statistics.median(timed(device, without) for _ in range(5))
-        found, noise = (ratios(device, run, without, own.pairs) for run in (with_marks, without))
+        with_marks, without = (partial(seconds, run, model, inputs, own.new_tokens) for run in (marked, plain))
+        paired_ratios(with_marks, without, 2)
+        middle = statistics.median(without() for _ in range(5))
+        found, noise = (paired_ratios(run, without, own.pairs) for run in (with_marks, without))
         print(f"| {name} | {middle * 1e3:.1f} | {quartiles(found)} | {quartiles(noise)} |", flush=True)
 
 

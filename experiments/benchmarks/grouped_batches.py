@@ -23,7 +23,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared, batches_of
 from experiment_core_utils.sweep.plan import max_new_tokens_of
-from experiments.benchmarks.accuracy_batches import Answers, timed
+from experiments.benchmarks.accuracy_batches import Answers
+from experiments.benchmarks.turns import best_in_turn
 
 
 def one_by_one(model: StagedModel, questions: Sequence[PreparedQuestion], max_new_tokens: int) -> Answers:
@@ -60,10 +61,7 @@ def compare(model: StagedModel, questions: Sequence[PreparedQuestion], max_new_t
         "alone": partial(one_by_one, model, questions, max_new_tokens),
         "grouped": partial(answer_prepared, model, questions, max_new_tokens, len(questions)),
     }
-    best: dict[str, tuple[float, Answers]] = {}
-    for _ in range(rounds):
-        for name, way in ways.items():
-            best[name] = min(best.get(name, (float("inf"), [])), timed(model, way), key=lambda found: found[0])
+    best = best_in_turn(model.device, ways, rounds)
     (alone_s, alone), (grouped_s, grouped) = best["alone"], best["grouped"]
     differing = sum(one != other for one, other in zip(alone, grouped, strict=True))
     num_settings = len({each.setting for each in questions})

@@ -18,8 +18,7 @@ import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
-from experiment_core_utils.config.command import run_command
-from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.sweep.front_search import (
     MeanBound,
@@ -230,6 +229,7 @@ def summary_of(done: Sequence[SearchAgreement]) -> str:
     )
 
 
+@reporting_errors
 def main() -> int:
     """Exit code: 0 done, 1 the table cannot be read, 2 a wrong flag."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -241,11 +241,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=float, default=getattr(rules, name))
     parser.add_argument("--first_samples", type=int, default=rules.first_samples)
     given = parser.parse_args()
-    try:
-        recorded = read_table(given.table) if given.table is not None else None
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    recorded = read_table(given.table) if given.table is not None else None
     done: list[SearchAgreement] = []
     for seed in tqdm(range(given.seeds), desc="seeds", leave=False, disable=not sys.stderr.isatty()):
         table = recorded if recorded is not None else made_up_table(given.num_samples, seed)

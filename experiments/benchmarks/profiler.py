@@ -4,25 +4,21 @@ python -m experiments.benchmarks.profiler --rounds 15
 """
 
 import argparse
-import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.parts import ProfilerMode
-from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
-from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads, synchronize
+from experiment_core_utils.primitives.device import NoMarks, set_cpu_threads, synchronize
 from experiment_core_utils.sweep.profiles import StagesInRanges, new_profiler
-from experiment_core_utils.tasks.registry import load_task
+from experiments.benchmarks.turns import add_model_flags, config_of, endless_model, first_inputs, quartiles
 
 # "again" is a second run without a profiler in each round: its ratio to the first is the noise of the others.
 KINDS: Mapping[str, ProfilerMode | None] = {"none": None, "again": None, "minimal": "minimal", "full": "full"}
@@ -66,37 +62,25 @@ def ratios_of_rounds(
     return ratios
 
 
-def spread(values: Sequence[float]) -> str:
-    """The median and quartiles."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model_path", type=Path)
+    add_model_flags(parser)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--max_new_tokens", type=int, default=16)
     parser.add_argument("--num_threads", type=int)
     parser.add_argument("--tier_list", nargs="+", default=["low", "medium", "high"])
-    parser.add_argument("--random_weights", action="store_true")
     arguments = parser.parse_args()
-    flags = ["--model_path", str(arguments.model_path)] if arguments.model_path else []
-    flags += ["--tier_list", *arguments.tier_list]
-    config = parse_config([*flags, *(["--random_weights"] if arguments.random_weights else [])])
+    config = config_of(arguments, "--tier_list", *arguments.tier_list)
     set_cpu_threads(arguments.num_threads, 1)
-    model = load_staged_model(config.model, find_model(config.model.model_path), choose_device("auto"))
-    model.eos_token_ids = frozenset()  # always the full number of tokens, so that all runs do the same work
-    task = load_task(config.task.dataset_name, config.task.split)
+    model = endless_model(config)
     print(f"{model.name} on {model.device.type}, {torch.get_num_threads()} threads, {arguments.rounds} rounds:")
     print("ratios to a run without a profiler, median (quartiles): the generation | with the profiler's start and stop")
     for target in config.knobs.vision_targets:
-        sample = task[0]
-        inputs = model.to_device(model.prepare(sample, task.prompt(sample), target.crops).inputs)
+        inputs = first_inputs(model, config, target)
         ratios_of_rounds(model, inputs, arguments.max_new_tokens, 2)
         for name, (run, whole) in ratios_of_rounds(model, inputs, arguments.max_new_tokens, arguments.rounds).items():
             label = "none, again" if name == "again" else name
-            print(f"{target.label}: {label}: {spread(run)} | {spread(whole)}", flush=True)
+            print(f"{target.label}: {label}: {quartiles(run, 3)} | {quartiles(whole, 3)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ import argparse
 import random
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
 from experiment_core_utils.tasks.scoring.ptb_tokenizer import ptb_tokenize
+from experiments.benchmarks.turns import median_seconds
 
 # COCO's 2014 validation split.
 IMAGES = 40_504
@@ -79,16 +79,6 @@ def answers_for(metric: str, predictions: Sequence[str], references: Sequence[tu
         Answer(prediction, tuple(" ".join(answer.split()[:3]) for answer in answers) * 2)
         for prediction, answers in zip(short, references, strict=True)
     ]
-
-
-def median_seconds(act: Callable[[], object], repeats: int) -> float:
-    """Median seconds over the repeats."""
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        act()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.csv_tables import csv_of_rows
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_fraction, check_within
 from experiments.analyses.charts.style import save_figure
@@ -84,15 +84,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate the policies. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
-    try:
-        given, rest = build_parser().parse_known_args(argv)
-        _check(given, rest)
-        evaluation = replayed(given) if given.mode == "replay" else measured_live(given, rest)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given, rest = build_parser().parse_known_args(argv)
+    _check(given, rest)
+    evaluation = replayed(given) if given.mode == "replay" else measured_live(given, rest)
     for line in table_lines(evaluation):
         print(line)
     return 0

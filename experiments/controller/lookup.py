@@ -15,9 +15,9 @@ import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, ResultsError
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.primitives.units import check_at_least
@@ -234,21 +234,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Build a lookup or predict from one. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
-    try:
-        given = build_parser().parse_args(argv)
-        if given.command == "build":
-            lookup = build(load_grid(given.results), given.aggregation_method, given.tolerance)
-            save(lookup, given.output)
-            print(f"{given.output}: {len(lookup.entries)} settings by {lookup.aggregation_method}")
-        else:
-            lookup = load(given.file)
-            for budget_ms in given.budget_ms:
-                print(_line(lookup, budget_ms))
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given = build_parser().parse_args(argv)
+    if given.command == "build":
+        lookup = build(load_grid(given.results), given.aggregation_method, given.tolerance)
+        save(lookup, given.output)
+        print(f"{given.output}: {len(lookup.entries)} settings by {lookup.aggregation_method}")
+    else:
+        lookup = load(given.file)
+        for budget_ms in given.budget_ms:
+            print(_line(lookup, budget_ms))
     return 0
 
 

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_TIMES, check_fraction, check_within
 from experiments.controller.training.environment import RewardRecipe
@@ -102,15 +102,12 @@ def _two_defaults(name: str) -> str:
     return f"{getattr(GrpoRecipe(), name)}; {getattr(CAREFUL, name)} where networks were taught before"
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Train a controller. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
-    try:
-        given, rest = build_parser().parse_known_args(argv)
-        check_flags(argv)
-        train(given, rest)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given, rest = build_parser().parse_known_args(argv)
+    check_flags(argv)
+    train(given, rest)
     return 0
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.config.command import libraries_loading, run_command
+from experiment_core_utils.config.command import libraries_loading, reporting_errors, run_command
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.primitives.errors import ProfilerError, Stopped
 
 
+@reporting_errors
 def main() -> int:
     """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 refused, 3 samples failed, 130 stopped."""
     # While imports and loading last; a run has its own handlers, which let the sample at work end.
@@ -34,12 +34,6 @@ def main() -> int:
             from experiments.core_exp.closing_lines import closing_lines
 
         report = run_profiling(config)
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
-        return stopped.exit_code
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
         print("stopped; finished samples are saved: run the same command again to resume", file=sys.stderr)
         return 130

@@ -17,11 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.errors import ProfilerError
 from experiments.analyses.recorded_table import table_of, write_table
 
 # 3 tiers x 4 numbers of experts x 5 numbers of blocks.
@@ -48,6 +47,7 @@ def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str
     return 1 if report.failed else 0
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 a setting failed, or the table cannot be written, 2 a flag is wrong."""
     parser = OneLineParser(prog="collect_table.py", description="Measure a full grid and write it as one small table.")
@@ -55,13 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results_dir", type=Path, default=Path("results/pareto_grid"), metavar="DIR",
                         help="folder of the run (default: %(default)s)")  # fmt: skip
     parser.add_argument("--num_samples", type=int, default=500, help="samples of each setting (default: %(default)s)")
-    try:
-        given: argparse.Namespace
-        given, flags = parser.parse_known_args(argv)
-        return collect(given.table, given.results_dir, given.num_samples, flags)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given: argparse.Namespace
+    given, flags = parser.parse_known_args(argv)
+    return collect(given.table, given.results_dir, given.num_samples, flags)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
+from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.charts.stage_figures import (
     draw_components,
     draw_flops,
@@ -75,18 +75,15 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
     return AnalysisFiles(contents, tables, figures).write(output_dir)
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="e1_stage_latency.py", description="Where the time of a sweep goes, stage by stage.")
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="default: RESULTS_DIR/analysis")
-    try:
-        given: argparse.Namespace = parser.parse_args(argv)
-        for path in analyse(given.results_dir, given.output_dir or given.results_dir / "analysis"):
-            print(path)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given: argparse.Namespace = parser.parse_args(argv)
+    for path in analyse(given.results_dir, given.output_dir or given.results_dir / "analysis"):
+        print(path)
     return 0
 
 

@@ -13,9 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from matplotlib.figure import Figure
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
 from experiments.analyses.charts.knob_figures import draw_coupling, draw_effects, draw_fronts
 from experiments.analyses.files import AnalysisFiles, Steps
@@ -88,6 +87,7 @@ def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) 
     return figures
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="e2_knob_pareto.py", description="What the knobs of a sweep buy, and how they depend.")
@@ -99,18 +99,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
                         help=f"number of paired resamples for the intervals ({NUM_DRAWS})")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the resamples (default: 0)")
-    try:
-        given: argparse.Namespace = parser.parse_args(argv)
-        # All draws are held in memory at the same time.
-        check_within("--num_draws", given.num_draws, 100, 100_000)
-        check_within("--seed", given.seed, 0, LARGEST_SEED)
-        first = given.results[0]
-        folder = given.output_dir or (first.parent if first.is_file() else first) / "analysis"
-        for path in analyse(given.results, folder, given.percentile, given.num_draws, given.seed):
-            print(path)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given: argparse.Namespace = parser.parse_args(argv)
+    # All draws are held in memory at the same time.
+    check_within("--num_draws", given.num_draws, 100, 100_000)
+    check_within("--seed", given.seed, 0, LARGEST_SEED)
+    first = given.results[0]
+    folder = given.output_dir or (first.parent if first.is_file() else first) / "analysis"
+    for path in analyse(given.results, folder, given.percentile, given.num_draws, given.seed):
+        print(path)
     return 0
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiments.analyses.charts.latency_figures import save_figures
 from experiments.analyses.files import Steps
@@ -40,41 +39,38 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the analysis. Exit code: 0 written, 1 the results are broken or too few, 2 the request is not possible."""
-    try:
-        given = build_parser().parse_args(argv)
-        output_dir = given.output_dir or given.results_dir / "e3"
-        steps = Steps()
-        sweep = load_sweep(given.results_dir)
-        count = len(sweep.settings)
-        steps.say(count, f"{count} settings are read; the estimator is fitted, and validated on settings left out")
-        found = analyse_latency(samples_frame(sweep), given.level)
-        samples, estimator, validation, curve = found.samples, found.estimator, found.validation, found.curve
-        if given.target_dir is None:
-            studies = [study_by_order(sweep, samples, given.level), study_of_synthetic(samples, given.level)]
-        else:
-            studies = [study_of_target(estimator, sweep, load_sweep(given.target_dir))]
-        estimator.save(output_dir / "e3_latency_estimator.json")
-        steps.say(count, "files and pictures are written")
-        entries = validation_fields(sweep, samples, estimator, validation, studies, curve)
-        if found.left_out is not None:
-            entries["caveats"].append(found.left_out)
-        write_json_atomically(entries, output_dir / "e3_validation.json")
-        write_text_atomically(predictions_csv(samples, validation), output_dir / "e3_predictions.csv")
-        drift = entries["control_drift"]
-        save_figures(
-            samples,
-            validation,
-            studies,
-            curve,
-            device=sweep.provenance.device,
-            drift=drift["mean_deviation"] if drift else None,
-            folder=output_dir,
-        )
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given = build_parser().parse_args(argv)
+    output_dir = given.output_dir or given.results_dir / "e3"
+    steps = Steps()
+    sweep = load_sweep(given.results_dir)
+    count = len(sweep.settings)
+    steps.say(count, f"{count} settings are read; the estimator is fitted, and validated on settings left out")
+    found = analyse_latency(samples_frame(sweep), given.level)
+    samples, estimator, validation, curve = found.samples, found.estimator, found.validation, found.curve
+    if given.target_dir is None:
+        studies = [study_by_order(sweep, samples, given.level), study_of_synthetic(samples, given.level)]
+    else:
+        studies = [study_of_target(estimator, sweep, load_sweep(given.target_dir))]
+    estimator.save(output_dir / "e3_latency_estimator.json")
+    steps.say(count, "files and pictures are written")
+    entries = validation_fields(sweep, samples, estimator, validation, studies, curve)
+    if found.left_out is not None:
+        entries["caveats"].append(found.left_out)
+    write_json_atomically(entries, output_dir / "e3_validation.json")
+    write_text_atomically(predictions_csv(samples, validation), output_dir / "e3_predictions.csv")
+    drift = entries["control_drift"]
+    save_figures(
+        samples,
+        validation,
+        studies,
+        curve,
+        device=sweep.provenance.device,
+        drift=drift["mean_deviation"] if drift else None,
+        folder=output_dir,
+    )
     lines = [*closing_lines(estimator, validation, studies, curve)]
     lines += [] if found.left_out is None else [f"caveat: {found.left_out}"]
     for line in (*lines, f"written to {output_dir}"):

@@ -17,9 +17,9 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 DRIVER = Path(__file__).resolve().with_name("acc_lat_profiling.py")
 # The published list with its limits of tokens; a dataset that is not in it has its task's own limit.
@@ -228,14 +228,11 @@ def worst(outcomes: Sequence[Outcome]) -> int:
     return 1
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 all datasets measured, 1 some were not, 2 it cannot be done, 3 samples failed, 130 stopped."""
-    try:
-        arguments = sys.argv[1:] if argv is None else argv
-        request = parse_request(arguments, os.environ, visible_gpus(os.environ))
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    arguments = sys.argv[1:] if argv is None else argv
+    request = parse_request(arguments, os.environ, visible_gpus(os.environ))
     runner = Runner()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, runner.stop)

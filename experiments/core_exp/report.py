@@ -12,9 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of
@@ -35,18 +34,15 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the report. Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong."""
-    try:
-        given = build_parser().parse_args(argv)
-        output = given.output or given.results_dirs[0] / "report.html"
-        report = report_of(analyse(given.results_dirs))
-        # Names of folders that are not UTF-8 have letters that it lacks.
-        page = page_of(report).encode(errors="backslashreplace").decode()
-        write_text_atomically(page, output)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given = build_parser().parse_args(argv)
+    output = given.output or given.results_dirs[0] / "report.html"
+    report = report_of(analyse(given.results_dirs))
+    # Names of folders that are not UTF-8 have letters that it lacks.
+    page = page_of(report).encode(errors="backslashreplace").decode()
+    write_text_atomically(page, output)
     print(output)
     return 0
 

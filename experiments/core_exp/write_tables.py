@@ -9,10 +9,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside, write_samples_csv, write_settings_csv
-from experiment_core_utils.primitives.errors import ProfilerError
 from experiments.analyses.sweeps import load_sweep
 
 
@@ -35,16 +34,13 @@ def write_tables(results_dir: Path) -> list[Path]:
     return written
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the tables. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="write_tables.py", description="CSV files of the settings and samples of a sweep.")
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
-    try:
-        for path in write_tables(parser.parse_args(argv).results_dir):
-            print(path)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    for path in write_tables(parser.parse_args(argv).results_dir):
+        print(path)
     return 0
 
 

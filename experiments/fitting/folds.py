@@ -1,29 +1,20 @@
 """Partitions of samples in which all samples of a group (a setting, a picture, a network) stay together."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-Item = TypeVar("Item")
-
-
-def grouped_folds(groups: np.ndarray, num_folds: int, seed: int = 0) -> np.ndarray:
-    """[S], the fold of each sample: groups are dealt out in shuffled order, each with all its samples."""
-    names, places = np.unique(groups, return_inverse=True)
-    return (np.random.default_rng(seed).permutation(len(names)) % num_folds)[places]
-
 
 def left_out_masks(groups: np.ndarray, num_folds: int) -> Iterator[np.ndarray]:
-    """For each fold of `grouped_folds` the mask [S] of the samples that it leaves out."""
-    folds = grouped_folds(groups, num_folds)
-    return (folds == fold for fold in range(num_folds))
+    """For each fold the mask [S] of the samples that it leaves out: groups in shuffled order, all samples of each.
 
+    Raises ValueError for fewer groups than folds.
+    """
+    # Its import takes a second, and most commands need none of it.
+    from sklearn.model_selection import GroupKFold
 
-def parted(items: Iterable[Item], is_left_out: Callable[[Item], bool]) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
-    """The items to fit to, and those left out."""
-    items = tuple(items)
-    return tuple(each for each in items if not is_left_out(each)), tuple(each for each in items if is_left_out(each))
+    for _, places in GroupKFold(num_folds, shuffle=True, random_state=0).split(groups, groups=groups):
+        yield np.isin(np.arange(len(groups)), places)
 
 
 def drawn_groups(groups: Sequence[str], strata: Sequence[str], share: float, seed: int) -> np.ndarray:

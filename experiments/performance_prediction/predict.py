@@ -11,9 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ProfilerError
 from experiments.performance_prediction.prediction.lines import fit, predict
 
 DEFAULT_FILE = Path("latency_model.json")
@@ -45,25 +44,22 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Fit or predict. Exit code: 0 done, 1 unreadable or unwritable files, 2 it cannot be done."""
-    try:
-        arguments = build_parser().parse_args(argv)
-        if arguments.command == "fit":
-            fit(arguments.results, arguments.output, arguments.held_out_sizes, arguments.figures)
-        else:
-            predict(
-                arguments.file,
-                arguments.model,
-                arguments.input_size,
-                arguments.algorithm,
-                arguments.device,
-                arguments.batch_size,
-                arguments.layers,
-            )
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    arguments = build_parser().parse_args(argv)
+    if arguments.command == "fit":
+        fit(arguments.results, arguments.output, arguments.held_out_sizes, arguments.figures)
+    else:
+        predict(
+            arguments.file,
+            arguments.model,
+            arguments.input_size,
+            arguments.algorithm,
+            arguments.device,
+            arguments.batch_size,
+            arguments.layers,
+        )
     return 0
 
 

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.primitives.csv_tables import read_table_file
-from experiment_core_utils.primitives.errors import ProfilerError
 
 
 def status_lines(results: Path) -> Iterator[str]:
@@ -36,16 +35,13 @@ def _state_of(table: Path) -> str:
     return f"{len(rows)} of {requested} sizes ({counts}), {state}; last at {rows[-1]['timestamp']}"
 
 
+@reporting_errors
 def main() -> int:
     """Print the status. Exit code: 0, or 1 where a table cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, default=Path("results"))
     results = parser.parse_args().results
-    try:
-        lines = list(status_lines(results))
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    lines = list(status_lines(results))
     print("\n".join(lines) or f"nothing in {results} yet")
     return 0
 

@@ -11,9 +11,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.primitives.device import visible_gpus
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, Stopped
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS
 from experiments.performance_prediction.algorithms.cudnn_library import loaded_cudnn
@@ -41,6 +41,7 @@ def cuda_check() -> tuple[bool, list[str]]:
     return True, [*lines, f"cuDNN {torch.backends.cudnn.version()}"]
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Profile. Exit code: 0 every size has its row, 1 broke off, 2 it cannot be done or is not covered, 130 stopped."""
     try:
@@ -59,12 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         stop = StopRequest()
         with signals_stop(stop):
             return run_profiles(profile_config(arguments), stop)
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
-        return stopped.exit_code
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
         print("stopped; finished samples are saved: run the same command again to resume", file=sys.stderr)
         return 130

@@ -11,10 +11,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.config.command import libraries_loading, run_command
+from experiment_core_utils.config.command import libraries_loading, reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.text_grid import combinations, read_yaml, with_overrides
-from experiment_core_utils.primitives.errors import ProfilerError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -49,6 +48,7 @@ def _content(given: argparse.Namespace) -> dict[str, Any]:
     return content if given.model_name is None else {**content, "model_name": given.model_name}
 
 
+@reporting_errors
 def main() -> int:
     """Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130 stopped."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -67,9 +67,6 @@ def main() -> int:
                 print("\n".join(plan.lines()))
             return 0
         report = run_text_experiments(grid, given.output_dir, lambda line: print(line, file=sys.stderr, flush=True))
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
     except KeyboardInterrupt:
         print("stopped; finished experiments are saved: run the same command again to resume", file=sys.stderr)
         return 130

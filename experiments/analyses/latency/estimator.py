@@ -6,23 +6,21 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, with_config
 from pydantic_core import to_json
-from typing_extensions import TypedDict
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.result_files import field_fault, read_json_object
 from experiments.analyses.latency.features import (
     STAGES,
-    TERMS,
     RequestColumns,
     RequestSetting,
     TimedSamples,
     requests_of,
 )
 from experiments.analyses.latency.settings_left_out import FOLDS, choose_forms, ratios_left_out
-from experiments.analyses.latency.stage_regression import PREDICTED, StageModel, fit_stages, stage_times
+from experiments.analyses.latency.stage_regression import PREDICTED, STORED, StageModel, fit_stages, stage_times
 from experiments.fitting.intervals import conformal_ratios
 
 SCHEMA_VERSION = 1
@@ -54,39 +52,6 @@ class Prediction:
     extrapolated: np.ndarray
 
 
-@dataclass(frozen=True)
-class FittedStages:
-    """The stages' models that `fit` found.
-
-    Attributes:
-        stages: name of STAGES -> model; without `T_vision_total` where no sample had a picture.
-        ratios: name of PREDICTED -> (low, high), the bounds of measured / predicted, for the interval.
-        ranges: column of Requests, or `prompt_tokens` -> (smallest, largest) measured.
-        expected_output: task -> mean output tokens.
-        caveats: what the samples could not show.
-    """
-
-    stages: Mapping[str, StageModel]
-    ratios: Mapping[str, tuple[float, float]]
-    ranges: Mapping[str, tuple[float, float]]
-    expected_output: Mapping[str, float]
-    num_samples: int
-    num_settings: int
-    caveats: tuple[str, ...]
-
-
-_FINITE = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-def _term(name: str) -> str:
-    if name not in TERMS:
-        raise ValueError(f"no model has the term {name}")
-    return name
-
-
-_Part = dict[Annotated[str, AfterValidator(_term)], float]
-
-
 def _with(*names: str) -> AfterValidator:
     def check(value: Mapping[str, Any]) -> Mapping[str, Any]:
         lacking = [name for name in names if name not in value]
@@ -97,29 +62,31 @@ def _with(*names: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-@with_config(_FINITE)
-class _StoredStage(TypedDict):
-    form: str
-    work: _Part
-    floor: _Part
-    runs_ahead: bool
+@with_config(STORED)
+@dataclass(frozen=True)
+class FittedStages:
+    """The stages' models that `fit` found; in the file beside the level of the intervals.
 
-
-@with_config(_FINITE)
-class _StoredEstimator(TypedDict):
-    """The content of the file that `save` writes."""
+    Attributes:
+        level: fraction of requests that the intervals contain.
+        stages: name of STAGES -> model; without `T_vision_total` where no sample had a picture.
+        ratios: name of PREDICTED -> (low, high), the bounds of measured / predicted, for the interval.
+        ranges: column of Requests, or `prompt_tokens` -> (smallest, largest) measured.
+        expected_output: task -> mean output tokens.
+        caveats: what the samples could not show.
+    """
 
     level: Annotated[float, Field(gt=0, lt=1)]
-    stages: Annotated[dict[str, _StoredStage], _with(*STAGES[1:])]
-    ratios: Annotated[dict[str, tuple[float, float]], _with(*PREDICTED)]
-    ranges: Annotated[dict[str, tuple[float, float]], _with(*KNOBS, "prompt_tokens")]
-    expected_output: dict[str, Annotated[float, Field(ge=1)]]
+    stages: Annotated[Mapping[str, StageModel], _with(*STAGES[1:])]
+    ratios: Annotated[Mapping[str, tuple[float, float]], _with(*PREDICTED)]
+    ranges: Annotated[Mapping[str, tuple[float, float]], _with(*KNOBS, "prompt_tokens")]
+    expected_output: Mapping[str, Annotated[float, Field(ge=1)]]
     num_samples: int
     num_settings: int
-    caveats: list[str]
+    caveats: tuple[str, ...]
 
 
-_STORED = TypeAdapter(_StoredEstimator)
+_STORED = TypeAdapter(FittedStages)
 
 
 class LatencyEstimator:
@@ -156,6 +123,7 @@ class LatencyEstimator:
         forms = choose_forms(samples)
         ratios = ratios_left_out(samples, forms)
         self._fitted = FittedStages(
+            level=self.level,
             stages=fit_stages(samples, forms),
             ratios={name: conformal_ratios(ratios[name], self.level) for name in PREDICTED},
             ranges=ranges_of(samples.requests),
@@ -191,7 +159,7 @@ class LatencyEstimator:
 
     def save(self, path: Path) -> None:
         """Write the estimator as one JSON object, see docs/core_exp/e3_latency_estimator.md."""
-        content = {"schema_version": SCHEMA_VERSION, "kind": KIND, "level": self.level, **asdict(self.fitted)}
+        content = {"schema_version": SCHEMA_VERSION, "kind": KIND, **asdict(self.fitted)}
         write_json_atomically(content, path)
 
     @classmethod
@@ -207,21 +175,9 @@ class LatencyEstimator:
             stored = _STORED.validate_json(to_json(content), strict=True)
         except ValidationError as error:
             raise ResultsError(f"{path} {field_fault(error)}; fit it again with e3_latency_estimator.py") from error
-        estimator = cls(stored["level"])
-        estimator._fitted = _fitted_of(stored)
+        estimator = cls(stored.level)
+        estimator._fitted = stored
         return estimator
-
-
-def _fitted_of(stored: _StoredEstimator) -> FittedStages:
-    return FittedStages(
-        stages={name: StageModel(**stage) for name, stage in stored["stages"].items()},
-        ratios=stored["ratios"],
-        ranges=stored["ranges"],
-        expected_output=stored["expected_output"],
-        num_samples=stored["num_samples"],
-        num_settings=stored["num_settings"],
-        caveats=tuple(stored["caveats"]),
-    )
 
 
 def check_enough(samples: TimedSamples) -> None:

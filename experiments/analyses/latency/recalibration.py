@@ -19,7 +19,7 @@ from experiments.analyses.latency.stage_regression import (
 )
 from experiments.analyses.latency.validation import Repeatability, repeatability
 from experiments.analyses.sweeps import Sweep, samples_frame
-from experiments.fitting.folds import grouped_folds
+from experiments.fitting.folds import left_out_masks
 from experiments.fitting.regression import robust_nonnegative
 from experiments.fitting.scores import relative_error
 
@@ -205,7 +205,7 @@ def study_of_synthetic(samples: TimedSamples, level: float) -> RecalibrationStud
     """
     changes = ", ".join(f"{name} x {factor:g} + {added:g} ms" for name, (factor, added) in SYNTHETIC.items())
     source, target = "one half of the settings", f"the other half on a synthetic device ({changes})"
-    is_first = grouped_folds(samples.knobs, 2) == 0
+    is_first = next(left_out_masks(samples.knobs, 2))
     first, second = samples.take(is_first), synthetic_device(samples.take(~is_first))
     if len(np.unique(first.knobs)) < MIN_SETTINGS or len(first) < MIN_SAMPLES or len(second) < 2 * min(SIZES):
         return RecalibrationStudy("synthetic", source, target, (), {}, TOO_FEW)

@@ -7,11 +7,13 @@ of the prefill begins with the request, not with the prefill: the time of vision
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import AfterValidator, ConfigDict, with_config
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples, columns_of, identifiable
+from experiments.analyses.latency.features import STAGES, TERMS, RequestColumns, TimedSamples, columns_of, identifiable
 from experiments.fitting.regression import robust_nonnegative
 
 # Fractions of the samples, those of least work first, that a fit begins with on the floor.
@@ -54,6 +56,17 @@ FORMS: Mapping[str, tuple[StageForm, ...]] = {
 }
 
 
+def _term(name: str) -> str:
+    if name not in TERMS:
+        raise ValueError(f"no model has the term {name}")
+    return name
+
+
+STORED = ConfigDict(strict=True, allow_inf_nan=False)
+Part = Mapping[Annotated[str, AfterValidator(_term)], float]
+
+
+@with_config(STORED)
 @dataclass(frozen=True)
 class StageModel:
     """A fitted stage: coefficients in milliseconds per unit of each term, none negative.
@@ -64,8 +77,8 @@ class StageModel:
     """
 
     form: str
-    work: Mapping[str, float]
-    floor: Mapping[str, float]
+    work: Part
+    floor: Part
     runs_ahead: bool
 
     def times(self, requests: RequestColumns, vision_ms: np.ndarray) -> np.ndarray:

@@ -128,17 +128,20 @@ def left_out_predictions(samples: TimedSamples, level: float, num_folds: int) ->
 
 def fit_linear(samples: TimedSamples) -> Predict:
     """The linear model: ordinary least squares of each stage on the features as they are, with an intercept."""
+    # Its import takes a second, and most commands need none of it.
+    from sklearn.linear_model import LinearRegression
+
     columns = _plain_features(samples.requests)
-    found: dict[str, np.ndarray] = {}
+    found: dict[str, LinearRegression] = {}
     for name in STAGES:
         has = np.isfinite(samples.times[name])
         if has.any():
-            found[name] = np.linalg.lstsq(columns[has], samples.times[name][has], rcond=None)[0]
+            found[name] = LinearRegression().fit(columns[has], samples.times[name][has])
 
     def predict(requests: RequestColumns) -> Mapping[str, np.ndarray]:
         plain = _plain_features(requests)
         none = np.zeros(len(requests))
-        stage = {name: plain @ found[name] if name in found else none for name in STAGES}
+        stage = {name: found[name].predict(plain) if name in found else none for name in STAGES}
         vision = np.where(requests.vision_tokens > 0, stage["T_vision_total"], 0.0)
         decode = (requests.output_tokens - 1) * stage["T_decode_per_token"]
         first = vision + stage["T_LLM_prefill"]
@@ -148,9 +151,8 @@ def fit_linear(samples: TimedSamples) -> Predict:
 
 
 def _plain_features(requests: RequestColumns) -> np.ndarray:
-    one = np.ones(len(requests))
     knobs = (requests.vision_tokens, requests.text_tokens, requests.top_k, requests.num_active_blocks)
-    return np.stack([one, *knobs, requests.output_tokens], axis=1)
+    return np.stack([*knobs, requests.output_tokens], axis=1)
 
 
 def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) -> Errors:

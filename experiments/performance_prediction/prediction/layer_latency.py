@@ -6,9 +6,9 @@ for the logarithm of what is left: near measured shapes the process follows them
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 from scipy.stats import norm
 
@@ -18,9 +18,13 @@ from experiments.performance_prediction.algorithms.convolution import AlgorithmN
 from experiments.performance_prediction.prediction.measurements import MeasuredLayer
 from experiments.performance_prediction.prediction.work import matrix_of_features, matrix_of_terms
 
+if TYPE_CHECKING:
+    from sklearn.gaussian_process import GaussianProcessRegressor
+
 # Of the prior on a length, in units of the feature's standard deviation: median, and spread of the logarithm.
 _LENGTH, _LENGTH_SPREAD = 3.0, 1.5
-_LENGTH_BOUNDS, _SIGNAL_BOUNDS, _NOISE_BOUNDS = (-2.0, 4.0), (-4.0, 2.0), (-5.5, 0.0)
+# Between these natural logarithms the hyperparameters are searched.
+_LENGTHS, _SIGNAL_VARIANCES, _NOISE_VARIANCES = (-2.0, 4.0), (-8.0, 4.0), (-11.0, 0.0)
 _LEAST_NOISE = 1e-6
 # Points that the lengths are found from, drawn with a fixed seed, and steps of the search.
 _POINTS, _STEPS = 250, 25
@@ -39,97 +43,39 @@ class Hyperparameters:
     signal: float
     noise: float
 
-
-class GaussianProcess:
-    """A process through given points, with mean 0 far from them.
-
-    Args:
-        features: [N, F].
-        values: [N].
-        hyperparameters: None to find them from the points.
-    """
-
-    def __init__(
-        self, features: np.ndarray, values: np.ndarray, hyperparameters: Hyperparameters | None = None
-    ) -> None:
-        self._centre = features.mean(axis=0)
-        spread = features.std(axis=0)
-        self._scale = np.where(spread > 1e-9, spread, np.inf)
-        self._points = self._scaled(features)
-        self.hyperparameters = hyperparameters or _likeliest(self._points, values)
-        lengths, signal, noise = _natural(self.hyperparameters)
-        covariance = signal**2 * _matern(_squared(self._points, self._points, lengths))
-        self._factor = cholesky(covariance + (noise**2 + _LEAST_NOISE) * np.eye(len(values)), lower=True)
-        self._weights = cho_solve((self._factor, True), values)
-
-    def predict(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation (noise included) at each of [M, F]."""
-        lengths, signal, noise = _natural(self.hyperparameters)
-        covariance = signal**2 * _matern(_squared(self._scaled(features), self._points, lengths))
-        known = solve_triangular(self._factor, covariance.T, lower=True)
-        variance = np.maximum(signal**2 - (known**2).sum(axis=0), 0.0) + noise**2
-        return covariance @ self._weights, np.sqrt(variance)
-
-    def _scaled(self, features: np.ndarray) -> np.ndarray:
-        return (features - self._centre) / self._scale
+    @property
+    def theta(self) -> np.ndarray:
+        """The order and units of scikit-learn: variance of the signal, lengths, variance of the noise."""
+        return np.array([2 * self.signal, *self.lengths, 2 * self.noise])
 
 
-def _natural(given: Hyperparameters) -> tuple[np.ndarray, float, float]:
-    return np.exp(np.array(given.lengths)), float(np.exp(given.signal)), float(np.exp(given.noise))
+def gaussian_process(points: np.ndarray, values: np.ndarray, given: Hyperparameters) -> "GaussianProcessRegressor":
+    """The process through values [N] at points [N, F]: a Matérn kernel of 3/2 with noise, and mean 0 far from them."""
+    # Its import takes a second, and most commands need none of it.
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
+
+    kernel = ConstantKernel() * Matern(np.ones(points.shape[1]), nu=1.5) + WhiteKernel()
+    process = GaussianProcessRegressor(kernel.clone_with_theta(given.theta), alpha=_LEAST_NOISE, optimizer=None)
+    return process.fit(points, values)
 
 
-def _squared(first: np.ndarray, second: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Squared distances [N, M]."""
-    a, b = first / lengths, second / lengths
-    return np.maximum((a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None] - 2 * a @ b.T, 0.0)
-
-
-def _matern(squared: np.ndarray) -> np.ndarray:
-    distance = np.sqrt(3 * squared)
-    return (1 + distance) * np.exp(-distance)
-
-
-def _likeliest(points: np.ndarray, values: np.ndarray) -> Hyperparameters:
+def likeliest(points: np.ndarray, values: np.ndarray) -> Hyperparameters:
+    """The hyperparameters with the largest marginal likelihood times prior, found from `_POINTS` of the points."""
     chosen = np.random.default_rng(0).permutation(len(values))[:_POINTS]
-    count = points.shape[1]
-    differences = (points[chosen][:, None, :] - points[chosen][None, :, :]) ** 2
-    begin = np.array([np.log(2.0)] * count + [np.log(0.3), np.log(0.05)])
-    bounds = [_LENGTH_BOUNDS] * count + [_SIGNAL_BOUNDS, _NOISE_BOUNDS]
-    found = minimize(
-        _loss,
-        begin,
-        args=(differences, values[chosen]),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=bounds,
-        options={"maxiter": _STEPS},
-    )
-    return Hyperparameters(tuple(float(each) for each in found.x[:count]), float(found.x[-2]), float(found.x[-1]))
+    begin = Hyperparameters((float(np.log(2.0)),) * points.shape[1], float(np.log(0.3)), float(np.log(0.05)))
+    process = gaussian_process(points[chosen], values[chosen], begin)
 
+    def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        likelihood, gradient = process.log_marginal_likelihood(theta, eval_gradient=True, clone_kernel=False)
+        beyond = (theta[1:-1] - np.log(_LENGTH)) / _LENGTH_SPREAD
+        gradient[1:-1] -= beyond / _LENGTH_SPREAD
+        return 0.5 * (beyond**2).sum() - likelihood, -gradient
 
-def _loss(given: np.ndarray, differences: np.ndarray, values: np.ndarray) -> tuple[float, np.ndarray]:
-    """The negative logarithm of the marginal likelihood times the prior, and its gradient."""
-    count = differences.shape[2]
-    inverse = np.exp(-2 * given[:count])
-    signal, noise = np.exp(2 * given[count]), np.exp(2 * given[count + 1])
-    distance = np.sqrt(3 * np.maximum(differences @ inverse, 0.0))
-    decay = np.exp(-distance)
-    clean = signal * (1 + distance) * decay
-    try:
-        factor = cholesky(clean + (noise + _LEAST_NOISE) * np.eye(len(values)), lower=True)
-    except LinAlgError:
-        return 1e10, np.zeros_like(given)
-    weights = cho_solve((factor, True), values)
-    pull = np.outer(weights, weights) - cho_solve((factor, True), np.eye(len(values)))
-    beyond = (given[:count] - np.log(_LENGTH)) / _LENGTH_SPREAD
-    loss = 0.5 * values @ weights + np.log(np.diag(factor)).sum() + 0.5 * (beyond**2).sum()
-    gradient = np.empty_like(given)
-    by_distance = pull * (3 * signal * decay)
-    gradient[:count] = -0.5 * np.tensordot(by_distance, differences, axes=([0, 1], [0, 1])) * inverse
-    gradient[:count] += beyond / _LENGTH_SPREAD
-    gradient[count] = -(pull * clean).sum()
-    gradient[count + 1] = -noise * np.trace(pull)
-    return float(loss), gradient
+    found = minimize(loss, begin.theta, jac=True, method="L-BFGS-B", bounds=[
+        _SIGNAL_VARIANCES, *[_LENGTHS] * points.shape[1], _NOISE_VARIANCES,
+    ], options={"maxiter": _STEPS}).x.tolist()  # fmt: skip
+    return Hyperparameters(tuple(found[1:-1]), found[0] / 2, found[-1] / 2)
 
 
 # Fewer shapes than this are no basis for a fit.
@@ -151,7 +97,7 @@ class LayerLatency:
 
     Args:
         measured: seconds by shape, at least `LEAST_SHAPES`.
-        hyperparameters: None to find them.
+        hyperparameters: of the Gaussian process; None to find them.
     """
 
     def __init__(
@@ -167,22 +113,26 @@ class LayerLatency:
         self._coefficients = relative_nonnegative(terms, seconds)
         self._floor_s = _LOWEST_FRACTION * float(seconds.min())
         rest = np.log(seconds / self._sum_of_terms(shapes))
-        self._process = GaussianProcess(matrix_of_features(shapes, algorithm, device), rest, hyperparameters)
-
-    @property
-    def hyperparameters(self) -> Hyperparameters:
-        """Hyperparameters of the Gaussian process."""
-        return self._process.hyperparameters
+        features = matrix_of_features(shapes, algorithm, device)
+        spread = features.std(axis=0)
+        self._centre, self._scale = features.mean(axis=0), np.where(spread > 1e-9, spread, np.inf)
+        points = self._points(shapes)
+        self.hyperparameters = hyperparameters or likeliest(points, rest)
+        self._process = gaussian_process(points, rest, self.hyperparameters)
 
     def predict(self, shapes: Sequence[ConvShape]) -> list[PredictedLatency]:
         """The latency of each shape."""
         if not shapes:
             return []
-        mean, spread = self._process.predict(matrix_of_features(shapes, self.algorithm, self.device))
+        mean, spread = self._process.predict(self._points(shapes), return_std=True)
         seconds = self._sum_of_terms(shapes) * np.exp(mean)
         factor = np.exp(float(norm.ppf(0.5 + CONFIDENCE / 2)) * spread)
         ends = zip(seconds, seconds / factor, seconds * factor, strict=True)
         return [PredictedLatency(float(middle), float(low), float(high)) for middle, low, high in ends]
+
+    def _points(self, shapes: Sequence[ConvShape]) -> np.ndarray:
+        """The features [N, F] in units of their spread over the measured shapes; 0 where they had none."""
+        return (matrix_of_features(shapes, self.algorithm, self.device) - self._centre) / self._scale
 
     def _sum_of_terms(self, shapes: Sequence[ConvShape]) -> np.ndarray:
         terms = matrix_of_terms(shapes, self.algorithm, self.device)

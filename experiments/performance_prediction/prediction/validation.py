@@ -8,7 +8,6 @@ import numpy as np
 
 from experiment_core_utils.meters.host_facts import known_peaks
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.fitting.folds import parted
 from experiments.fitting.regression import relative_nonnegative
 from experiments.fitting.scores import score
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName, ConvShape
@@ -123,8 +122,13 @@ def _fold(kind: str, measured: Measurements, left_out: Sequence[int | str]) -> F
     def is_left_out(each: MeasuredInference) -> bool:
         return (each.model if kind == MODEL else each.input_size) in left_out
 
-    inferences, energies = (parted(each, is_left_out) for each in (measured.inferences, measured.energies))
-    train, test = (Measurements(*part) for part in zip(inferences, energies, strict=True))
+    train, test = (
+        Measurements(
+            *(tuple(one for one in each if is_left_out(one) is wanted)
+              for each in (measured.inferences, measured.energies))
+        )
+        for wanted in (False, True)
+    )  # fmt: skip
     hidden = test.inferences if kind == MODEL else ()
     shapes = frozenset(layer.shape for each in hidden for layer in each.layers)
     return Fold(kind, ", ".join(map(str, left_out)), train, test, shapes)

@@ -1,17 +1,17 @@
-"""Groups stay together, in folds, parts and drawn shares."""
+"""Groups stay together, in folds and drawn shares."""
 
 import numpy as np
 
-from experiments.fitting.folds import drawn_groups, grouped_folds, left_out_masks, parted
+from experiments.fitting.folds import drawn_groups, left_out_masks
 from tests.experiments.analyses.latency.synthetic_samples import working_samples
 
 
 def test_a_setting_is_in_one_fold_and_folds_are_of_like_size() -> None:
     settings = working_samples().settings
-    folds = grouped_folds(settings, 5)
-    assert all(len(set(folds[settings == each])) == 1 for each in set(settings))
+    masks = list(left_out_masks(settings, 5))
+    assert all(len(set(mask[settings == each])) == 1 for each in set(settings) for mask in masks)
     # 27 settings of 4 samples in 5 folds: 5 or 6 settings each.
-    assert sorted(np.bincount(folds).tolist()) == [20, 20, 20, 24, 24]
+    assert sorted(mask.sum() for mask in masks) == [20, 20, 20, 24, 24]
 
 
 def test_each_sample_is_left_out_once() -> None:
@@ -21,10 +21,6 @@ def test_each_sample_is_left_out_once() -> None:
     assert sorted(mask.tolist() for mask in masks) == [
         [False, False, False, True], [False, True, False, False], [True, False, True, False],
     ]  # fmt: skip
-
-
-def test_items_are_parted_in_their_order() -> None:
-    assert parted(range(5), lambda each: each % 2 == 1) == ((0, 2, 4), (1, 3))
 
 
 def test_a_share_of_the_groups_of_each_stratum_is_drawn() -> None:

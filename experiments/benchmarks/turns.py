@@ -1,0 +1,81 @@
+"""What several benchmarks do alike: a model and its task's first request, times on an idle device, ways in turn."""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.primitives.device import choose_device, synchronize
+from experiment_core_utils.primitives.knobs import VisionTarget
+from experiment_core_utils.tasks.registry import load_task
+
+T = TypeVar("T")
+
+
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that `config_of` reads."""
+    parser.add_argument("--model_path", type=Path)
+    parser.add_argument("--random_weights", action="store_true")
+
+
+def config_of(given: argparse.Namespace, *more: str) -> ProfilingConfig:
+    """The pipeline's configuration of the flags of `add_model_flags` and more."""
+    path = ["--model_path", str(given.model_path)] if given.model_path else []
+    return parse_config([*path, *(["--random_weights"] if given.random_weights else []), *more])
+
+
+def endless_model(config: ProfilingConfig) -> StagedModel:
+    """The model; its answers always have their full length, so that all runs do the same work."""
+    model = load_staged_model(config.model, find_model(config.model.model_path), choose_device(config.machine.device))
+    model.eos_token_ids = frozenset()
+    return model
+
+
+def first_inputs(model: StagedModel, config: ProfilingConfig, target: VisionTarget) -> Mapping[str, Any]:
+    """The first sample of the task at a vision target, on the model's device."""
+    task = load_task(config.task.dataset_name, config.task.split)
+    return model.to_device(model.prepare(task[0], task.prompt(task[0]), target.crops).inputs)
+
+
+def timed(device: torch.device, act: Callable[[], T]) -> tuple[float, T]:
+    """Seconds of an act by the host's clock, the device idle at both ends, and what it returned."""
+    synchronize(device)
+    started = time.perf_counter()
+    found = act()
+    synchronize(device)
+    return time.perf_counter() - started, found
+
+
+def median_seconds(act: Callable[[], object], repeats: int, device: torch.device | None = None) -> float:
+    """The median seconds over the repeats; without a device of an act on the CPU."""
+    return statistics.median(timed(device or torch.device("cpu"), act)[0] for _ in range(repeats))
+
+
+def best_in_turn(device: torch.device, ways: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, tuple[float, T]]:
+    """The least seconds of each way over the rounds, in which they take turns, and what it then returned."""
+    found = [{name: timed(device, way) for name, way in ways.items()} for _ in tqdm(range(rounds), leave=False)]
+    return {name: min((each[name] for each in found), key=lambda one: one[0]) for name in ways}
+
+
+def paired_ratios(one: Callable[[], float], other: Callable[[], float], pairs: int) -> list[float]:
+    """Seconds of `one` over those of `other` in each pair; which of the two goes first alternates."""
+    found = []
+    for pair in tqdm(range(pairs), desc="pairs", leave=False):
+        first = one() if pair % 2 else other()
+        second = other() if pair % 2 else one()
+        found.append(first / second if pair % 2 else second / first)
+    return found
+
+
+def quartiles(values: Sequence[float], digits: int = 4) -> str:
+    """The median, and the first and third quartile."""
+    low, middle, high = (f"{each:.{digits}f}" for each in statistics.quantiles(values, n=4))
+    return f"{middle} ({low} to {high})"
