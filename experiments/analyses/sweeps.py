@@ -157,8 +157,7 @@ def _kept_for_good() -> Iterator[None]:
 
 
 def settings_frame(sweep: Sweep) -> pd.DataFrame:
-    """The frame of settings, one row each: task and key, the columns of the CSV of settings, and a few more; numbers
-    are floats or NaN.
+    """The frame of settings, a row each: task, key, the columns of the CSV of settings, and more; numbers are floats.
 
     Knobs and counts are whole numbers; `top_k` is NaN in a dense model, which has no experts. Times in ms and energy in
     J, which their names say.

@@ -60,11 +60,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Print the results as JSON. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
     given, rest = build_parser().parse_known_args(argv)
     print(json.dumps(measured(given, rest), indent=1))
-    return 0
 
 
 def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def line(name: str, ratios: Sequence[float]) -> str:
 
 
 @reporting_errors
-def main() -> int:
+def main() -> None:
     """Compare estimates with measurements. Exit code: 0 compared, 1 or 2 as the driver."""
     config = parse_config()
     if config.machine.output_dir.is_dir() and any(config.machine.output_dir.glob(RESULT_FILES)):
@@ -67,7 +67,6 @@ def main() -> int:
     print(line("matmul", list(request_ratios(before, report.results).values())))
     print(line("scaled", list(scaled.values())))
     print(f"whole: {wall_s:.0f} s, processor time {processor_s:.0f} s; estimated {before.whole_s:.0f} s (matmul)")
-    return 0
 
 
 if __name__ == "__main__":

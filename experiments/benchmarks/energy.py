@@ -177,7 +177,7 @@ def measure_setting(
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measure and print. Exit code: 0 done, 1 nothing here measures energy, 2 the request cannot be met."""
     given = build_parser().parse_args(argv)
     set_cpu_threads(None, 1)
@@ -190,7 +190,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = measure(given, using.calibrated())
     if given.output is not None:
         write_json_atomically(results, given.output)
-    return 0
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def milliseconds_each(estimator: LatencyEstimator, requests: RequestColumns) -> 
 
 
 @reporting_errors
-def main() -> int:
+def main() -> None:
     """Print the table. Exit code: 0 printed, 1 no estimator there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("estimator", type=Path, metavar="ESTIMATOR_JSON")
@@ -48,7 +48,6 @@ def main() -> int:
     for number in BATCHES:
         each_ms = milliseconds_each(estimator, drawn_requests(estimator, number))
         print(f"{number:>7} settings at once: {each_ms:.5f} ms each")
-    return 0
 
 
 if __name__ == "__main__":

@@ -128,8 +128,7 @@ class Timed:
 
 
 def entries(timed: Sequence[Timed], floors: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """Fields of each row for JSON: medians in ms, the fraction of the time that the floor is, and ratios to plain
-    `generate()`.
+    """Fields of each row for JSON: medians in ms, the floor's fraction of them, and ratios to plain `generate()`.
 
     Args:
         floors: case -> stage -> seconds; {} where no rates are known.

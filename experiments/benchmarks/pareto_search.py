@@ -230,7 +230,7 @@ def summary_of(done: Sequence[SearchAgreement]) -> str:
 
 
 @reporting_errors
-def main() -> int:
+def main() -> None:
     """Exit code: 0 done, 1 the table cannot be read, 2 a wrong flag."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, metavar="FILE", help="replay over this table (default: made-up tables)")
@@ -253,7 +253,6 @@ def main() -> int:
         done.append(one)
         print(line_of(seed, table, found, one), flush=True)
     print(summary_of(done))
-    return 0
 
 
 if __name__ == "__main__":

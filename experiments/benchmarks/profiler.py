@@ -46,8 +46,7 @@ def timed_run(
 def ratios_of_rounds(
     model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rounds: int
 ) -> dict[str, tuple[list[float], list[float]]]:
-    """The ratio to the run without a profiler in each round, for each kind: of the generation, and of all with start
-    and stop.
+    """The ratio to the run without a profiler in each round: of the generation, and of all with start and stop.
 
     The order of the kinds turns by one from round to round.
     """

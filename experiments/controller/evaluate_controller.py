@@ -85,14 +85,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate the policies. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     given, rest = build_parser().parse_known_args(argv)
     _check(given, rest)
     evaluation = replayed(given) if given.mode == "replay" else measured_live(given, rest)
     for line in table_lines(evaluation):
         print(line)
-    return 0
 
 
 def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:

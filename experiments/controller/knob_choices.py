@@ -76,8 +76,7 @@ class KnobSpace:
         return choice
 
     def setting(self, choice: KnobChoice, blocks: BlockChoice) -> KnobSetting:
-        """The setting that the pipeline puts in force: block 0 and the most important others, without scores the first
-        ones.
+        """The setting to put in force: block 0 and the most important others, without scores the first ones.
 
         Raises:
             ConfigurationError: a choice outside the space, or scores that do not fit the model's blocks.

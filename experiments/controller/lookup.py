@@ -235,7 +235,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Build a lookup or predict from one. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     given = build_parser().parse_args(argv)
     if given.command == "build":
@@ -246,7 +246,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         lookup = load(given.file)
         for budget_ms in given.budget_ms:
             print(_line(lookup, budget_ms))
-    return 0
 
 
 def _line(lookup: Lookup, budget_ms: float) -> str:

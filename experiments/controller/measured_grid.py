@@ -203,8 +203,7 @@ def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
 
 
 def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[MeasuredGrid, MeasuredGrid]:
-    """Two parts without a common picture, whatever tasks ask about it: a fraction of about `share` of each task's
-    pictures, and the rest.
+    """Two parts without a common picture: about the fraction `share` of each task's pictures, and the rest.
 
     Raises:
         ConfigurationError: the fraction is not between 0 and 1.

@@ -29,14 +29,10 @@ _KNOBS = {
 
 
 def refuse_other_model(grid: MeasuredGrid, name: str, what: str, advice: str) -> None:
-    """Raises ConfigurationError for a grid of a model of another name; a grid keeps no digest, and nothing is refused
-    where it keeps no name.
+    """Raises ConfigurationError for a grid of a model of another name; a grid without a name is not refused.
 
     Args:
         what: is of the model `name`, for the message.
-
-    Raises:
-        ConfigurationError: the grid is of another model.
     """
     if grid.model is not None and Path(grid.model).name != Path(name).name:
         raise ConfigurationError(f"the grid is of the model {grid.model}, and {what} of {name}; {advice}")
@@ -50,9 +46,6 @@ def refuse_other_source(
     Args:
         splits: task -> the split that states are of; tasks that either side does not name are not looked at.
         states: the file that they are in; None where they are still to be recorded.
-
-    Raises:
-        ConfigurationError: they are not the same.
     """
     for task, split in grid.splits.items():
         if splits.get(task, split) != split:
@@ -81,14 +74,10 @@ def task_caveats(grid: MeasuredGrid, task: str, split: str) -> list[str]:
 
 
 def refuse_misfit(path: Path, networks: TwoStageNetworks, source: ModelSource) -> None:
-    """Raises ConfigurationError unless every choice of the networks is possible in the model, a MolmoE, and its states
-    fit in.
+    """Raises ConfigurationError unless the networks' choices are possible in the model, a MolmoE, and its states fit.
 
     Args:
         path: the checkpoint, for the message.
-
-    Raises:
-        ConfigurationError: it is not, or they do not.
     """
     knobs, limits = networks.space.knobs, source.limits
     sizes = {
@@ -107,10 +96,7 @@ def refuse_misfit(path: Path, networks: TwoStageNetworks, source: ModelSource) -
 
 
 def refuse_other_controller(path: Path, config: ProfilingConfig, source: ModelSource) -> None:
-    """Raises an error where a checkpoint belongs to another model than the one to steer; reads the weights files where
-    it names their digest.
-
-    Random weights have no digest: then sizes alone are compared.
+    """Refuse a checkpoint of another model than the one to steer, by the weights' digest, or sizes for random weights.
 
     Raises:
         ConfigurationError: it was trained with another model.
@@ -128,11 +114,7 @@ def refuse_other_controller(path: Path, config: ProfilingConfig, source: ModelSo
 
 
 def refuse_other_weights(path: Path, states: Path, of_states: Mapping[str, str]) -> None:
-    """Raises ConfigurationError where a checkpoint and the states that it is used with come from different weights.
-
-    Raises:
-        ConfigurationError: they are of other weights.
-    """
+    """Raises ConfigurationError where a checkpoint and the states that it is used with come from different weights."""
     made_with = model_of(stored_environment(path))
     if "weights_sha256" in made_with and "weights_sha256" in of_states:
         differ = made_with["weights_sha256"] != of_states["weights_sha256"]

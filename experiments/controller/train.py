@@ -31,11 +31,24 @@ OF_A_REPLAY = ("states", "calibration_share", "split_seed", "num_budgets")
 # For networks that were taught before, by a warm start or another training: not far away from that, because a grid has
 # too few samples to distinguish luck from what requests show.
 CAREFUL = GrpoRecipe(entropy_weight=0.02, kl_weight=0.1, learning_rate=1e-3)
+# Fields of the recipes, each a flag of its name.
+OF_START = ("entropy_weight", "kl_weight", "learning_rate")
+GRPO_FLAGS = {
+    "group_size": "roll-outs of a request",
+    "asks_per_update": "requests in an update",
+    "epochs": "optimisation steps on the same roll-outs",
+    "clip": "clip range of the probability ratios",
+    "spread_floor": "least standard deviation of a group's rewards",
+    "entropy_weight": "weight of the entropy bonus, which falls to 0",
+    "kl_weight": "weight of the KL divergence from the start",
+    "learning_rate": "learning rate of Adam",
+    "max_grad_norm": "largest norm of a gradient",
+}
+REWARD_FLAGS = {"latency_weight": "weight of latency / budget", "over_budget_penalty": "reward lost over the budget"}
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags; with replay and live all others go to the profiler's configuration."""
-    grpo, reward = GrpoRecipe(), RewardRecipe()
     parser = OneLineParser(prog="train.py", description="Train the two-stage controller.", allow_abbrev=False)
     add = parser.add_argument
     add("--environment", choices=ENVIRONMENTS, required=True)
@@ -45,47 +58,16 @@ def build_parser() -> argparse.ArgumentParser:
         "recorded where the file is not there; for replay")  # fmt: skip
     add("--calibration_share", type=float, default=0.5, metavar="SHARE",
         help="fraction of the grid's pictures to train on; the others are held out (default: %(default)s)")  # fmt: skip
-    add(
-        "--split_seed", type=int, default=0, help="seed of that split, as in evaluate_controller (default: %(default)s)"
-    )
-    add(
-        "--num_budgets",
-        type=int,
-        default=16,
-        metavar="L",
-        help="number of latency budgets in a replay (default: %(default)s)",
-    )
+    add("--split_seed", type=int, default=0, help="seed of that split, as in evaluate_controller (%(default)s)")
+    add("--num_budgets", type=int, default=16, metavar="L", help="latency budgets in a replay (%(default)s)")
     add("--updates", type=int, default=500, help="(%(default)s)")
-    add("--group_size", type=int, default=grpo.group_size, help="roll-outs of a request (default: %(default)s)")
-    add("--asks_per_update", type=int, default=grpo.asks_per_update, help="(%(default)s)")
-    add(
-        "--epochs",
-        type=int,
-        default=grpo.epochs,
-        help="optimisation steps on the same roll-outs (default: %(default)s)",
-    )
-    add("--clip", type=float, default=grpo.clip, help="clip range of the probability ratios (default: %(default)s)")
-    add(
-        "--spread_floor",
-        type=float,
-        default=grpo.spread_floor,
-        help="least standard deviation of a group's rewards (default: %(default)s)",
-    )
-    add(
-        "--entropy_weight",
-        type=float,
-        help=f"weight of the entropy bonus, which falls to 0 ({_two_defaults('entropy_weight')})",
-    )
-    add("--kl_weight", type=float, help=f"weight of the KL divergence from the start ({_two_defaults('kl_weight')})")
-    add("--learning_rate", type=float, help=f"learning rate of Adam ({_two_defaults('learning_rate')})")
-    add("--max_grad_norm", type=float, default=grpo.max_grad_norm, help="(%(default)s)")
-    add(
-        "--latency_weight",
-        type=float,
-        default=reward.latency_weight,
-        help="weight of latency / budget (default: %(default)s)",
-    )
-    add("--over_budget_penalty", type=float, default=reward.over_budget_penalty, help="(%(default)s)")
+    for recipe, texts in ((GrpoRecipe(), GRPO_FLAGS), (RewardRecipe(), REWARD_FLAGS)):
+        for name, text in texts.items():
+            default = getattr(recipe, name)
+            # Of those that depend on the start, None says that the flag was not given.
+            careful = f"; {getattr(CAREFUL, name)} where networks were taught before" if name in OF_START else ""
+            add(f"--{name}", type=type(default), default=None if name in OF_START else default,
+                help=f"{text} (default: {default}{careful})")  # fmt: skip
     add("--warm_start", choices=("none", *get_args(Teacher)),
         help="teach first what is best in the tables: for each sample, at a budget, or for similar prompts at a budget "
         "(replay without --init_from: per_budget, else none)")  # fmt: skip
@@ -98,17 +80,12 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _two_defaults(name: str) -> str:
-    return f"{getattr(GrpoRecipe(), name)}; {getattr(CAREFUL, name)} where networks were taught before"
-
-
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train a controller. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
     given, rest = build_parser().parse_known_args(argv)
     check_flags(argv)
     train(given, rest)
-    return 0
 
 
 def check_flags(argv: Sequence[str] | None) -> None:
@@ -133,17 +110,8 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
     if teacher is None:
         teacher = "per_budget" if given.environment == "replay" and given.init_from is None else "none"
     were_trained = teacher != "none" or given.init_from is not None
-    asked = {name: getattr(given, name) for name in ("entropy_weight", "kl_weight", "learning_rate")}
-    grpo = replace(
-        CAREFUL if were_trained else GrpoRecipe(),
-        group_size=given.group_size,
-        spread_floor=given.spread_floor,
-        asks_per_update=given.asks_per_update,
-        epochs=given.epochs,
-        clip=given.clip,
-        max_grad_norm=given.max_grad_norm,
-        **{name: value for name, value in asked.items() if value is not None},
-    )
+    asked = {name: value for name in GRPO_FLAGS if (value := getattr(given, name)) is not None}
+    grpo = replace(CAREFUL if were_trained else GrpoRecipe(), **asked)
     reward = RewardRecipe(given.latency_weight, given.over_budget_penalty)
     warm = None if teacher == "none" else {"teacher": teacher, "steps": given.warm_start_steps}
     return TrainingPlan(grpo, reward, given.updates, given.training_seed, warm)

@@ -88,7 +88,7 @@ def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) 
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="e2_knob_pareto.py", description="What the knobs of a sweep buy, and how they depend.")
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS_DIR",
@@ -107,7 +107,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = given.output_dir or (first.parent if first.is_file() else first) / "analysis"
     for path in analyse(given.results, folder, given.percentile, given.num_draws, given.seed):
         print(path)
-    return 0
 
 
 if __name__ == "__main__":

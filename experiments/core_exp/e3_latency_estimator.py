@@ -40,7 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the analysis. Exit code: 0 written, 1 the results are broken or too few, 2 the request is not possible."""
     given = build_parser().parse_args(argv)
     output_dir = given.output_dir or given.results_dir / "e3"
@@ -75,7 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines += [] if found.left_out is None else [f"caveat: {found.left_out}"]
     for line in (*lines, f"written to {output_dir}"):
         print(line)
-    return 0
 
 
 if __name__ == "__main__":

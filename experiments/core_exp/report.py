@@ -35,7 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Write the report. Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong."""
     given = build_parser().parse_args(argv)
     output = given.output or given.results_dirs[0] / "report.html"
@@ -44,7 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     page = page_of(report).encode(errors="backslashreplace").decode()
     write_text_atomically(page, output)
     print(output)
-    return 0
 
 
 if __name__ == "__main__":

@@ -35,13 +35,12 @@ def write_tables(results_dir: Path) -> list[Path]:
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Write the tables. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="write_tables.py", description="CSV files of the settings and samples of a sweep.")
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
     for path in write_tables(parser.parse_args(argv).results_dir):
         print(path)
-    return 0
 
 
 if __name__ == "__main__":

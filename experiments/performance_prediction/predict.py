@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Fit or predict. Exit code: 0 done, 1 unreadable or unwritable files, 2 it cannot be done."""
     arguments = build_parser().parse_args(argv)
     if arguments.command == "fit":
@@ -60,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.batch_size,
             arguments.layers,
         )
-    return 0
 
 
 if __name__ == "__main__":

@@ -36,14 +36,13 @@ def _state_of(table: Path) -> str:
 
 
 @reporting_errors
-def main() -> int:
+def main() -> None:
     """Print the status. Exit code: 0, or 1 where a table cannot be read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, default=Path("results"))
     results = parser.parse_args().results
     lines = list(status_lines(results))
     print("\n".join(lines) or f"nothing in {results} yet")
-    return 0
 
 
 if __name__ == "__main__":

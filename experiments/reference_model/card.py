@@ -32,8 +32,7 @@ Answers = Mapping[CardSetting, Mapping[str, Sequence[Answered]]]
 
 
 def settings_of_card(top_k: int, blocks: int) -> list[CardSetting]:
-    """The settings of the card: every tier at full; at `high` each other knob alone, then both; and the cheapest
-    corner.
+    """The card's settings: every tier at full; at `high` each other knob alone, then both; the cheapest corner.
 
     Args:
         top_k, blocks: what the model has.

@@ -25,8 +25,7 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
 
 
 class Muon:
-    """The Muon optimiser: momentum, made orthogonal matrix by matrix (Jordan et al. 2024,
-    https://kellerjordan.github.io/posts/muon).
+    """The Muon optimiser (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon): orthogonal momentum.
 
     All matrices of one shape are handled in one batch; a parameter of more than two dimensions counts as a stack of
     matrices. A step changes each matrix by a matrix of spectral norm `lr` * sqrt(max(1, rows / columns)).

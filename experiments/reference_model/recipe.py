@@ -102,8 +102,7 @@ def crops_of(tier: str) -> CropRange:
 
 @dataclass(frozen=True)
 class OptimiserRecipe:
-    """The optimiser: Muon for the matrices inside the blocks, AdamW for the rest; warm-up, then a cosine over the
-    training time.
+    """The optimiser: Muon for the matrices inside the blocks, AdamW for the rest; warm-up, then a cosine over time.
 
     Attributes:
         matrix_learning_rate: Muon's, the spectral norm of a step.

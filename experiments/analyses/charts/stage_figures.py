@@ -166,8 +166,7 @@ _SCALING_PANELS = {
 
 
 def draw_scaling(generations: Sequence[Generation], lines: Sequence[StageLine], caption: str) -> Figure:
-    """A figure of three panels: vision against image features, prefill against prompt tokens, decode against output
-    tokens.
+    """A panel for vision against image features, prefill against prompt tokens, decode against output tokens.
 
     Of the first task; prefill and decode with the fewest and the most blocks, all top-k together.
     """

@@ -73,8 +73,7 @@ def styled() -> AbstractContextManager[None]:
 
 
 def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
-    """Write `name`.png and `name`.svg into `folder`, which is created, and return both paths; equal data give equal
-    files.
+    """Write `name`.png and `name`.svg into `folder`, which is created, and return both; equal data give equal files.
 
     Raises:
         ResultsNotSaved: the disk does not take it.

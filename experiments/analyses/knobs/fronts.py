@@ -152,8 +152,7 @@ def areas(found: Objectives, members: np.ndarray) -> tuple[float, np.ndarray, np
 
 
 def areas_beside_slower(found: Objectives, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """For each part [B], the area of all settings on the samples a draw left out, those of other parts slower by the
-    drift.
+    """For each part [B], the area of all settings on a draw's unseen samples, other parts slower by the drift.
 
     Args:
         parts: of the settings, which together hold each once.

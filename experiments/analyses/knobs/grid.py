@@ -42,8 +42,7 @@ class KnobPoint:
 
 @dataclass(frozen=True)
 class TaskGrid:
-    """The grid of a task: S settings in order of the knobs, N samples in order of their ids; nan where a sample has
-    none.
+    """The grid of a task: S settings in order of the knobs, N samples in order of their ids; nan where one has none.
 
     Attributes:
         best: the metric's highest score.

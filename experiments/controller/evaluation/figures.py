@@ -54,8 +54,7 @@ def line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 def draw_evaluation(
     evaluation: Evaluation, static_latency_s: Sequence[float], static_accuracy: Sequence[float], caption: str
 ) -> Figure:
-    """A figure of three panels: policies among the static settings, accuracy in time over budgets, violations over
-    budgets.
+    """Policies among the static settings, and over budgets accuracy in time and violations: three panels.
 
     Static settings drawn as policies of their own are left out of the lines: they are the dots of the first panel.
 

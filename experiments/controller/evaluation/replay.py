@@ -110,8 +110,7 @@ def outcomes_of(name: str, grid: MeasuredGrid, picked: np.ndarray, overhead_s: n
 
 
 def best_static(grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
-    """The best static setting at each budget: the one with the highest `accuracy_in_time` on these very requests, then
-    the fastest.
+    """The static setting of the highest `accuracy_in_time` on these requests at each budget, of equal ones the fastest.
 
     It is chosen in hindsight, so that no static setting is better: what per-request control is compared with.
     """

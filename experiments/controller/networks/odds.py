@@ -21,31 +21,24 @@ class StageOdds(Protocol):
     @property
     def reason(self) -> str | None:
         """The reason why the host computes them and not the model's GPU; None where the GPU does, and on a CPU."""
-        ...
 
     def warm_up(self, most_ids: int) -> None:
         """Prepare for prompts of so many ids."""
-        ...
 
     def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
         """Stage 1: log-probabilities of tiers and of pauses. Ids [T] of the prompt's text, on the host."""
-        ...
 
     def token(self) -> torch.Tensor:
         """The budget token [1, 1, H] on the device, for the budget of the last call of `first`."""
-        ...
 
     def rehearse(self) -> None:
         """Run the steps of `second` while the device is busy, so that the host's caches contain them afterwards."""
-        ...
 
     def second(self, states: torch.Tensor, tier: int, pause: int) -> Odds:
         """Stage 2: log-probabilities of top-k and of numbers of blocks, given states [2, H] and stage 1's choice."""
-        ...
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The prompt [H] and states [2, H] of the last request, in float32 on the host."""
-        ...
 
 
 class HostOdds:
@@ -110,8 +103,7 @@ def mean_embedding(embeddings: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
 def odds_for(
     model: MolmoeStagedModel, networks: TwoStageNetworks, graph_capturer: GraphCapturer | None = None
 ) -> StageOdds:
-    """The odds by the device where it is a GPU with the kernels and memory for them, else by the host; networks as they
-    are now.
+    """The odds of the networks as they are now, by a GPU that has kernels and memory for them, else by the host.
 
     Args:
         graph_capturer: see `DeviceOdds`.

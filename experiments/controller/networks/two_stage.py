@@ -31,8 +31,7 @@ def sinusoidal_features(budgets_s: torch.Tensor) -> torch.Tensor:
 
 
 class BudgetToken(nn.Module):
-    """The networks of the budget: sinusoidal features -> code [B, CODE_WIDTH] -> embedding [B, H] as long as the
-    model's own ones.
+    """Sinusoidal features -> code [B, CODE_WIDTH] -> embedding [B, H] of the budget, as long as the model's own ones.
 
     Args:
         hidden_size: H.
@@ -84,8 +83,7 @@ class ActionSpace:
 
 
 def action_space(knobs: KnobSpace, blocks: BlockChoice, pauses: Sequence[int] = PAUSES) -> ActionSpace:
-    """The action space with the pauses after which some number of blocks is still possible; a block that has run cannot
-    be left out.
+    """The action space with the pauses after which some number of blocks is possible: what has run is not left out.
 
     Raises:
         ConfigurationError: there is no such pause, or scores that do not fit the model's blocks.

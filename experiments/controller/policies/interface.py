@@ -47,7 +47,6 @@ class Policy(Protocol):
     @property
     def name(self) -> str:
         """Name of the policy in tables: one word or a few joined by `_`."""
-        ...
 
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
         """The knobs that the request runs at, so that its `T_total` stays within the budget.
@@ -55,7 +54,6 @@ class Policy(Protocol):
         Raises:
             ConfigurationError: a budget that is not above 0.
         """
-        ...
 
 
 def check_budget(budget_s: float) -> None:

@@ -214,8 +214,7 @@ class AdaptiveModel:
         self._active = cache(partial(blocks.blocks, total=model.num_total_blocks))
 
     def warm_up(self, requests: Sequence[AdaptiveRequest]) -> None:
-        """Prepare for these requests, at least one, at all possible decisions, so that preparation is not in their
-        times.
+        """Prepare for these requests, at least one, at all possible decisions, before they are timed.
 
         Where modules run only the decider has something to do.
         """

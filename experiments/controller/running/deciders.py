@@ -40,11 +40,9 @@ class Decider(Protocol):
 
     def possible(self) -> Sequence[Decisions]:
         """All decisions that the two stages may make."""
-        ...
 
     def warm_up(self, most_ids: int) -> None:
         """Prepare for prompts of so many ids."""
-        ...
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """Stage 1's decision, and the budget token [1, 1, H] for the end of the prompt; None for none.
@@ -52,11 +50,9 @@ class Decider(Protocol):
         Args:
             ids: [T] of the prompt's text, on the host.
         """
-        ...
 
     def rehearse(self) -> None:
         """Run the steps of `second` while the device is busy, so that the host's caches contain them afterwards."""
-        ...
 
     def second(self, states: torch.Tensor) -> SecondDecision:
         """Stage 2's decision, for the request of the last call of `first`.
@@ -65,7 +61,6 @@ class Decider(Protocol):
             states: [2, H] at the pause: of the prompt's last token, and of the budget token; without such a token
                 the first row alone.
         """
-        ...
 
 
 class FixedDecider:

@@ -62,11 +62,9 @@ class Controller(Protocol):
     @property
     def name(self) -> str:
         """Name of the policy in tables."""
-        ...
 
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
         """Run the request with batch 1, and measure it; any setting may be in force afterwards."""
-        ...
 
 
 @dataclass(frozen=True)

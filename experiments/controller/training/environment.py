@@ -63,17 +63,14 @@ class Environment(Protocol):
 
     def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
         """Requests and budgets, independent and evenly over samples and over the budgets' range."""
-        ...
 
     def roll_out(
         self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
     ) -> RollOut:
         """Answer each request once with actions that the networks draw; None takes the likeliest."""
-        ...
 
     def describe(self) -> dict[str, Any]:
         """A description (JSON values only) for the results, by which a resumed training recognises the environment."""
-        ...
 
 
 def drawn(log_odds: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
@@ -92,8 +89,7 @@ def log_probabilities(log_odds: tuple[torch.Tensor, ...], actions: torch.Tensor)
 
 @dataclass(frozen=True)
 class RewardRecipe:
-    """The reward. Within the budget: score - latency_weight * latency / budget. Over it, hard: the score counts for
-    nothing.
+    """The reward: score - latency_weight * latency / budget within the budget; over it the score counts for nothing.
 
     Over the budget it is -over_budget_penalty - latency_weight * latency / budget, so that among choices that are all
     over it the fastest is best.

@@ -178,8 +178,7 @@ def start_of(init_from: Path | None) -> Mapping[str, Any]:
 
 
 def earlier_trainings(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
-    """The environments of all trainings of a checkpoint's networks, the last one first, and whether these are all: a
-    checkpoint from before starts were kept does not show it.
+    """All trainings' environments, the last first, and whether these are all, which an old checkpoint does not show.
 
     Raises:
         ResultsError: the file is not a checkpoint.

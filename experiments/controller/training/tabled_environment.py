@@ -144,8 +144,7 @@ NOISE = 0.3
 
 
 def synthetic_environment(num_samples: int, num_budgets: int, seed: int, fresh: int | None = None) -> TabledEnvironment:
-    """A synthetic environment, a third of the samples of each kind; budgets evenly from 0.12 s, which no choice meets,
-    to 0.45 s.
+    """A third of the samples of each kind; budgets evenly from 0.12 s, which no choice meets, to 0.45 s.
 
     The kind shows in what both stages see, the budget in the budget token's state; both with noise.
 

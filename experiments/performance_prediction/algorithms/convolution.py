@@ -43,8 +43,7 @@ def algorithm_named(name: str) -> AlgorithmName:
 
 @dataclass(frozen=True)
 class ConvShape:
-    """The shape of one call of a 2-D convolution (cross-correlation) over an NCHW input, padded with zeros; bias not
-    included.
+    """The shape of one call of a 2-D convolution (cross-correlation) over a zero-padded NCHW input, without bias.
 
     Attributes:
         batch, in_channels, height, width: of the input.

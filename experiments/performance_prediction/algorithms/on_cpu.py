@@ -7,7 +7,7 @@ algorithm on the CPU only: on a GPU an algorithm's name means cuDNN's kernel or 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Protocol
 
@@ -29,8 +29,7 @@ def fft(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
 
 
 def fft_tiling(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """The convolution by overlap-save: tiles of 32x32 that overlap by kernel - 1, of each the outputs without
-    wrap-around.
+    """The convolution by overlap-save: tiles of 32x32 that overlap by kernel - 1, without their wrapped outputs.
 
     A side of the plane that is shorter than a tile is one tile of its own length.
     """
@@ -257,14 +256,6 @@ def _square(sides: tuple[int, ...], shape: ConvShape) -> str | None:
     return _unit_steps(shape)
 
 
-def _three_by_three(shape: ConvShape) -> str | None:
-    return _square((3,), shape)
-
-
-def _three_or_five(shape: ConvShape) -> str | None:
-    return _square(tuple(NONFUSED_OUTPUTS), shape)
-
-
 _REFUSALS: Mapping[AlgorithmName, Callable[[ConvShape], str | None]] = {
     "direct": _any_shape,
     "gemm": _any_shape,
@@ -272,8 +263,8 @@ _REFUSALS: Mapping[AlgorithmName, Callable[[ConvShape], str | None]] = {
     "implicit precomp gemm": _gpu_only,
     "fft": _whole_plane,
     "fft tiling": _tiled_plane,
-    "winograd": _three_by_three,
-    "winograd nonfused": _three_or_five,
+    "winograd": partial(_square, (3,)),
+    "winograd nonfused": partial(_square, tuple(NONFUSED_OUTPUTS)),
     "guess": _any_shape,
     "torch": _any_shape,
 }
@@ -291,8 +282,7 @@ CPU_ALGORITHMS: Mapping[AlgorithmName, ConvolutionFunction] = {
 
 
 def supports(algorithm: AlgorithmName, shape: ConvShape) -> str | None:
-    """The reason why `CPU_ALGORITHMS[algorithm]` does not compute this convolution, to follow its name; None where it
-    does.
+    """The reason why `CPU_ALGORITHMS[algorithm]` does not compute this, to follow its name; None where it does.
 
     The limits are those that cuDNN documents for the algorithm of that name.
     """

@@ -138,8 +138,7 @@ class EnergyModel:
     def joules(
         self, whole_s: float, rest_s: float, convolutions: Iterable[ConvolutionWork]
     ) -> tuple[float | None, str | None]:
-        """The energy of one inference in a row of them; None with the reason where an algorithm's energy was not
-        measured.
+        """The energy of one inference in a row of them; None with the reason for an algorithm that was not measured.
 
         Args:
             whole_s: with the host.

@@ -53,8 +53,7 @@ class SweepCount:
 
 
 def check_support(profiler: UnifiedProfiler, sizes: Sequence[int]) -> list[str]:
-    """Check the support at the smallest and the largest size, between which an algorithm's limit may be, before
-    anything is timed.
+    """Check the smallest and largest size, between which an algorithm's limit may be, before anything is timed.
 
     Returns:
         Lines for the user where layers are not covered; such sizes become rows, or layers of them fall back.
