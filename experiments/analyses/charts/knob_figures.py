@@ -34,12 +34,11 @@ def short_name(point: KnobPoint) -> str:
     return f"{point.vision}{experts} b{point.num_active_blocks}"
 
 
-def _scale(found: Objectives) -> tuple[float, str]:
-    """The divisor of costs in pictures, and the axis title with the resulting unit."""
-    if found.of.unit == "FLOPs":
-        large = float(found.cost.max()) >= 1e12
-        return (1e12, f"{found.of.label} (TFLOP)") if large else (1e9, f"{found.of.label} (GFLOP)")
-    return 1.0, f"{found.of.label} ({found.of.unit})"
+def scale_of(found: Objectives) -> tuple[float, str]:
+    """The divisor of costs in pictures, and their unit then."""
+    if found.of.unit != "FLOPs":
+        return 1.0, found.of.unit
+    return (1e12, "TFLOP") if float(found.cost.max()) >= 1e12 else (1e9, "GFLOP")
 
 
 def draw_fronts(panels: Sequence[FrontAnalysis], caption: str) -> Figure:
@@ -75,7 +74,7 @@ def _front_key() -> list[Line2D]:
 
 def _front_panel(axes: Axes, each: FrontAnalysis) -> None:
     found, front = each.found, each.front
-    scale, label = _scale(found)
+    scale, unit = scale_of(found)
     _steps(axes, found, np.arange(len(found.points)), scale, color=BLUE, linewidth=1.6, alpha=0.55, zorder=2)
     off = [point for point in front.points if not point.on_front]
     drawn = list(front.points)
@@ -93,7 +92,7 @@ def _front_panel(axes: Axes, each: FrontAnalysis) -> None:
         face = ink if status in ("established", "dominated") else "white"
         axes.plot(x, y, "o", color=ink, markerfacecolor=face, markersize=6.5 if on_it else 4,
                   markeredgewidth=1.4 if on_it else 0.9, zorder=4 if on_it else 3)  # fmt: skip
-    axes.set_xlabel(label)
+    axes.set_xlabel(f"{found.of.label} ({unit})")
     axes.set_ylabel("accuracy" if found.best == 1 else f"score (0 to {found.best:g})")
     on, sure = [
         sum(test) for test in ([p.on_front for p in front.points], [p.status == "established" for p in front.points])
@@ -118,7 +117,7 @@ def _steps(axes: Axes, found: Objectives, members: np.ndarray, scale: float, **s
 
 def _name_front(axes: Axes, each: FrontAnalysis) -> None:
     """Write names to the upper left of their points, where no setting can be; moved up where they would touch."""
-    scale, _ = _scale(each.found)
+    scale, _ = scale_of(each.found)
     names = {point.key: short_name(point) for point in each.found.points}
     places: dict[tuple[float, float], list[FrontPoint]] = {}
     for point in each.front.points:
@@ -155,15 +154,14 @@ def draw_coupling(each: FrontAnalysis, caption: str) -> Figure:
             _losses(grid[1, column], rows)
         grid[0, 0].set_ylabel("accuracy")
         grid[1, 0].set_ylabel("lost of the front's area (%)\nfilled: more than noise")
-        _, label = _scale(each.found)
         for axes in grid[0]:
-            axes.set_xlabel(label)
+            axes.set_xlabel(f"{each.found.of.label} ({scale_of(each.found)[1]})")
             axes.set_xlim(0, None)
         return figure
 
 
 def _fixed_fronts(axes: Axes, found: Objectives, rows: Sequence[FixedValue]) -> None:
-    scale, _ = _scale(found)
+    scale, _ = scale_of(found)
     _steps(axes, found, np.arange(len(found.points)), scale, color=FAINT, linewidth=6, zorder=1, solid_capstyle="butt")
     named = thinned(len(rows), MOST_VALUE_NAMES)
     for number, row in enumerate(rows):
@@ -207,9 +205,9 @@ def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
     for each in analysis.fronts:
         # Of the two latencies the first one is enough in a picture.
         if isinstance(each, FrontAnalysis) and each.found.of.name != LATENCY_MEAN.name:
-            divisor, label = _scale(each.found)
-            name, _, unit = label.removesuffix(")").partition(" (")
-            scales[each.found.of.name] = (1 / divisor, name[0].upper() + name[1:], unit)
+            divisor, unit = scale_of(each.found)
+            label = each.found.of.label
+            scales[each.found.of.name] = (1 / divisor, label[0].upper() + label[1:], unit)
     knobs = [knob for knob in KNOBS if any(knob in term.knobs for e in analysis.effects.values() for term in e.terms)]
     with styled():
         # A figure that is the same everywhere needs a line, no panels.

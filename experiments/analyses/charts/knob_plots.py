@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.analyses.charts.knob_figures import FAINT, KNOB_COLOURS, KNOB_NAMES, short_name
+from experiments.analyses.charts.knob_figures import FAINT, KNOB_COLOURS, KNOB_NAMES, scale_of, short_name
 from experiments.analyses.charts.marks import (
     NAMES,
     NAMES_IN_GROUPS,
@@ -23,7 +23,7 @@ from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import Effects, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, Status, TaskDifference
 from experiments.analyses.knobs.grid import KNOBS
-from experiments.analyses.knobs.objectives import Cost, NoObjectives
+from experiments.analyses.knobs.objectives import NoObjectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 from experiments.analyses.report.analyses import COSTS
 from experiments.analyses.report.parts import Plot, Section
@@ -83,15 +83,10 @@ def _established(differences: Sequence[TaskDifference]) -> list[TaskDifference]:
     return [each for each in differences if each.difference == "established"]
 
 
-def scale_of(of: Cost) -> tuple[float, str]:
-    """The divisor of costs, and their unit then."""
-    return (1e9, "GFLOP") if of.unit == "FLOPs" else (1.0, of.unit)
-
-
 def front_plot(each: FrontAnalysis) -> Plot:
     """A plot of all settings of a task against one cost, by how sure their place is, and the front's steps."""
     found, front = each.found, each.front
-    scale, unit = scale_of(found.of)
+    scale, unit = scale_of(found)
     names = {point.key: short_name(point) for point in found.points}
     end = 1.04 * max(point.cost for point in front.points) / scale
     steps = [point for point in front.points if point.on_front]
@@ -207,13 +202,13 @@ def _loss_text(row: FixedValue, name: str) -> str:
 
 def effect_plots(analysis: TaskAnalysis, with_accuracy: bool) -> list[Plot]:
     """Plots of which knobs explain the spread of each figure, and of what a knob's values change in each figure."""
-    labels = {each.found.of.name: each.found.of for each in present(analysis)}
+    labels = {each.found.of.name: each.found for each in present(analysis)}
     names = [name for name in ("accuracy", *labels) if name in analysis.effects and (with_accuracy or name in labels)]
     shown = {name: analysis.effects[name] for name in names if analysis.effects[name].terms}
     if not shown:
         return []
     task = analysis.grid.task
-    titles = {"accuracy": "accuracy"} | {name: of.label for name, of in labels.items()}
+    titles = {"accuracy": "accuracy"} | {name: found.of.label for name, found in labels.items()}
     plots = [_fractions_of_spread(task, {titles[name]: effects for name, effects in shown.items()})]
     for name, effects in shown.items():
         scale, unit = (1.0, "score") if name == "accuracy" else scale_of(labels[name])

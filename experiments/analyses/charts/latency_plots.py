@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from experiments.analyses.charts.latency_figures import AIM, BARS, LABELS
+from experiments.analyses.charts.latency_figures import AIM, BARS, LABELS, PredictedTimes
 from experiments.analyses.charts.marks import NAMES, axis, bars, dots, hover, layout, line, note, thinned
 from experiments.analyses.charts.style import BLUE, QUIET, SKY, VERMILION
 from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.latency.features import TimedSamples
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts
-from experiments.analyses.latency.stage_regression import measured_times
-from experiments.analyses.latency.validation import Validation, places_by_setting
+from experiments.analyses.latency.validation import Validation
 from experiments.analyses.report.analyses import Missing
 from experiments.analyses.report.parts import Plot, Section
 
@@ -122,25 +119,18 @@ def guardrail_plot(curve: Sequence[GuardrailCounts]) -> Plot:
 
 def predicted_plot(samples: TimedSamples, validation: Validation, name: str) -> Plot:
     """A plot with a ring for the medians of each setting and a dot for each request."""
-    measured, predicted = measured_times(samples)[name], validation.left_out.times[name]
-    has = np.flatnonzero(np.isfinite(measured) & np.isfinite(predicted))
-    measured, predicted, settings = measured[has], predicted[has], samples.settings[has]
-    # A few requests that took several times as long would squeeze all others into a corner.
-    end = 1.05 * max(float(np.percentile(measured, 98)), float(predicted.max()))
-    start = 0.95 * min(float(measured.min()), float(predicted.min()))
+    times = PredictedTimes.of(samples, validation, name)
+    measured, predicted, start, end = times.measured, times.predicted, times.start, times.end
     shown = thinned(len(measured))
     of_requests = [
-        hover(str(settings[at]), f"one request: measured {measured[at]:.4g} ms, predicted {predicted[at]:.4g} ms")
+        hover(str(times.settings[at]), f"one request: measured {measured[at]:.4g} ms, predicted {predicted[at]:.4g} ms")
         for at in shown
     ]
-    # In the order in which they are met.
-    places = sorted(places_by_setting(settings), key=lambda own: int(own[0]))
-    names = [str(settings[own[0]]) for own in places]
-    medians = [(float(np.median(measured[own])), float(np.median(predicted[own]))) for own in places]
     of_settings = [
         hover(each, f"medians: measured {x:.4g} ms, predicted {y:.4g} ms", f"{100 * (y / x - 1):+.1f} %")
-        for each, (x, y) in zip(names, medians, strict=True)
+        for each, (x, y) in times.medians.items()
     ]
+    medians = list(times.medians.values())
     band = line([start, end, end, start], [start * (1 - AIM), end * (1 - AIM), end * (1 + AIM), start * (1 + AIM)],
                 "within 5 %", QUIET, width=0)  # fmt: skip
     traces = [
@@ -150,7 +140,6 @@ def predicted_plot(samples: TimedSamples, validation: Validation, name: str) -> 
         dots([x for x, _ in medians], [y for _, y in medians], of_settings, "median of a setting", BLUE, size=8,
              symbol="circle-open"),
     ]  # fmt: skip
-    beyond = int((measured > end).sum())
     found = validation.estimator[name]
     return Plot(
         f"e3-predicted-{name}",
@@ -163,5 +152,5 @@ def predicted_plot(samples: TimedSamples, validation: Validation, name: str) -> 
         "half", 420,
         f"{100 * found.setting_mape:.1f} % off by setting, {100 * found.sample_mape:.1f} % by request; "
         f"{100 * validation.coverage[name].share:.0f} % of the requests lie inside their interval."
-        + (f" {beyond} slower requests lie to the right of the picture." if beyond else ""),
+        + (f" {times.beyond} slower requests lie to the right of the picture." if times.beyond else ""),
     )  # fmt: skip

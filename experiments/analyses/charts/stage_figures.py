@@ -1,6 +1,6 @@
 """The figures of E1 (stages): fractions, growth, operations and parts of the decoder."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ from experiments.analyses.files import MOST_PANELS
 from experiments.analyses.stages.fractions import Generation, Regime, grouped, summed_stages
 from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import PARTS, ProfiledRequest, StageParts
-from experiments.analyses.stages.scaling import StageLine, points_of
+from experiments.analyses.stages.scaling import Point, StageLine, points_of
 
 # Parts in the order in which a block runs them; the small ones together are quiet.
 PART_COLOURS = {
@@ -60,7 +60,7 @@ def draw_fractions(regimes: Sequence[Regime], caption: str) -> Figure:
                     axes.text(left + share / 2, place, f"{share:.0f} %", ha="center", va="center", color="white",
                               fontsize=8, fontweight="bold")  # fmt: skip
                 left += share
-            axes.text(101.5, place, _milliseconds(regime.total_ms), va="center", fontsize=8.5, color=INK)
+            axes.text(101.5, place, milliseconds(regime.total_ms), va="center", fontsize=8.5, color=INK)
         axes.set_yticks(places, [_tokens(each.output_tokens).replace("output ", "") for each in regimes])
         _name_groups(axes, regimes, places)
         axes.set_ylim(max(places) + 0.6, min(places) - 1.1)
@@ -117,8 +117,11 @@ def _tokens(count: int | None) -> str:
     return "own length" if count is None else f"{count} output token{'s' if count > 1 else ''}"
 
 
-def _milliseconds(value: float) -> str:
-    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.0f} ms"
+def milliseconds(value: float) -> str:
+    """A time as text, such as `1.24 s`, `522 ms`, `8.4 ms`."""
+    if value >= 1000:
+        return f"{value / 1000:.2f} s"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def draw_stages_over_tokens(generations: Sequence[Generation], caption: str) -> Figure:
@@ -158,47 +161,64 @@ def _areas(axes: Axes, generations: Sequence[Generation]) -> None:
                       fontweight="bold", va="center", arrowprops={"arrowstyle": "-", "color": "white"})  # fmt: skip
 
 
-_SCALING_PANELS = {
-    "vision": ("Vision", "image features (all crops)"),
-    "prefill": ("Prefill", "prompt tokens (image tokens included)"),
-    "decode": ("Decode", "output tokens"),
+# Of each stage: what it is plotted against, and how many of its units a slope is for.
+SCALING = {
+    "vision": ("image features of all crops", 100, "100 features"),
+    "prefill": ("prompt tokens, image tokens included", 100, "100 tokens"),
+    "decode": ("output tokens", 1, "token"),
 }
+# A line, the points that it is for, their colour and their name.
+ScalingGroup = tuple[StageLine, list[Point], str, str]
 
 
-def draw_scaling(generations: Sequence[Generation], lines: Sequence[StageLine], caption: str) -> Figure:
-    """A panel for vision against image features, prefill against prompt tokens, decode against output tokens.
-
-    Of the first task; prefill and decode with the fewest and the most blocks, all top-k together.
-    """
+def scaling_groups(generations: Sequence[Generation], lines: Sequence[StageLine]) -> dict[str, list[ScalingGroup]]:
+    """Stage -> its groups in the first task: all of vision; prefill and decode with the fewest and the most blocks."""
     task = generations[0].task
     own = [each for each in generations if each.task == task]
     blocks = sorted({each.num_active_blocks for each in own})
-    colours = {blocks[-1]: BLUE, blocks[0]: VERMILION} if len(blocks) > 1 else {blocks[0]: BLUE}
+    colours = {blocks[0]: VERMILION, blocks[-1]: BLUE}
+    found: dict[str, list[ScalingGroup]] = {}
+    for stage in SCALING:
+        points = points_of(own, stage)
+        fits = [each for each in lines if (each.task, each.stage, each.top_k) == (task, stage, None)]
+        if stage == "vision":
+            found[stage] = [(fits[0], points, BLUE, "all settings")]
+            continue
+        found[stage] = [
+            (fit, [each for each in points if each.generation.num_active_blocks == count], colour, f"{count} blocks")
+            for count, colour in colours.items()
+            for fit in fits
+            if fit.num_active_blocks == count
+        ]
+    return found
+
+
+def law_of(line: StageLine) -> str:
+    """The slope of a line with its interval, or why there is no line."""
+    if line.fit is None:
+        return f"no line, {line.reason}"
+    _, per, unit = SCALING[line.stage]
+    ends = line.fit.slope_ci95
+    interval = "" if ends is None else f" [{per * ends[0]:.3g} to {per * ends[1]:.3g}]"
+    return f"{per * line.fit.slope:.3g} ms per {unit}{interval}"
+
+
+def draw_scaling(generations: Sequence[Generation], lines: Sequence[StageLine], caption: str) -> Figure:
+    """A panel for vision against image features, prefill against prompt tokens, decode against output tokens."""
     with styled():
         figure = new_figure(11.0, 4.0, f"{caption}  ·  lines: least squares [95 % interval of the slope]")
         panels = figure.subplots(1, 3)
-        for axes, (stage, (title, label)) in zip(panels, _SCALING_PANELS.items(), strict=True):
-            fitting = [line for line in lines if line.stage == stage and line.task == task and line.top_k is None]
-            if stage == "vision":
-                groups = [(fitting[0], own, BLUE, "all settings")]
-            else:
-                groups = [
-                    (line, [each for each in own if each.num_active_blocks == count], colour, f"{count} blocks")
-                    for count, colour in colours.items()
-                    for line in fitting
-                    if line.num_active_blocks == count
-                ]
+        for axes, (stage, groups) in zip(panels, scaling_groups(generations, lines).items(), strict=True):
             _scaling_panel(axes, stage, groups)
-            axes.set_title(title)
-            axes.set_xlabel(label)
+            axes.set_title(stage.capitalize())
+            axes.set_xlabel(SCALING[stage][0])
         panels[0].set_ylabel("time (ms)")
         return figure
 
 
-def _scaling_panel(axes: Axes, stage: str, groups: Sequence[tuple[StageLine, Sequence[Generation], str, str]]) -> None:
+def _scaling_panel(axes: Axes, stage: str, groups: Sequence[ScalingGroup]) -> None:
     highest = 0.0
-    for number, (line, generations, colour, name) in enumerate(groups):
-        points = points_of(generations, stage)
+    for number, (line, points, colour, name) in enumerate(groups):
         x, y = [each.x for each in points], [each.ms for each in points]
         if not points:
             axes.text(0.5, 0.5, "no generation has it", transform=axes.transAxes, ha="center", color=QUIET)
@@ -206,27 +226,11 @@ def _scaling_panel(axes: Axes, stage: str, groups: Sequence[tuple[StageLine, Seq
         # As pixels also in the SVG, which would be large otherwise.
         axes.scatter(x, y, s=7 if stage != "decode" else 3, color=colour, alpha=0.25, linewidths=0, rasterized=True)
         highest = max(highest, float(np.percentile(y, 99)))
-        _draw_line(axes, line, colour)
-        axes.text(0.03, 0.98 - 0.13 * number, f"{name}\n{_law(line)}", transform=axes.transAxes, va="top",
+        if (fit := line.fit) is not None:
+            axes.plot([fit.x_min, fit.x_max], [fit.at(fit.x_min), fit.at(fit.x_max)], color=colour, linewidth=2.2)
+        axes.text(0.03, 0.98 - 0.13 * number, f"{name}\n{law_of(line)}", transform=axes.transAxes, va="top",
                   color=colour, fontsize=8.5)  # fmt: skip
     axes.set_ylim(0, 1.5 * highest if highest else None)
-
-
-def _draw_line(axes: Axes, line: StageLine, colour: str) -> None:
-    if line.fit is None:
-        return
-    fit = line.fit
-    axes.plot([fit.x_min, fit.x_max], [fit.at(fit.x_min), fit.at(fit.x_max)], color=colour, linewidth=2.2)
-
-
-def _law(line: StageLine) -> str:
-    if line.fit is None:
-        return line.reason or "no line"
-    unit, per = {"vision": ("100 features", 100), "prefill": ("100 tokens", 100), "decode": ("token", 1)}[line.stage]
-    interval = ""
-    if line.fit.slope_ci95 is not None:
-        interval = f" [{per * line.fit.slope_ci95[0]:.2f} to {per * line.fit.slope_ci95[1]:.2f}]"
-    return f"{per * line.fit.slope:.2f} ms per {unit}{interval}"
 
 
 def draw_flops(points: Sequence[StagePoint], peak_flops_per_s: float | None, caption: str) -> Figure:
@@ -238,8 +242,10 @@ def draw_flops(points: Sequence[StagePoint], peak_flops_per_s: float | None, cap
         axes.set_yscale("log")
         x, y = np.array([each.tflop for each in points]), np.array([each.ms for each in points])
         limits = (x.min() / 2.5, x.max() * 6), (y.min() / 3, y.max() * 2)
-        if peak_flops_per_s is not None:
-            _mfu_diagonals(axes, peak_flops_per_s, limits)
+        for name, times, place in () if peak_flops_per_s is None else mfu_diagonals(peak_flops_per_s / 1e15, *limits):
+            axes.plot(limits[0], times, color=QUIET, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
+            axes.text(*place, name, color=QUIET, fontsize=7.5, ha="center", va="center",
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
         for stage in STAGES:
             own = [each for each in points if each.stage == stage]
             if not own:
@@ -266,32 +272,40 @@ def _mfu_range(points: Sequence[StagePoint]) -> str:
     return f"\nMFU {low:.2g} to {high:.2g} %"
 
 
-def _mfu_diagonals(
-    axes: Axes, peak_flops_per_s: float, limits: tuple[tuple[float, float], tuple[float, float]]
-) -> None:
-    (left, right), (bottom, top) = limits
-    ends = np.array([left, right])
-    for share in (1.0, 0.1, 0.01, 0.001, 0.0001):
-        times = ends * 1e12 / (peak_flops_per_s * share) * 1e3
-        axes.plot(ends, times, color=QUIET, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
-        # The name is where the diagonal leaves the picture, a little inside.
-        at = min(right, top / (1e3 * 1e12 / (peak_flops_per_s * share))) / 1.5
-        height = at * 1e12 / (peak_flops_per_s * share) * 1e3
-        if left < at < right and bottom < height < top:
-            axes.text(at, height, f"{100 * share:g} % MFU", color=QUIET, fontsize=7.5, ha="center", va="center",
-                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
+MFU_LINES = (1.0, 0.1, 0.01, 0.001, 0.0001)
+Ends = tuple[float, float]
+
+
+def mfu_diagonals(per_ms: float, ends: Ends, heights: Ends) -> Iterator[tuple[str, list[float], Ends]]:
+    """For each diagonal in the picture its name, its times at both ends, and the place of the name a little inside.
+
+    Args:
+        per_ms: the work that the device's peak does in a millisecond.
+        ends, heights: of the picture, in work and in ms.
+    """
+    for share in MFU_LINES:
+        times = [end / (per_ms * share) for end in ends]
+        if times[0] < heights[1] and times[1] > heights[0]:
+            at = min(ends[1], ends[0] * heights[1] / times[0]) / 1.6
+            yield f"{100 * share:g} % MFU", times, (at, at / (per_ms * share))
+
+
+def part_rows(profiles: Sequence[ProfiledRequest]) -> list[tuple[str, str, dict[str, float]]]:
+    """(Stage, host or GPU, mean ms of each part in a call) over all profiles, in the order in which they are drawn."""
+    rows: list[tuple[str, str, dict[str, float]]] = []
+    for stage, name in (("prefill", "prefill"), ("decode", "a decode step")):
+        own = [each.stages[stage] for each in profiles if stage in each.stages]
+        if own:
+            rows.append((name, "host", _mean_parts(own, on_device=False)))
+        if own and all(each.whole.device_ms is not None for each in own):
+            rows.append((name, "GPU", _mean_parts(own, on_device=True)))
+    return rows
 
 
 def draw_components(profiles: Sequence[ProfiledRequest], caption: str) -> Figure:
     """A figure of stacked bars of the decoder's parts in prefill and a decode step, over all profiles."""
-    stages = [stage for stage in ("prefill", "decode") if any(stage in each.stages for each in profiles)]
-    bars: list[tuple[str, dict[str, float]]] = []
-    for stage in stages:
-        own = [each.stages[stage] for each in profiles if stage in each.stages]
-        name = "prefill" if stage == "prefill" else "decode, one step"
-        bars.append((f"{name}\nhost", _mean_parts(own, on_device=False)))
-        if all(each.whole.device_ms is not None for each in own):
-            bars.append((f"{name}\nGPU kernels", _mean_parts(own, on_device=True)))
+    rows = part_rows(profiles)
+    bars = [(f"{stage}\n{where}", parts) for stage, where, parts in rows]
     with styled():
         figure = new_figure(8.6, 1.3 + 0.72 * len(bars), f"{caption}  ·  {len(profiles)} profiled requests")
         axes = figure.subplots()
@@ -306,8 +320,8 @@ def draw_components(profiles: Sequence[ProfiledRequest], caption: str) -> Figure
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("time under the profiler (ms): for shares, not for latencies")
         _component_key(axes, longest)
-        axes.set_title("Parts of the decoder: what the host issues, and what the GPU does of it"
-                       if len(bars) > len(stages) else "Parts of the decoder on the CPU")  # fmt: skip
+        has_gpu = any(where == "GPU" for _, where, _ in rows)
+        axes.set_title("Parts of the decoder: " + ("issued by the host, done by the GPU" if has_gpu else "on the CPU"))
         return figure
 
 

@@ -6,24 +6,27 @@ import numpy as np
 
 from experiment_core_utils.models.interface import STAGES
 from experiments.analyses.charts.marks import NAMES, Trace, axis, bars, dots, hover, layout, line, note, plain, thinned
-from experiments.analyses.charts.stage_figures import PART_COLOURS, PART_NAMES
-from experiments.analyses.charts.style import BLUE, QUIET, STAGE_COLOURS, VERMILION
+from experiments.analyses.charts.stage_figures import (
+    PART_COLOURS,
+    PART_NAMES,
+    SCALING,
+    law_of,
+    mfu_diagonals,
+    milliseconds,
+    part_rows,
+    scaling_groups,
+)
+from experiments.analyses.charts.style import QUIET, STAGE_COLOURS
 from experiments.analyses.report.analyses import Missing
 from experiments.analyses.report.parts import Plot, Section, Width
 from experiments.analyses.stages.analysis import StageAnalysis
 from experiments.analyses.stages.fractions import Regime
 from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import PARTS, ProfiledRequest
-from experiments.analyses.stages.scaling import Point, StageLine, points_of
+from experiments.analyses.stages.scaling import Point, StageLine
 
 TITLE = "Where the time goes (E1)"
-SCALING = {
-    "vision": ("Vision against image features", "image features of all crops", 100, "100 features"),
-    "prefill": ("Prefill against the prompt", "prompt tokens, image tokens included", 100, "100 tokens"),
-    "decode": ("Decode against the answer", "output tokens", 1, "token"),
-}
 STAGE_SYMBOLS = {"vision": "circle", "prefill": "square", "decode": "triangle-up"}
-MFU_LINES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 
 
 def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None, peak_reason: str | None) -> Section:
@@ -51,13 +54,6 @@ def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None
         "every shorter answer, so no length is modelled."
     )
     return Section("e1", TITLE, intro, plots, reasons)
-
-
-def milliseconds(value: float) -> str:
-    """A time as text, such as `1.24 s`, `522 ms`, `8.4 ms`."""
-    if value >= 1000:
-        return f"{value / 1000:.2f} s"
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
 def fractions_plot(regimes: Sequence[Regime]) -> Plot:
@@ -132,41 +128,24 @@ def settings_plot(settings: Sequence[Regime], height_px: int) -> Plot:
 
 def scaling_plots(found: StageAnalysis) -> list[Plot]:
     """Plots of the first task: each stage's times with the lines of the fewest and the most blocks."""
-    task = found.generations[0].task
-    own = [each for each in found.generations if each.task == task]
-    blocks = sorted({each.num_active_blocks for each in own})
     plots = []
-    for stage, (title, label, _, _) in SCALING.items():
-        points = points_of(own, stage)
+    for stage, groups in scaling_groups(found.generations, found.lines).items():
+        points = [point for _, own, _, _ in groups for point in own]
         if not points:
             continue
-        fits = [each for each in found.lines if (each.task, each.stage, each.top_k) == (task, stage, None)]
-        if stage == "vision":
-            groups = [(fits[0], points, BLUE, "all settings")]
-        else:
-            groups = [
-                (
-                    fit,
-                    [each for each in points if each.generation.num_active_blocks == count],
-                    colour,
-                    f"{count} blocks",
-                )
-                for count, colour in dict(zip((blocks[0], blocks[-1]), (VERMILION, BLUE), strict=True)).items()
-                for fit in fits
-                if fit.num_active_blocks == count
-            ]
-        traces = [trace for group in groups for trace in _with_line(stage, *group)]
+        title, label = f"{stage.capitalize()} against {SCALING[stage][0].partition(',')[0]}", SCALING[stage][0]
+        task = found.generations[0].task
         highest = float(np.percentile([each.ms for each in points], 99.5))
         plots.append(
             Plot(
                 f"e1-scaling-{stage}",
                 title if len({each.task for each in found.generations}) == 1 else f"{title} ({task})",
-                traces,
+                [trace for group in groups for trace in _with_line(stage, *group)],
                 layout(
                     axis(label, **_whole_steps(points)), axis("ms", range=[0, 1.05 * highest]),
                 ),
                 "third", 340,
-                "; ".join(_law(stage, fit, name) for fit, _, _, name in groups) + ".",
+                "; ".join(f"{name}: {law_of(fit)}" for fit, _, _, name in groups) + ".",
             )
         )  # fmt: skip
     return plots
@@ -180,7 +159,7 @@ def _whole_steps(points: Sequence[Point]) -> dict[str, int]:
 
 def _with_line(stage: str, fit: StageLine, points: Sequence[Point], colour: str, name: str) -> list[Trace]:
     shown = [points[at] for at in thinned(len(points), 900)]
-    unit = SCALING[stage][1].partition(",")[0]
+    unit = SCALING[stage][0].partition(",")[0]
     texts = [
         hover(each.generation.setting, f"{stage}: {each.ms:.3g} ms at {each.x:g} {unit}", f"picture {_picture(each)}")
         for each in shown
@@ -198,15 +177,6 @@ def _picture(point: Point) -> str:
     return str(picture[1]) if isinstance(picture, tuple) else str(picture)
 
 
-def _law(stage: str, fit: StageLine, name: str) -> str:
-    _, _, per, unit = SCALING[stage]
-    if fit.fit is None:
-        return f"{name}: no line, {fit.reason}"
-    ends = fit.fit.slope_ci95
-    interval = "" if ends is None else f" [{per * ends[0]:.3g} to {per * ends[1]:.3g}]"
-    return f"{name}: {per * fit.fit.slope:.3g} ms per {unit}{interval}"
-
-
 def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None, width: Width) -> Plot:
     """A plot with a mark for each stage of each setting; diagonals of equal MFU where the peak is known."""
     known = [each for each in points if each.tflop > 0]
@@ -214,7 +184,9 @@ def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None, wid
     work, times = [factor * each.tflop for each in known], [each.ms for each in known]
     ends, heights = (min(work) / 2.5, max(work) * 2.5), (min(times) / 2.5, max(times) * 2.5)
     per_ms = None if peak_flops_per_s is None else peak_flops_per_s * factor / 1e15
-    traces, notes = ([], []) if per_ms is None else _mfu_diagonals(per_ms, ends, heights)
+    diagonals = [] if per_ms is None else list(mfu_diagonals(per_ms, ends, heights))
+    traces = [line(ends, times, "", QUIET, width=1, dash="dot") | {"showlegend": False} for _, times, _ in diagonals]
+    notes = [note(*np.log10(place).tolist(), name, font={"size": 10}) for name, _, place in diagonals]
     for stage in STAGES:
         own = [each for each in known if each.stage == stage]
         texts = [
@@ -243,38 +215,9 @@ def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None, wid
     )  # fmt: skip
 
 
-def _mfu_diagonals(
-    per_ms: float, ends: tuple[float, float], heights: tuple[float, float]
-) -> tuple[list[Trace], list[Trace]]:
-    """Lines of equal MFU and their names; `per_ms` is the work that the peak does in a millisecond."""
-    lines, names = [], []
-    for share in MFU_LINES:
-        times = [end / (per_ms * share) for end in ends]
-        if times[1] < heights[0] or times[0] > heights[1]:
-            continue
-        lines.append(line(ends, times, "", QUIET, width=1, dash="dot") | {"showlegend": False})
-        # Where the line leaves the picture, a little inside.
-        at = min(ends[1], ends[0] * heights[1] / times[0]) / 1.6
-        place = float(np.log10(at)), float(np.log10(at / (per_ms * share)))
-        names.append(note(*place, f"{100 * share:g} % MFU", font={"size": 10}))
-    return lines, names
-
-
 def components_plot(profiles: Sequence[ProfiledRequest]) -> Plot:
     """A plot of the decoder's parts over all profiles: what the host issues, and what a GPU does of it."""
-    rows: list[tuple[str, dict[str, float]]] = []
-    for stage in ("prefill", "decode"):
-        own = [each.stages[stage] for each in profiles if stage in each.stages]
-        label = "prefill" if stage == "prefill" else "a decode step"
-        if own:
-            host = {part: float(np.mean([each.parts[part].host_ms / each.calls for each in own])) for part in PARTS}
-            rows.append((f"{label}, host", host))
-        if own and all(each.whole.device_ms is not None for each in own):
-            device = {
-                part: float(np.mean([(each.parts[part].device_ms or 0.0) / each.calls for each in own]))
-                for part in PARTS
-            }
-            rows.append((f"{label}, GPU", device))
+    rows = [(f"{stage}, {where}", parts) for stage, where, parts in part_rows(profiles)]
     names = [name for name, _ in rows]
     traces = []
     for part in PARTS:

@@ -7,7 +7,7 @@ import pandas as pd
 from experiment_core_utils.models.interface import STAGES
 from experiments.analyses.charts.knob_figures import KNOB_NAMES
 from experiments.analyses.charts.latency_figures import AIM
-from experiments.analyses.charts.stage_plots import milliseconds
+from experiments.analyses.charts.stage_figures import milliseconds
 from experiments.analyses.knobs.effects import LevelMean
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 from experiments.analyses.latency.analysis import LatencyModel
