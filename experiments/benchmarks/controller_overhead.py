@@ -15,7 +15,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,6 @@ from experiments.benchmarks.execution import shape_config
 from experiments.controller.knob_choices import published_space
 from experiments.controller.networks.odds import HostOdds, odds_for
 from experiments.controller.networks.on_device import DeviceOdds
-from experiments.controller.networks.two_stage import TwoStageNetworks
 from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
 from experiments.controller.running.deciders import NetworkDecider
 from experiments.controller.running.live import prepare_requests
@@ -83,9 +81,12 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     started = time.perf_counter()
     adaptive.warm_up([request for request, _ in asked])
     ready_s = time.perf_counter() - started
-    compared = _Compared(loaded.model, adaptive, _on_host(loaded, networks) if isinstance(odds, DeviceOdds) else None)
-    for request, budget_s in asked[:WARM_UPS]:
-        compared.run(request, budget_s)
+    ways = {"adaptive": adaptive, "new_budget": adaptive}
+    if isinstance(odds, DeviceOdds):
+        host = HostOdds(networks, loaded.model.host_embeddings, loaded.model.device)
+        ways["on_host"] = AdaptiveModel(loaded.model, NetworkDecider(host, networks.space), loaded.blocks)
+    # Warm-ups come before what counts.
+    warm_ups = (asked * WARM_UPS)[:WARM_UPS]
     return {
         "device": str(loaded.model.device),
         **_execution(loaded.model),
@@ -93,7 +94,7 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
         "decided_on_reason": odds.reason,
         "make_ready_s": ready_s,
         "num_parameters": sum(each.numel() for each in networks.parameters()),
-        **_summary([compared.run(*each) for _ in range(given.rounds) for each in asked]),
+        **_summary(*_run_each_way(loaded.model, ways, [*warm_ups, *asked * given.rounds])),
     }
 
 
@@ -134,74 +135,44 @@ def _execution(model: MolmoeStagedModel) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The measurements of one request.
+def _run_each_way(
+    model: MolmoeStagedModel, ways: Mapping[str, AdaptiveModel], asked: Sequence[tuple[AdaptiveRequest, float]]
+) -> tuple[dict[str, list[AdaptiveRun]], list[float]]:
+    """The runs of each way, one right after the other in an order that is drawn anew each time.
 
-    Attributes:
-        new_budget: at a budget that was never requested, next to the one that was.
-        on_host: with the networks computed on the host; None where that is how `adaptive` ran.
-        plain_s: a plain run at the setting that `adaptive` chose.
+    `new_budget` runs at a budget that was never requested, next to the one that was. Last come seconds of plain runs at
+    the settings that `adaptive` chose.
     """
-
-    adaptive: AdaptiveRun
-    new_budget: AdaptiveRun
-    on_host: AdaptiveRun | None
-    plain_s: float
-
-
-class _Compared:
-    """The ways that a request runs, one right after the other, in an order that is drawn anew each time."""
-
-    def __init__(self, model: MolmoeStagedModel, adaptive: AdaptiveModel, on_host: AdaptiveModel | None) -> None:
-        self._model = model
-        self._adaptive = adaptive
-        self._on_host = on_host
-        self._order = random.Random(0)
-        self._runs = 0
-
-    def run(self, request: AdaptiveRequest, budget_s: float) -> _Found:
-        """Run the request once in each way; the plain one last, since it needs a choice."""
-        self._runs += 1
-        ways: dict[str, tuple[AdaptiveModel, float]] = {
-            "adaptive": (self._adaptive, budget_s),
-            "new_budget": (self._adaptive, budget_s * (1 + 1e-6 * self._runs)),
-        }
-        if self._on_host is not None:
-            ways["on_host"] = self._on_host, budget_s
-        order = list(ways)
-        self._order.shuffle(order)
-        runs = {name: ways[name][0].adaptive_generate(request, ways[name][1]) for name in order}
-        plain_s = self._plain_s(request, runs["adaptive"])
-        return _Found(runs["adaptive"], runs["new_budget"], runs.get("on_host"), plain_s)
-
-    def _plain_s(self, request: AdaptiveRequest, run: AdaptiveRun) -> float:
-        inputs = self._model.to_device(request.prepared[run.choice.tier].inputs)
-        with self._model.restored_afterwards():
-            self._model.apply(run.setting)
-            return run_staged(self._model, inputs, request.max_new_tokens).total_s
+    order = random.Random(0)
+    runs: dict[str, list[AdaptiveRun]] = {name: [] for name in ways}
+    plain_s = []
+    for number, (request, budget_s) in enumerate(asked, 1):
+        for name in order.sample(list(ways), len(ways)):
+            shift = 1e-6 * number if name == "new_budget" else 0.0
+            runs[name].append(ways[name].adaptive_generate(request, budget_s * (1 + shift)))
+        chosen = runs["adaptive"][-1]
+        inputs = model.to_device(request.prepared[chosen.choice.tier].inputs)
+        with model.restored_afterwards():
+            model.apply(chosen.setting)
+            plain_s.append(run_staged(model, inputs, request.max_new_tokens).total_s)
+    return {name: each[WARM_UPS:] for name, each in runs.items()}, plain_s[WARM_UPS:]
 
 
-def _on_host(loaded: LoadedModel, networks: TwoStageNetworks) -> AdaptiveModel:
-    odds = HostOdds(networks, loaded.model.host_embeddings, loaded.model.device)
-    return AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
-
-
-def _summary(found: Sequence[_Found]) -> dict[str, Any]:
+def _summary(found: Mapping[str, Sequence[AdaptiveRun]], plain: Sequence[float]) -> dict[str, Any]:
     """The summary of one request or more."""
-    runs, on_host = [each.adaptive for each in found], [each.on_host for each in found if each.on_host is not None]
-    total_s, plain_s = np.array([run.times.total_s for run in runs]), np.array([each.plain_s for each in found])
+    runs, plain_s = found["adaptive"], np.array(plain)
+    total_s = np.array([run.times.total_s for run in runs])
     controller_s = np.array([run.times.controller_s for run in runs])
     return {
         "num_runs": len(runs),
         "choices": Counter(f"{run.choice.key}_pause{run.pause}" for run in runs),
         **_stages_ms(runs),
-        "new_budget_first_stage_ms": _spread(np.array([1000 * each.new_budget.times.first_stage_s for each in found])),
+        "new_budget_first_stage_ms": _spread(np.array([1000 * run.times.first_stage_s for run in found["new_budget"]])),
         "adaptive_total_ms": _spread(1000 * total_s),
         "plain_total_ms": _spread(1000 * plain_s),
         "adaptive_less_plain_ms": _spread(1000 * (total_s - plain_s)),
         "controller_share": float(np.median(controller_s / total_s)),
-        "on_host": _stages_ms(on_host) if on_host else None,
+        "on_host": _stages_ms(found["on_host"]) if "on_host" in found else None,
     }
 
 

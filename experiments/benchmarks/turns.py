@@ -18,6 +18,7 @@ from experiment_core_utils.primitives.knobs import VisionTarget
 from experiment_core_utils.tasks.registry import load_task
 
 T = TypeVar("T")
+Name = TypeVar("Name", str, int)
 
 
 def add_model_flags(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +60,9 @@ def median_seconds(act: Callable[[], object], repeats: int, device: torch.device
     return statistics.median(timed(device or torch.device("cpu"), act)[0] for _ in range(repeats))
 
 
-def best_in_turn(device: torch.device, ways: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, tuple[float, T]]:
+def best_in_turn(
+    device: torch.device, ways: Mapping[Name, Callable[[], T]], rounds: int
+) -> dict[Name, tuple[float, T]]:
     """The least seconds of each way over the rounds, in which they take turns, and what it then returned."""
     found = [{name: timed(device, way) for name, way in ways.items()} for _ in tqdm(range(rounds), leave=False)]
     return {name: min((each[name] for each in found), key=lambda one: one[0]) for name in ways}

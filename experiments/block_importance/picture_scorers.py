@@ -1,6 +1,7 @@
 """Scorers of block sets: how accurate the embedded model's answers about held-out pictures are."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from tqdm import tqdm
@@ -13,10 +14,11 @@ from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, Visio
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import get_metric
-from experiments.reference_model.evaluation import answer_pictures
+from experiments.reference_model.evaluation import answer_pictures, samples_of
 from experiments.reference_model.packing import make_slot
 
 
+@dataclass(frozen=True)
 class AnsweredPictureScorer:
     """A `BlockSetScorer` of the embedded model: each greedy answer's score, as a fraction of the metric's best.
 
@@ -24,34 +26,24 @@ class AnsweredPictureScorer:
     Every set must contain block 0.
     """
 
-    measure = "accuracy, as a fraction of the metric's best score"
-
-    def __init__(
-        self,
-        model: MolmoeForConditionalGeneration,
-        processor: MolmoeProcessor,
-        tasks: Sequence[GeneratedTask],
-        pictures: Sequence[int],
-        vision: VisionTarget,
-        top_k: int | None,
-    ) -> None:
-        self._model = model
-        self._processor = processor
-        self._tasks = tuple(tasks)
-        self._pictures = tuple(pictures)
-        self._vision = vision
-        self._top_k = top_k
+    model: MolmoeForConditionalGeneration
+    processor: MolmoeProcessor
+    tasks: Sequence[GeneratedTask]
+    pictures: Sequence[int]
+    vision: VisionTarget
+    top_k: int | None
+    measure: str = "accuracy, as a fraction of the metric's best score"
 
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
         """See `BlockSetScorer.measured`; raises ConfigurationError for too few pictures to score captions."""
-        settings = [KnobSetting(self._vision, self._top_k, blocks) for blocks in dict.fromkeys(sets)]
+        settings = [KnobSetting(self.vision, self.top_k, blocks) for blocks in dict.fromkeys(sets)]
         answers: dict[Blocks, dict[str, list[Answer]]] = {
-            each.active_blocks: {task.name: [] for task in self._tasks} for each in settings
+            each.active_blocks: {task.name: [] for task in self.tasks} for each in settings
         }
-        for picture in tqdm(self._pictures, unit="picture", desc=f"{len(settings)} sets of blocks"):
-            for each in answer_pictures(self._model, self._processor, self._tasks, [picture], settings):
+        for picture in tqdm(self.pictures, unit="picture", desc=f"{len(settings)} sets of blocks"):
+            for each in answer_pictures(self.model, self.processor, self.tasks, [picture], settings):
                 answers[each.setting.active_blocks][each.task].append(each.answer)
-        return [{task.name: _scored(task, answers[blocks][task.name]) for task in self._tasks} for blocks in sets]
+        return [{task.name: _scored(task, answers[blocks][task.name]) for task in self.tasks} for blocks in sets]
 
 
 def _scored(task: GeneratedTask, answers: Sequence[Answer]) -> TaskValues:
@@ -66,6 +58,7 @@ def _scored(task: GeneratedTask, answers: Sequence[Answer]) -> TaskValues:
 Found = dict[Blocks, list[tuple[str, float]]]
 
 
+@dataclass(frozen=True)
 class PackedPictureScorer:
     """A `BlockSetScorer` of the embedded model: the mean log-likelihood of an expected answer's tokens.
 
@@ -75,31 +68,22 @@ class PackedPictureScorer:
         model: all its blocks active.
     """
 
-    measure = "mean log-likelihood of the expected answer's tokens"
-
-    def __init__(
-        self,
-        model: MolmoeForConditionalGeneration,
-        processor: MolmoeProcessor,
-        tasks: Sequence[GeneratedTask],
-        pictures: Sequence[int],
-        crops: CropRange,
-    ) -> None:
-        self._model = model
-        self._processor = processor
-        self._tasks = tuple(tasks)
-        self._pictures = tuple(pictures)
-        self._crops = crops
+    model: MolmoeForConditionalGeneration
+    processor: MolmoeProcessor
+    tasks: Sequence[GeneratedTask]
+    pictures: Sequence[int]
+    crops: CropRange
+    measure: str = "mean log-likelihood of the expected answer's tokens"
 
     @torch.inference_mode()
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
         """See `BlockSetScorer.measured`."""
         values: dict[Blocks, dict[str, list[float]]] = {
-            blocks: {task.name: [] for task in self._tasks} for blocks in sets
+            blocks: {task.name: [] for task in self.tasks} for blocks in sets
         }
-        images: dict[str, list[str]] = {task.name: [] for task in self._tasks}
-        for picture in tqdm(self._pictures, unit="picture", desc=f"{len(values)} sets of blocks"):
-            pack = _Pack(self._model, self._processor, self._tasks, picture, self._crops)
+        images: dict[str, list[str]] = {task.name: [] for task in self.tasks}
+        for picture in tqdm(self.pictures, unit="picture", desc=f"{len(values)} sets of blocks"):
+            pack = _Pack(self, picture)
             for task_name, image_id in pack.samples:
                 images[task_name].append(image_id)
             for blocks, likelihoods in pack.likelihoods(list(values)).items():
@@ -118,22 +102,12 @@ class _Pack:
         samples: task and picture of each question.
     """
 
-    def __init__(
-        self,
-        model: MolmoeForConditionalGeneration,
-        processor: MolmoeProcessor,
-        tasks: Sequence[GeneratedTask],
-        picture: int,
-        crops: CropRange,
-    ) -> None:
-        self._model = model
-        samples = [
-            (task, task[index])
-            for task in tasks
-            for index in range(picture * task.questions_per_image, (picture + 1) * task.questions_per_image)
-        ]
+    def __init__(self, scorer: PackedPictureScorer, picture: int) -> None:
+        self._model = model = scorer.model
+        processor = scorer.processor
+        samples = [(task, sample) for task in scorer.tasks for sample in samples_of(task, picture)]
         self.samples = [(task.name, sample.image_id) for task, sample in samples]
-        inputs = processor("", samples[0][1].image, crops)
+        inputs = processor("", samples[0][1].image, scorer.crops)
         prefix = inputs["input_ids"].shape[1]
         ids, positions, owners = inputs["input_ids"][0].tolist(), list(range(prefix)), [0] * prefix
         self._answers: list[tuple[int, torch.Tensor]] = []

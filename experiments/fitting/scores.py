@@ -24,6 +24,11 @@ class PredictionScore:
     bias: float
 
 
+def mean_of(values: np.ndarray) -> float | None:
+    """The mean; None of nothing."""
+    return float(values.mean()) if len(values) else None
+
+
 def deviations(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
     """Predicted / measured - 1 of the samples that have both, and a measured value above 0."""
     has = np.isfinite(predicted) & np.isfinite(measured) & (measured > 0)

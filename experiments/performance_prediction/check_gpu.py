@@ -8,7 +8,8 @@ import platform
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -118,15 +119,10 @@ def layer_row(layer: str, algorithm: AlgorithmName, shape: ConvShape, placement:
     """The row of one combination, also where it is refused or fails."""
     requested = LayerRow(layer, placement.precision, algorithm)
     try:
-        prepared = prepare(algorithm, shape, placement)
+        with closing(prepare(algorithm, shape, placement)) as prepared:
+            return measured(requested, prepared, placement)
     except (ProfilerError, RuntimeError) as error:
-        return LayerRow(**{**asdict(requested), "reason": f"{type(error).__name__}: {first_line(error)}"})
-    try:
-        return measured(requested, prepared, placement)
-    except (ProfilerError, RuntimeError) as error:
-        return LayerRow(**{**asdict(requested), "reason": f"{type(error).__name__}: {first_line(error)}"})
-    finally:
-        prepared.close()
+        return replace(requested, reason=f"{type(error).__name__}: {first_line(error)}")
 
 
 def measured(requested: LayerRow, prepared: PreparedConvolution, placement: Placement) -> LayerRow:
@@ -140,18 +136,11 @@ def measured(requested: LayerRow, prepared: PreparedConvolution, placement: Plac
         error = relative_l2(call(), float64_reference(given, weight, shape))
         ms = milliseconds(call, device)
         names = kernel_names(call, device)
-    return LayerRow(
-        requested.layer,
-        requested.precision,
-        requested.asked,
-        prepared.runs,
-        prepared.engine,
-        ms,
-        error,
-        error_bound(prepared.runs, shape, placement.dtype, placement.precision),
-        prepared.workspace_bytes,
-        names,
-    )
+    bound = error_bound(prepared.runs, shape, placement.dtype, placement.precision)
+    return replace(
+        requested, runs=prepared.runs, engine=prepared.engine, ms=ms, relative_error=error, error_bound=bound,
+        workspace_bytes=prepared.workspace_bytes, kernels=names,
+    )  # fmt: skip
 
 
 def layer_rows(

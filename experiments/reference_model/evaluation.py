@@ -56,7 +56,7 @@ def answer_pictures(
     for setting in settings:
         by_crops.setdefault(setting.vision.crops, []).append(setting)
     for picture in pictures:
-        samples = [(task, sample) for task in tasks for sample in _samples_of(task, picture)]
+        samples = [(task, sample) for task in tasks for sample in samples_of(task, picture)]
         for crops, alike in by_crops.items():
             prefix = processor("", samples[0][1].image, crops)
             inputs = {name: _placed(tensor, model) for name, tensor in prefix.items()}
@@ -72,7 +72,8 @@ def answer_pictures(
                     yield Answered(task.name, setting, sample.sample_id, expected, answer_to(sample, answer))
 
 
-def _samples_of(task: GeneratedTask, picture: int) -> list[Sample]:
+def samples_of(task: GeneratedTask, picture: int) -> list[Sample]:
+    """Every question of a family about a picture."""
     first = picture * task.questions_per_image
     return [task[index] for index in range(first, first + task.questions_per_image)]
 

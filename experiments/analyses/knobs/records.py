@@ -13,6 +13,7 @@ from experiments.analyses.knobs.effects import Effects, is_beyond_noise
 from experiments.analyses.knobs.fronts import Front, TaskDifference
 from experiments.analyses.knobs.grid import KNOBS, TaskGrid, levels_of
 from experiments.analyses.knobs.objectives import FEWEST_PICTURES, Cost, NoObjectives, Objectives
+from experiments.fitting.scores import mean_of
 
 Row = dict[str, Cell]
 # Below, percentiles depend on the one or two longest times.
@@ -275,14 +276,14 @@ def _setting_entries(grid: TaskGrid) -> list[dict[str, Any]]:
             asdict(grid.points[at])
             | {
                 "num_score_samples": len(scores),
-                "accuracy": _mean(scores),
+                "accuracy": mean_of(scores),
                 "num_latency_samples": len(times),
-                "T_total_mean_ms": _mean(times),
+                "T_total_mean_ms": mean_of(times),
                 "T_total_p95_ms": p95,
                 "T_total_p99_ms": p99,
                 "num_energy_samples": len(energies),
-                "energy_mean_j": _mean(energies),
-                "flops_mean": _mean(flops),
+                "energy_mean_j": mean_of(energies),
+                "flops_mean": mean_of(flops),
             }
         )
     return entries
@@ -295,7 +296,3 @@ def _tails(times: np.ndarray) -> list[list[float | None]]:
         return [np.percentile(row, (95, 99)).tolist() if len(row) else [None, None] for row in rows]
     tails: list[list[float | None]] = np.percentile(times, (95, 99), axis=1).T.tolist()
     return tails
-
-
-def _mean(values: np.ndarray) -> float | None:
-    return float(values.mean()) if len(values) else None

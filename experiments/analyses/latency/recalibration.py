@@ -193,9 +193,7 @@ def study_by_order(sweep: Sweep, samples: TimedSamples, level: float) -> Recalib
         )
     is_first = place < np.median(np.unique(place))
     first, second = samples.take(is_first), samples.take(~is_first)
-    if len(np.unique(first.knobs)) < MIN_SETTINGS or len(first) < MIN_SAMPLES or len(second) < 2 * min(SIZES):
-        return RecalibrationStudy("order", source, target, (), {}, TOO_FEW)
-    return _study("order", LatencyEstimator(level).fit(first), second, source, target)
+    return _study_of_halves("order", first, second, level, source, target)
 
 
 def study_of_synthetic(samples: TimedSamples, level: float) -> RecalibrationStudy:
@@ -207,9 +205,7 @@ def study_of_synthetic(samples: TimedSamples, level: float) -> RecalibrationStud
     source, target = "one half of the settings", f"the other half on a synthetic device ({changes})"
     is_first = next(left_out_masks(samples.knobs, 2))
     first, second = samples.take(is_first), synthetic_device(samples.take(~is_first))
-    if len(np.unique(first.knobs)) < MIN_SETTINGS or len(first) < MIN_SAMPLES or len(second) < 2 * min(SIZES):
-        return RecalibrationStudy("synthetic", source, target, (), {}, TOO_FEW)
-    return _study("synthetic", LatencyEstimator(level).fit(first), second, source, target)
+    return _study_of_halves("synthetic", first, second, level, source, target)
 
 
 def synthetic_device(samples: TimedSamples) -> TimedSamples:
@@ -218,6 +214,14 @@ def synthetic_device(samples: TimedSamples) -> TimedSamples:
     decode = np.nan_to_num((samples.requests.output_tokens - 1) * times["T_decode_per_token"])
     times["T_total"] = np.nan_to_num(times["T_vision_total"]) + times["T_LLM_prefill"] + decode
     return replace(samples, times=times)
+
+
+def _study_of_halves(
+    kind: str, first: TimedSamples, second: TimedSamples, level: float, source: str, target: str
+) -> RecalibrationStudy:
+    if len(np.unique(first.knobs)) < MIN_SETTINGS or len(first) < MIN_SAMPLES or len(second) < 2 * min(SIZES):
+        return RecalibrationStudy(kind, source, target, (), {}, TOO_FEW)
+    return _study(kind, LatencyEstimator(level).fit(first), second, source, target)
 
 
 def _study(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.csv_tables import csv_text, raw_cell
+from experiment_core_utils.primitives.csv_tables import Cell, csv_of_rows
 from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.analyses.latency.features import TimedSamples
@@ -79,17 +79,14 @@ def predictions_csv(samples: TimedSamples, validation: Validation) -> str:
         columns[f"{name}_predicted_ms"] = validation.left_out.times[name]
         columns[f"{name}_low_ms"] = validation.left_out.low[name]
         columns[f"{name}_high_ms"] = validation.left_out.high[name]
-    rows = ([_cell(columns[name][row], name) for name in columns] for row in range(len(samples)))
-    return csv_text([[raw_cell(name, name) for name in columns], *rows])
+    cells = {name: [_cell(value, name) for value in values] for name, values in columns.items()}
+    return csv_of_rows((dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)), list(cells))
 
 
-def _cell(value: Any, name: str) -> Any:
-    if isinstance(value, str):
-        return raw_cell(str(value), name)
-    number = float(value)
-    if np.isnan(number):
-        return raw_cell(None, name)
-    return raw_cell(int(number) if name in FEATURES and number.is_integer() else round(number, 6), name)
+def _cell(value: Any, name: str) -> Cell:
+    if isinstance(value, str) or np.isnan(value):
+        return str(value) if isinstance(value, str) else None
+    return int(value) if name in FEATURES and float(value).is_integer() else round(float(value), 6)
 
 
 def closing_lines(

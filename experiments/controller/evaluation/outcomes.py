@@ -12,6 +12,7 @@ import numpy as np
 from experiment_core_utils.primitives.statistics import bootstrap_interval, cluster_totals
 from experiment_core_utils.tasks.comparison import difference_interval
 from experiments.controller.knob_choices import KnobChoice
+from experiments.fitting.scores import mean_of
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,10 @@ def figures_at(
     p50, p95, p99 = np.percentile(latency_s, (50, 95, 99))
     return BudgetFigures(
         accuracy_by_task={
-            task: _mean(outcomes.scores[at][scored & (tasks == task)]) for task in dict.fromkeys(requests.tasks)
+            task: mean_of(outcomes.scores[at][scored & (tasks == task)]) for task in dict.fromkeys(requests.tasks)
         },
-        accuracy=_mean(fractions[scored]),
-        accuracy_in_time=_mean(np.where(over, 0.0, fractions)[scored]),
+        accuracy=mean_of(fractions[scored]),
+        accuracy_in_time=mean_of(np.where(over, 0.0, fractions)[scored]),
         latency_mean_s=float(latency_s.mean()),
         latency_p50_s=float(p50),
         latency_p95_s=float(p95),
@@ -147,10 +148,6 @@ def figures_at(
         overhead_share=float((overhead_s / latency_s).mean()),
         choices=dict(sorted(counts.items(), key=lambda item: -item[1])),
     )
-
-
-def _mean(values: np.ndarray) -> float | None:
-    return float(values.mean()) if len(values) else None
 
 
 def fraction_of_gain(policy: float | None, static: float | None, oracle: float | None) -> float | None:

@@ -79,18 +79,9 @@ def _figures(
 
 NAME = "learning_curves"
 COLUMNS = (
-    "update",
-    "reward",
-    "accuracy",
-    "latency_ms",
-    "violation_rate",
-    "advantage_groups",
-    "loss",
-    "entropy",
-    "kl",
-    "clipped_share",
-    "grad_norm",
-)
+    "update", "reward", "accuracy", "latency_ms", "violation_rate", "advantage_groups", "loss", "entropy", "kl",
+    "clipped_share", "grad_norm",
+)  # fmt: skip
 DRAWN = {"reward": "reward", "accuracy": "accuracy (fraction of best)", "latency_ms": "latency in ms",
          "violation_rate": "fraction over the budget"}  # fmt: skip
 # Updates that a drawn mean is over.
