@@ -156,6 +156,12 @@ def _kept_for_good() -> Iterator[None]:
             gc.enable()
 
 
+def drift_ratios(settings: Sequence[StoredSetting]) -> list[float]:
+    """Every reading of the control setting over its first; files from before the key existed have none."""
+    entries = [drift for each in settings for drift in each.result.drift]
+    return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
+
+
 def settings_frame(sweep: Sweep) -> pd.DataFrame:
     """The frame of settings, a row each: task, key, the columns of the CSV of settings, and more; numbers are floats.
 

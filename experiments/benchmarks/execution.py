@@ -74,12 +74,12 @@ def product_rate(repeats: int = 5) -> float:
 
     The result's memory is there before. What else the machine does lowers it as it lowers what is measured beside it.
     """
-    return max(_rate(*shape, repeats) for shape in SHAPES)
-
-
-def _rate(rows: int, inner: int, columns: int, repeats: int) -> float:
-    left, right, out = torch.rand(rows, inner), torch.rand(columns, inner), torch.empty(rows, columns)
-    return 2 * rows * inner * columns / median_seconds(lambda: torch.mm(left, right.t(), out=out), repeats)
+    rates = []
+    for rows, inner, columns in SHAPES:
+        left, right, out = torch.rand(rows, inner), torch.rand(columns, inner), torch.empty(rows, columns)
+        seconds = median_seconds(partial(torch.mm, left, right.t(), out=out), repeats)
+        rates.append(2 * rows * inner * columns / seconds)
+    return max(rates)
 
 
 QUICKSTART = "--tier_list low medium high --top_k_list 4 8 --num_active_blocks_list 12 16".split()
@@ -256,7 +256,9 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged,
         model, config_of_shape, processor = eager.model, eager.model.config, eager.processor
     else:
         dtype, config_of_shape = choose_dtype(given.precision, device), shape_config(given.shape)
-        model, processor = random_model(config_of_shape, device, dtype, given.decoder_alone), _any_processor()
+        # The embedded model's processor is required and not used.
+        processor = MolmoeProcessor.from_pretrained(EMBEDDED_MODEL)
+        model = random_model(config_of_shape, device, dtype, given.decoder_alone)
     model.generation_config = greedy_config(model)
     if given.shape is not None:
         model.generation_config.eos_token_id = None
@@ -279,11 +281,6 @@ def _staged(model: PreTrainedModel, processor: MolmoeProcessor, mode: ExecutionM
     model.generation_config.eos_token_id = None
     staged.eos_token_ids = frozenset()
     return staged
-
-
-def _any_processor() -> MolmoeProcessor:
-    """The embedded model's processor, which is required and not used."""
-    return MolmoeProcessor.from_pretrained(EMBEDDED_MODEL)
 
 
 def shape_of(staged: StagedModel, case: Case) -> Shape:
@@ -336,7 +333,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         case.name: work_of(bench.config, shape_of(bench.staged[EAGER], case), element_bytes) for case in cases
     }
     rates = _rates(given, device, statistics.median(products) if products else None)
-    rows = entries(times, {} if rates is None else _floors(work, rates))
+    floors = {} if rates is None else {
+        case: {stage: each.floor_s(rates) for stage, each in stages.items()} for case, stages in work.items()
+    }  # fmt: skip
+    rows = entries(times, floors)
     content = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
@@ -369,10 +369,6 @@ def _rates(given: argparse.Namespace, device: torch.device, products: float | No
         return Rates(given.bytes_per_s or H200.bytes_per_s, given.flops_per_s or H200.flops_per_s)
     flops_per_s = given.flops_per_s or products
     return Rates(math.inf, flops_per_s) if flops_per_s else None
-
-
-def _floors(work: Mapping[str, Mapping[str, Work]], rates: Rates) -> dict[str, dict[str, float]]:
-    return {case: {stage: each.floor_s(rates) for stage, each in stages.items()} for case, stages in work.items()}
 
 
 if __name__ == "__main__":

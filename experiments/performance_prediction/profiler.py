@@ -121,7 +121,8 @@ class CUDALayerTimer:
         host.mark()
         synchronize(self._device)
         if self._device.type != "cuda":
-            return _nothing
+            # The host computes itself: there is no queue to fill.
+            return lambda: None
         factor = torch.zeros(_BALLAST_SIDE, _BALLAST_SIDE, device=self._device)
         product = torch.empty_like(factor)
         torch.mm(factor, factor, out=product)
@@ -152,10 +153,6 @@ def seconds_of_layers(called: Sequence[str], spans: Sequence[float]) -> dict[str
     for name, seconds in zip(called, spans[1::2], strict=True):
         layers[name] += seconds
     return dict(layers)
-
-
-def _nothing() -> None:
-    """No ballast, since the host computes itself and there is no queue to fill."""
 
 
 NOT_ASKED = "energy was not requested (--energy off)"

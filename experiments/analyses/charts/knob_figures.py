@@ -230,13 +230,10 @@ def draw_effects(analysis: TaskAnalysis, caption: str) -> Figure:
         return figure
 
 
-def _is_too_large(effects: Effects) -> bool:
-    return effects.reason is not None and effects.reason.startswith(NOT_SPLIT)
-
-
 def _fraction_bars(axes: Axes, effects: Effects, title: str, drifts: bool) -> None:
     terms = [term for term in effects.terms if term.share is not None]
-    axes.set_title(f"{title}: {effects.reason}" if _is_too_large(effects) else _effects_title(title, terms))
+    is_too_large = effects.reason is not None and effects.reason.startswith(NOT_SPLIT)
+    axes.set_title(f"{title}: {effects.reason}" if is_too_large else _effects_title(title, terms))
     if not terms:
         axes.set_axis_off()
         return
@@ -247,7 +244,7 @@ def _fraction_bars(axes: Axes, effects: Effects, title: str, drifts: bool) -> No
         axes.barh(place, share, 0.68, color=colour if sure else "white", edgecolor=colour, linewidth=1.0)
         note = " and drift" if is_rest and sure else "" if sure else " noise"
         axes.text(share + 1.5, place, f"{share:.1f} %{note}", va="center", fontsize=8, color=INK)
-    axes.set_yticks(range(len(terms)), [_term_name(term) for term in terms])
+    axes.set_yticks(range(len(terms)), [" × ".join(KNOB_NAMES[knob] for knob in term.knobs) for term in terms])
     axes.set_ylim(len(terms) - 0.4, -0.6)
     axes.set_xlim(0, 125)
     axes.set_xticks([0, 50, 100], ["0", "50", "100 %"])
@@ -263,10 +260,6 @@ def _effects_title(title: str, terms: Sequence[Term]) -> str:
         return f"{title}: no main effect beyond noise"
     first = max(sure, key=lambda term: term.share or 0.0)
     return f"{title}: {KNOB_NAMES[first.knobs[0]]} is {100 * (first.share or 0.0):.0f} % of its spread"
-
-
-def _term_name(term: Term) -> str:
-    return " × ".join(KNOB_NAMES[knob] for knob in term.knobs)
 
 
 def _level_line(axes: Axes, means: Sequence[LevelMean], scale: float) -> None:

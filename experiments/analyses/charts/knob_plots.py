@@ -21,7 +21,7 @@ from experiments.analyses.charts.style import BLUE, ORANGE, PURPLE, QUIET, SKY, 
 from experiments.analyses.knobs.analysis import KnobAnalysis
 from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import Effects, Term, is_beyond_noise
-from experiments.analyses.knobs.fronts import FrontPoint, Status, TaskDifference
+from experiments.analyses.knobs.fronts import FrontPoint, Status
 from experiments.analyses.knobs.grid import KNOBS
 from experiments.analyses.knobs.objectives import NoObjectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
@@ -75,12 +75,9 @@ def _difference_lines(found: KnobAnalysis) -> list[str]:
         f"{each.key} ({of.label}): " + ", ".join(f"{status.replace('_', ' ')} for {task}" for task, status in
                                                 each.statuses.items()) + "."
         for of in COSTS
-        for each in _established(found.differences.get(of.name, ()))
+        for each in found.differences.get(of.name, ())
+        if each.difference == "established"
     ]  # fmt: skip
-
-
-def _established(differences: Sequence[TaskDifference]) -> list[TaskDifference]:
-    return [each for each in differences if each.difference == "established"]
 
 
 def front_plot(each: FrontAnalysis) -> Plot:

@@ -70,16 +70,13 @@ def errors_plot(validation: Validation) -> Plot:
             axis(autorange="reversed", **NAMES),
             barmode="group", bargap=0.3,
             margin={"l": 10, "r": 14, "t": 76, "b": 10}, legend=ABOVE_A_NOTE,
-            shapes=[_line_at(100 * AIM)], annotations=[note(100 * AIM, 1, "aim", yref="paper", yanchor="bottom")],
+            shapes=[{"type": "line", "xref": "x", "yref": "paper", "x0": 100 * AIM, "x1": 100 * AIM, "y0": 0, "y1": 1,
+                     "line": {"color": QUIET, "width": 1, "dash": "dot"}}],
+            annotations=[note(100 * AIM, 1, "aim", yref="paper", yanchor="bottom")],
         ),
         "half", 400,
         "Medians of a setting's requests. No model can be surely better than the noise.",
     )  # fmt: skip
-
-
-def _line_at(x: float) -> dict[str, object]:
-    return {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1,
-            "line": {"color": QUIET, "width": 1, "dash": "dot"}}  # fmt: skip
 
 
 def guardrail_plot(curve: Sequence[GuardrailCounts]) -> Plot:

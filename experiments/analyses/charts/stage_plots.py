@@ -136,25 +136,19 @@ def scaling_plots(found: StageAnalysis) -> list[Plot]:
         title, label = f"{stage.capitalize()} against {SCALING[stage][0].partition(',')[0]}", SCALING[stage][0]
         task = found.generations[0].task
         highest = float(np.percentile([each.ms for each in points], 99.5))
+        # Whole steps where the points span few tokens.
+        steps = {"dtick": 1} if np.ptp([each.x for each in points]) <= 8 else {}
         plots.append(
             Plot(
                 f"e1-scaling-{stage}",
                 title if len({each.task for each in found.generations}) == 1 else f"{title} ({task})",
                 [trace for group in groups for trace in _with_line(stage, *group)],
-                layout(
-                    axis(label, **_whole_steps(points)), axis("ms", range=[0, 1.05 * highest]),
-                ),
+                layout(axis(label, **steps), axis("ms", range=[0, 1.05 * highest])),
                 "third", 340,
                 "; ".join(f"{name}: {law_of(fit)}" for fit, _, _, name in groups) + ".",
             )
         )  # fmt: skip
     return plots
-
-
-def _whole_steps(points: Sequence[Point]) -> dict[str, int]:
-    """Axis fields for whole steps where the points span few tokens."""
-    x = [each.x for each in points]
-    return {"dtick": 1} if max(x) - min(x) <= 8 else {}
 
 
 def _with_line(stage: str, fit: StageLine, points: Sequence[Point], colour: str, name: str) -> list[Trace]:

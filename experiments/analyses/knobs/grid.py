@@ -13,7 +13,7 @@ from experiment_core_utils.records.setting_result import SampleResult
 from experiments.analyses.charts.style import caption_of, joined_caption, setup_of, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, read_table
 from experiments.analyses.stages.records import source_fields
-from experiments.analyses.sweeps import StoredSetting, Sweep, load_sweep, vision_label
+from experiments.analyses.sweeps import StoredSetting, Sweep, drift_ratios, load_sweep, vision_label
 
 NO_EXPERTS = "none"
 SamplesById = dict[int, SampleResult]
@@ -114,7 +114,7 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         total_ms=_matrix(rows, ids, lambda sample: sample.T_total),
         energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
         flops=_matrix(rows, ids, request_flops),
-        drift=_largest_drift(settings),
+        drift=max((max(ratio, 1 / ratio) - 1 for ratio in drift_ratios(settings)), default=None),
     )
 
 
@@ -126,12 +126,6 @@ def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, flo
         raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
     (only,) = metrics
     return only
-
-
-def _largest_drift(settings: Sequence[StoredSetting]) -> float | None:
-    readings = [entry for each in settings for entry in each.result.drift]
-    ratios = [ratio for entry in readings for ratio in (entry.before, entry.after) if ratio is not None]
-    return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
 
 
 def _picture(sample: SampleResult) -> str:

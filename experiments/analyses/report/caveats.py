@@ -7,7 +7,7 @@ import numpy as np
 from experiments.analyses.knobs.records import caveats_of as front_caveats
 from experiments.analyses.report.analyses import Analyses, Missing
 from experiments.analyses.report.parts import ReportCaveat
-from experiments.analyses.sweeps import StoredSetting
+from experiments.analyses.sweeps import StoredSetting, drift_ratios
 
 # Kinds of the caveats of single settings, and what they say together.
 OF_SINGLE_SETTINGS = {
@@ -37,7 +37,13 @@ def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
         for text in texts if provenance.caveat_records else provenance.caveats:
             carried.setdefault(text, []).append(f"{each.task} {each.key}")
     for text, names in carried.items():
-        yield ReportCaveat(_sentence(text), *_scope(names, len(settings)))
+        sentence = f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
+        is_of_all = len(names) == len(settings)
+        yield (
+            ReportCaveat(sentence)
+            if is_of_all
+            else ReportCaveat(sentence, f"{len(names)} of {len(settings)} settings", names)
+        )
 
 
 def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
@@ -61,12 +67,6 @@ def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[ReportCav
         yield ReportCaveat(
             f"{text}.", f"{len(names)} of {len(settings)} settings", [f"{name}: {line}" for name, line in found]
         )
-
-
-def drift_ratios(settings: Sequence[StoredSetting]) -> list[float]:
-    """Every reading of the control setting over its first; files from before the key existed have none."""
-    entries = [drift for each in settings for drift in each.result.drift]
-    return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
 
 
 def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
@@ -110,14 +110,6 @@ def _of_analyses(found: Analyses) -> Iterator[ReportCaveat]:
             yield ReportCaveat(f"Estimator: {text}.")
         if found.model.left_out is not None:
             yield ReportCaveat(f"Estimator: {found.model.left_out}.")
-
-
-def _scope(names: Sequence[str], total: int) -> tuple[str | None, Sequence[str]]:
-    return (None, ()) if len(names) == total else (f"{len(names)} of {total} settings", names)
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
 
 
 def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:

@@ -42,12 +42,7 @@ class RecordedTwoStage:
         self._networks = HostNetworks(networks)
         self._space = networks.space
         self._states = states
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        """See `Policy.name`."""
-        return self._name
+        self.name = name
 
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
         """See `Policy.choose`; raises ConfigurationError also for a request without recorded states."""
@@ -88,15 +83,9 @@ class TwoStageController:
         name: str = "two_stage",
     ) -> None:
         self.host_reason = odds.reason
-        decider = NetworkDecider(odds, space)
-        self._answering = AdaptiveModel(model, decider, blocks)
+        self._answering = AdaptiveModel(model, NetworkDecider(odds, space), blocks)
         self._limit = max_new_tokens
-        self._name = name
-
-    @property
-    def name(self) -> str:
-        """See `Controller.name`."""
-        return self._name
+        self.name = name
 
     def warm_up(self, requests: Sequence[LiveRequest]) -> None:
         """Prepare for these requests at all decisions that are possible; never timed."""

@@ -97,7 +97,8 @@ def size_figure(measured: Measurements, predictor: DevicePredictor) -> Figure:
                 curve = [1e3 * predictor.predict(model, algorithm, int(size), batch).device_s for size in grid]
                 axes.plot(grid, curve, color=COLOURS[algorithm], linewidth=1.0)
         axes.set(title=model, yscale="log", xlabel="input size, pixels", ylabel="time on the device, ms")
-        _plain_ticks(axes)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     _legend(figure, panels[0])
     return figure
 
@@ -197,11 +198,6 @@ def _panels(models: Sequence[str], caption: str) -> tuple[Figure, list[Axes]]:
     for axes in panels[len(models) :]:
         axes.set_visible(False)
     return figure, panels
-
-
-def _plain_ticks(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

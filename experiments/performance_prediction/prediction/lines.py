@@ -62,14 +62,11 @@ def score_lines(rows: Sequence[ScoreRow]) -> list[str]:
             if of_level:
                 lines += ["", f"{kind} left out · {level}: mean error (MAPE), and fraction within 10 %"]
                 lines.append(f"  {'':24}{'n':>6}" + "".join(f"{method:>22}" for method in METHODS))
-                lines += [_score_line(of_level, *key) for key in _keys(of_level)]
+                # Algorithms first, then models left out, then everything.
+                keys = dict.fromkeys((row.fold, row.algorithm) for row in of_level)
+                keys.pop((ALL, ALL), None)
+                lines += [_score_line(of_level, *key) for key in (*keys, (ALL, ALL))]
     return lines
-
-
-def _keys(rows: Sequence[ScoreRow]) -> list[tuple[str, str]]:
-    """The fold and algorithm of each line: algorithms first, then models left out, then everything."""
-    keys = list(dict.fromkeys((row.fold, row.algorithm) for row in rows))
-    return [key for key in keys if key != (ALL, ALL)] + [(ALL, ALL)]
 
 
 def _score_line(rows: Sequence[ScoreRow], fold: str, algorithm: str) -> str:
@@ -131,24 +128,18 @@ def _with_error(fitted: FittedDevice, kind: str, level: str, algorithm: str, val
 def _notes(fitted: FittedDevice, predictions: Sequence[PredictedInference]) -> list[str]:
     notes = []
     first = predictions[0]
-    beyond = sorted({each.input_size for each in predictions if not _within(each.input_size, fitted.input_sizes)})
+    least, most = min(fitted.input_sizes), max(fitted.input_sizes)
+    beyond = sorted({each.input_size for each in predictions if not least <= each.input_size <= most})
     if beyond:
-        notes.append(
-            f"size {', '.join(map(str, beyond))} is outside the measured {min(fitted.input_sizes)} to "
-            f"{max(fitted.input_sizes)} pixels: a guess beyond the data"
-        )
+        sizes = ", ".join(map(str, beyond))
+        notes.append(f"size {sizes} is outside the measured {least} to {most} pixels: a guess beyond the data")
     if first.batch_size not in fitted.batch_sizes:
         measured = ", ".join(map(str, fitted.batch_sizes))
         notes.append(f"batch size {first.batch_size} was not measured ({measured} was): a guess beyond the data")
-    reasons = dict.fromkeys(each.energy_reason for each in predictions if each.energy_reason is not None)
-    notes += [f"no energy: {reason}" for reason in reasons]
+    notes += dict.fromkeys(f"no energy: {each.energy_reason}" for each in predictions if each.energy_reason is not None)
     if fitted.predictor.energy is not None:
         notes.append(f"energy was fitted to {fitted.predictor.energy.basis}")
     return notes
-
-
-def _within(size: int, sizes: Sequence[int]) -> bool:
-    return min(sizes) <= size <= max(sizes)
 
 
 def mix_lines(guess: PredictedInference, mix: PredictedInference) -> list[str]:
@@ -210,13 +201,11 @@ def _fit_device(measured: Measurements, held_out_sizes: Sequence[int], figures: 
     if figures is not None:
         for path in save_figures(measured, predictor, results, figures):
             print(f"{path} drawn")
-    return FittedDevice(
-        predictor,
-        tuple(dict.fromkeys(each.model for each in measured.inferences)),
-        tuple(sorted({each.input_size for each in measured.inferences})),
-        tuple(sorted({each.batch_size for each in measured.inferences})),
-        tuple(rows),
+    models = tuple(dict.fromkeys(each.model for each in measured.inferences))
+    sizes, batches = (
+        tuple(sorted({getattr(each, name) for each in measured.inferences})) for name in ("input_size", "batch_size")
     )
+    return FittedDevice(predictor, models, sizes, batches, tuple(rows))
 
 
 def predict(

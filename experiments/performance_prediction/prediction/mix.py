@@ -4,6 +4,7 @@ The gain of a mix is taken from measurements that had no part in choosing it: th
 the size. If the shortest of several measured times were both chosen and reported, noise would make it too good.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -89,7 +90,12 @@ def _gain(
     guess = found[FALLBACK]
     mix, chosen = best_mix(predictor, guess.model, size, batch)
     base = predictor.predict(guess.model, FALLBACK, size, batch)
-    times = {algorithm: _granted(inference) for algorithm, inference in found.items() if algorithm != NO_CANDIDATE}
+    # Seconds by layer, without those that fell back.
+    times = {
+        algorithm: {layer.layer: layer.latency_s for layer in inference.layers if not layer.fell_back}
+        for algorithm, inference in found.items()
+        if algorithm != NO_CANDIDATE
+    }
     changed = [name for name, algorithm in chosen.items() if algorithm != FALLBACK]
     return MeasuredGain(
         model=guess.model,
@@ -105,12 +111,6 @@ def _gain(
     )
 
 
-def _granted(inference: MeasuredInference) -> dict[str, float]:
-    """Seconds by layer, without those that fell back."""
-    return {layer.layer: layer.latency_s for layer in inference.layers if not layer.fell_back}
-
-
 def counts_of(chosen: Sequence[AlgorithmName]) -> str:
     """The number of layers of each algorithm, most first."""
-    counts = {name: list(chosen).count(name) for name in dict.fromkeys(chosen)}
-    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+    return ", ".join(f"{name} {count}" for name, count in Counter(chosen).most_common())

@@ -1,6 +1,6 @@
 """A predictor of any layer and of whole networks on one device, fitted to its measurements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
@@ -13,10 +13,9 @@ from experiments.performance_prediction.prediction.layer_latency import (
     seconds_by_shape,
 )
 from experiments.performance_prediction.prediction.measurements import Measurements
-from experiments.performance_prediction.prediction.operations import NetworkOperations, network_operations
+from experiments.performance_prediction.prediction.operations import network_operations
 from experiments.performance_prediction.prediction.support import Support, SupportRules, observed
 from experiments.performance_prediction.prediction.whole import (
-    ConvolutionWork,
     EnergyModel,
     HostModel,
     RestModel,
@@ -134,36 +133,18 @@ class DevicePredictor:
         device_s = convolutions_s + rest_s
         host_s = None if self.host is None else self.host.seconds(list(runs.values()), operations)
         whole_s = device_s if host_s is None else max(device_s, host_s)
-        work = [ConvolutionWork(runs[name], latencies[name].seconds, shape) for name, shape in shapes.items()]
+        work = [(runs[name], latencies[name].seconds, shape) for name, shape in shapes.items()]
         joules, reason = None, self.energy_reason
         if self.energy is not None:
             joules, reason = self.energy.joules(whole_s, rest_s, work)
         layers = tuple(
-            PredictedLayer(
-                name,
-                shape,
-                chosen[name],
-                runs[name],
-                support[name],
-                latencies[name],
-                None if joules is None else joules * latencies[name].seconds / device_s,
-            )
+            PredictedLayer(name, shape, chosen[name], runs[name], support[name], latency, joules_of_layer)
             for name, shape in shapes.items()
+            for latency in [latencies[name]]
+            for joules_of_layer in [None if joules is None else joules * latency.seconds / device_s]
         )
-        return PredictedInference(
-            model,
-            requested,
-            input_size,
-            batch_size,
-            layers,
-            convolutions_s,
-            rest_s,
-            device_s,
-            host_s,
-            whole_s,
-            joules,
-            reason,
-        )
+        seconds = convolutions_s, rest_s, device_s, host_s, whole_s
+        return PredictedInference(model, requested, input_size, batch_size, layers, *seconds, joules, reason)
 
     def _latencies(
         self, shapes: Mapping[str, ConvShape], runs: Mapping[str, AlgorithmName]
@@ -203,7 +184,7 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
     if not latencies:
         raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
     requested = dict.fromkeys(each.asked for each in measured.inferences)
-    operations = operations_of(measured)
+    operations = [network_operations(each.model, each.input_size, each.batch_size) for each in measured.inferences]
     energy, energy_reason = fit_energy(measured)
     return DevicePredictor(
         device=device,
@@ -215,8 +196,3 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
         energy=energy,
         energy_reason=energy_reason,
     )
-
-
-def operations_of(measured: Measurements) -> Sequence[NetworkOperations]:
-    """Operations of each measured inference."""
-    return [network_operations(each.model, each.input_size, each.batch_size) for each in measured.inferences]

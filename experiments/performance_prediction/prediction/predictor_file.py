@@ -73,9 +73,7 @@ def _written(fitted: FittedDevice) -> dict[str, Any]:
     predictor = fitted.predictor
     return {
         "precision": predictor.precision,
-        "models": list(fitted.models),
-        "input_sizes": list(fitted.input_sizes),
-        "batch_sizes": list(fitted.batch_sizes),
+        **{name: list(getattr(fitted, name)) for name in ("models", "input_sizes", "batch_sizes")},
         "latencies": {
             name: {
                 "shapes": [[*_numbers(shape), seconds] for shape, seconds in latency.measured.items()],
@@ -120,13 +118,8 @@ def _read(device: str, content: Mapping[str, Any]) -> FittedDevice:
         content["energy_reason"],
     )
     scores = tuple(ScoreRow(**row) for row in content["scores"])
-    return FittedDevice(
-        predictor,
-        tuple(content["models"]),
-        tuple(content["input_sizes"]),
-        tuple(content["batch_sizes"]),
-        scores,
-    )
+    measured = (tuple(content[name]) for name in ("models", "input_sizes", "batch_sizes"))
+    return FittedDevice(predictor, *measured, scores)
 
 
 def _numbers(shape: ConvShape) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 from experiment_core_utils.meters.host_facts import known_peaks
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.fitting.regression import relative_nonnegative
-from experiments.fitting.scores import score
+from experiments.fitting.scores import PredictionScore, score
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName, ConvShape
 from experiments.performance_prediction.prediction.layer_latency import seconds_by_shape
 from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
@@ -267,13 +267,12 @@ METHODS = (OURS, ROOFLINE, LINEAR)
 
 
 @dataclass(frozen=True)
-class ScoreRow:
+class ScoreRow(PredictionScore):
     """A score with its kind of fold, level and method.
 
     Attributes:
         fold: the model or the sizes left out, or `all` folds of the kind together.
         algorithm: that was requested, or `all`.
-        n, mape, hit_rate, bias: as in `PredictionScore`.
     """
 
     fold_kind: str
@@ -281,10 +280,6 @@ class ScoreRow:
     method: str
     level: str
     algorithm: str
-    n: int
-    mape: float
-    hit_rate: float
-    bias: float
 
 
 def score_rows(results: Sequence[FoldResult]) -> list[ScoreRow]:
@@ -317,5 +312,7 @@ def _rows(kind: str, fold: str, algorithm: str, comparisons: Sequence[PredictedA
             own = [each for each in comparisons if each.level == level and each.method == method]
             its = score(np.array([each.predicted for each in own]), np.array([each.measured for each in own]))
             if its is not None:
-                found.append(ScoreRow(kind, fold, method, level, algorithm, its.n, its.mape, its.hit_rate, its.bias))
+                found.append(
+                    ScoreRow(**vars(its), fold_kind=kind, fold=fold, method=method, level=level, algorithm=algorithm)
+                )
     return found

@@ -110,15 +110,6 @@ LEAST_ENERGIES = 8
 
 
 @dataclass(frozen=True)
-class ConvolutionWork:
-    """A convolution: what runs, for how long, and how much work it is."""
-
-    runs: AlgorithmName
-    seconds: float
-    shape: ConvShape
-
-
-@dataclass(frozen=True)
 class EnergyModel:
     """A model of energy with coefficients of 0 and more, beyond those of the seconds of a whole inference.
 
@@ -136,20 +127,21 @@ class EnergyModel:
     basis: str
 
     def joules(
-        self, whole_s: float, rest_s: float, convolutions: Iterable[ConvolutionWork]
+        self, whole_s: float, rest_s: float, convolutions: Iterable[tuple[AlgorithmName, float, ConvShape]]
     ) -> tuple[float | None, str | None]:
         """The energy of one inference in a row of them; None with the reason for an algorithm that was not measured.
 
         Args:
             whole_s: with the host.
             rest_s: of the other operations on the device.
+            convolutions: what runs, for how long in seconds, and the shape that it computes.
         """
         total = self.whole_w * whole_s + self.rest_w * rest_s
-        for each in convolutions:
-            runs = self.guess if each.runs == FALLBACK else each.runs
+        for name, seconds, shape in convolutions:
+            runs = self.guess if name == FALLBACK else name
             if runs is None or runs not in self.convolution_w:
-                return None, f"energy of {each.runs} was not measured, of {', '.join(self.convolution_w)} it was"
-            total += self.convolution_w[runs] * each.seconds + self.per_flop_j[runs] * each.shape.flops
+                return None, f"energy of {name} was not measured, of {', '.join(self.convolution_w)} it was"
+            total += self.convolution_w[runs] * seconds + self.per_flop_j[runs] * shape.flops
         return total, None
 
 

@@ -1,7 +1,6 @@
 """The configuration of a profile, read from the command line and validated once."""
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,11 +14,10 @@ from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, M
 from experiments.performance_prediction.algorithms.convolution import (
     ALGORITHMS,
     PRECISIONS,
-    AlgorithmName,
     algorithm_named,
 )
 from experiments.performance_prediction.algorithms.engines import BACKENDS, Placement
-from experiments.performance_prediction.algorithms.support import ON_UNSUPPORTED, OnUnsupported
+from experiments.performance_prediction.algorithms.support import ON_UNSUPPORTED
 from experiments.performance_prediction.networks.registry import MODELS, model_named
 from experiments.performance_prediction.profiling.records import ProfileSettings
 
@@ -146,41 +144,16 @@ def profile_config(arguments: argparse.Namespace) -> ProfileConfig:
     dtype = torch.float16 if arguments.precision == "half" else torch.float32
     placement = Placement(device, dtype, arguments.precision, arguments.backend)
     stage = SANITY if arguments.test else QUICK if arguments.quick else FULL
+    shared = {name: getattr(arguments, name) for name in ("on_unsupported", "batch_size", "warmup", "measure", "seed")}
     combinations = tuple(
-        ProfiledPair(_settings(model, algorithm, placement, arguments), _sizes(arguments, stage, model))
-        for model in _models(arguments.model)
-        for algorithm in _algorithms(arguments.algorithm)
+        ProfiledPair(
+            ProfileSettings(model, algorithm_named(algorithm), placement, **shared), _sizes(arguments, stage, model)
+        )
+        for model in (MODELS if arguments.model == ["all"] else dict.fromkeys(arguments.model))
+        for algorithm in (ALGORITHMS if arguments.algorithm == ["all"] else dict.fromkeys(arguments.algorithm))
     )
     return ProfileConfig(
         combinations, stage, arguments.output_dir, arguments.gpu, arguments.energy, arguments.energy_window
-    )
-
-
-def _models(names: Sequence[str]) -> tuple[str, ...]:
-    if list(names) == ["all"]:
-        return tuple(MODELS)
-    for name in names:
-        model_named(name)
-    return tuple(dict.fromkeys(names))
-
-
-def _algorithms(names: Sequence[str]) -> tuple[AlgorithmName, ...]:
-    return ALGORITHMS if list(names) == ["all"] else tuple(dict.fromkeys(map(algorithm_named, names)))
-
-
-def _settings(
-    model: str, algorithm: AlgorithmName, placement: Placement, arguments: argparse.Namespace
-) -> ProfileSettings:
-    on_unsupported: OnUnsupported = arguments.on_unsupported
-    return ProfileSettings(
-        model=model,
-        algorithm=algorithm,
-        placement=placement,
-        on_unsupported=on_unsupported,
-        batch_size=arguments.batch_size,
-        warmup=arguments.warmup,
-        measure=arguments.measure,
-        seed=arguments.seed,
     )
 
 

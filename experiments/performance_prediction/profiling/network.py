@@ -66,6 +66,7 @@ class SwappedConvolutions:
 
     Attributes:
         report: what runs in each layer.
+        modules: that run now, by layer name.
 
     Raises:
         AlgorithmRefused: a layer is not covered (`fail`), with all layers and reasons in the message's lines.
@@ -83,7 +84,7 @@ class SwappedConvolutions:
     ) -> None:
         self._model = model
         self._prepared: dict[str, PreparedConvolution] = {}
-        self._swapped: dict[str, AlgorithmConv2d] = {}
+        self.modules: dict[str, AlgorithmConv2d] = {}
         try:
             layers = [self._prepare(*layer, algorithm, placement, on_unsupported) for layer in shapes.items()]
             self.report = CombinationReport(model_name, algorithm, tuple(layers))
@@ -101,16 +102,11 @@ class SwappedConvolutions:
     def __exit__(self, *_: object) -> None:
         self.restore()
 
-    @property
-    def modules(self) -> Mapping[str, AlgorithmConv2d]:
-        """The modules that run now, by layer name."""
-        return self._swapped
-
     def restore(self) -> None:
         """Put the network's own convolutions back and release the others' resources; a second call does nothing."""
-        for name, module in self._swapped.items():
+        for name, module in self.modules.items():
             self._model.set_submodule(name, module.replaced)
-        self._swapped.clear()
+        self.modules.clear()
         for prepared in self._prepared.values():
             prepared.close()
         self._prepared.clear()
@@ -135,8 +131,8 @@ class SwappedConvolutions:
         requested = shape_of_call(replaced, torch.empty(prepared.shape.input_shape, device="meta"))
         if requested != prepared.shape:
             raise ConfigurationError(f"layer {name} is {requested}, prepared was {prepared.shape}")
-        self._swapped[name] = AlgorithmConv2d(replaced, prepared)
-        self._model.set_submodule(name, self._swapped[name])
+        self.modules[name] = AlgorithmConv2d(replaced, prepared)
+        self._model.set_submodule(name, self.modules[name])
 
 
 @dataclass(frozen=True)
