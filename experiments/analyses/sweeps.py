@@ -1,8 +1,6 @@
 """The results of a run's folder: settings and samples, checked to belong together, and tidy frames of both."""
 
-import gc
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -135,25 +133,11 @@ def load_sweep(*results_dirs: Path) -> Sweep:
             to one sweep: another model, device or version, or one task measured in two ways.
     """
     folders = {folder.resolve(): folder for folder in results_dirs}.values()
-    with _kept_for_good():
-        settings = sorted((each for folder in folders for each in _stored(folder)), key=_order)
+    settings = sorted((each for folder in folders for each in _stored(folder)), key=_order)
     _check_no_twins(settings)
     _check_common(settings)
     _check_fingerprints(settings)
     return Sweep(_provenance(settings), tuple(settings))
-
-
-@contextmanager
-def _kept_for_good() -> Iterator[None]:
-    """What is made inside is not searched for cycles, then or later: that would take longer than reading it."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def drift_ratios(settings: Sequence[StoredSetting]) -> list[float]:

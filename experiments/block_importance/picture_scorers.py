@@ -18,7 +18,7 @@ from experiments.reference_model.evaluation import answer_pictures, samples_of
 from experiments.reference_model.packing import make_slot
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class AnsweredPictureScorer:
     """A `BlockSetScorer` of the embedded model: each greedy answer's score, as a fraction of the metric's best.
 
@@ -32,7 +32,7 @@ class AnsweredPictureScorer:
     pictures: Sequence[int]
     vision: VisionTarget
     top_k: int | None
-    measure: str = "accuracy, as a fraction of the metric's best score"
+    measure = "accuracy, as a fraction of the metric's best score"
 
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
         """See `BlockSetScorer.measured`; raises ConfigurationError for too few pictures to score captions."""
@@ -58,7 +58,7 @@ def _scored(task: GeneratedTask, answers: Sequence[Answer]) -> TaskValues:
 Found = dict[Blocks, list[tuple[str, float]]]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PackedPictureScorer:
     """A `BlockSetScorer` of the embedded model: the mean log-likelihood of an expected answer's tokens.
 
@@ -73,7 +73,7 @@ class PackedPictureScorer:
     tasks: Sequence[GeneratedTask]
     pictures: Sequence[int]
     crops: CropRange
-    measure: str = "mean log-likelihood of the expected answer's tokens"
+    measure = "mean log-likelihood of the expected answer's tokens"
 
     @torch.inference_mode()
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:

@@ -14,25 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ResultsError
-from experiments.analyses.charts.stage_figures import (
-    draw_components,
-    draw_flops,
-    draw_fractions,
-    draw_scaling,
-    draw_stages_over_tokens,
-)
+from experiments.analyses.charts.stage_figures import draw_stages
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps
 from experiments.analyses.stages.analysis import analyse_stages
-from experiments.analyses.stages.records import (
-    breakdown_content,
-    component_rows,
-    components_content,
-    flops_content,
-    fraction_rows,
-    line_rows,
-    point_rows,
-)
+from experiments.analyses.stages.records import contents_of, tables_of
 from experiments.analyses.sweeps import load_sweep, samples_frame
 
 
@@ -49,30 +35,10 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
     found = analyse_stages(sweep, samples_frame(sweep))
     if found is None:
         raise ResultsError(f"{results_dir} has no sample with times: all were answered in batches; measure some")
-    generations, by_regime, by_setting = found.generations, found.by_regime, found.by_setting
-    contents = {
-        "e1_stage_latency_breakdown": breakdown_content(sweep, generations, by_regime, by_setting, found.lines),
-        "e1_flops_vs_latency": flops_content(sweep, found.points, found.flops_lines),
-        "e1_attention_ffn_breakdown": components_content(sweep, found.profiles, found.profiles_reason),
-    }
-    tables = {
-        "e1_stage_shares": fraction_rows([*by_regime, *by_setting]),
-        "e1_line_fits": line_rows(found.lines),
-        "e1_flops_vs_latency": point_rows(found.points),
-        "e1_attention_ffn_breakdown": component_rows(found.profiles),
-    }
     steps.say(len(sweep.settings), "figures are drawn")
-    caption = caption_of(sweep.provenance, len(sweep.settings), len(generations))
-    figures = {
-        "e1_stage_shares": draw_fractions(by_regime, caption),
-        "e1_stages_over_tokens": draw_stages_over_tokens(generations, caption),
-        "e1_scaling": draw_scaling(generations, found.lines, caption),
-    }
-    if found.points:
-        figures["e1_flops_vs_latency"] = draw_flops(found.points, sweep.provenance.peak_flops_per_s, caption)
-    if found.profiles:
-        figures["e1_attention_ffn"] = draw_components(found.profiles, caption)
-    return AnalysisFiles(contents, tables, figures).write(output_dir)
+    caption = caption_of(sweep.provenance, len(sweep.settings), len(found.generations))
+    figures = draw_stages(found, sweep.provenance.peak_flops_per_s, caption)
+    return AnalysisFiles(contents_of(sweep, found), tables_of(found), figures).write(output_dir)
 
 
 @reporting_errors

@@ -6,34 +6,21 @@ python experiments/core_exp/e2_knob_pareto.py results/core_exp
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from matplotlib.figure import Figure
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
-from experiments.analyses.charts.knob_figures import draw_coupling, draw_effects, draw_fronts
+from experiments.analyses.charts.knob_figures import draw_knobs
 from experiments.analyses.files import AnalysisFiles, Steps
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
-from experiments.analyses.knobs.coupling import moving_knobs
 from experiments.analyses.knobs.grid import load_study
-from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95, LATENCY_P99, Cost
-from experiments.analyses.knobs.records import (
-    Shared,
-    TaskAnalysis,
-    caveats_of,
-    coupling_content,
-    coupling_rows,
-    effect_rows,
-    front_rows,
-    fronts_content,
-    grid_content,
-    present,
-)
+from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95, LATENCY_P99
+from experiments.analyses.knobs.records import Shared, contents_of, tables_of
 
 TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
 
@@ -53,38 +40,11 @@ def analyse(
     steps.say(count, f"{count} settings are read; fronts, couplings and effects are computed")
     costs = (TAIL_LATENCIES[percentile], LATENCY_MEAN, ENERGY, FLOPS)
     found = analyse_knobs(study.grids, costs, num_draws, seed)
-    analyses = found.tasks
     steps.say(count, "figures are drawn")
-    shared = Shared(study.source, num_draws, seed)
-    contents = {
-        "e2_knob_grid_results": grid_content(shared, analyses, caveats_of(analyses, study.random_weights)),
-        "e2_pareto_frontiers": fronts_content(shared, analyses, found.differences),
-        "e2_coupling_analysis": coupling_content(shared, analyses),
-    }
-    tables = {
-        "e2_fronts": front_rows(analyses),
-        "e2_fixed_knobs": coupling_rows(analyses),
-        "e2_effects": effect_rows(analyses),
-    }
-    return AnalysisFiles(contents, tables, draw(analyses, costs, study.caption)).write(output_dir)
-
-
-def draw(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) -> Mapping[str, Figure]:
-    """The figures: fronts for each cost, of all tasks; for each task one of coupling and one of effects."""
-    figures = {}
-    for of in costs:
-        panels = [each for analysis in analyses for each in present(analysis) if each.found.of.name == of.name]
-        if panels:
-            figures[f"e2_front_{of.name}"] = draw_fronts(panels, caption)
-    for analysis in analyses:
-        found = present(analysis)
-        if found and moving_knobs(found[0].found):
-            task = analysis.grid.task
-            shown = caption if len(analyses) == 1 else f"{task.replace('_', ' ')} of:  {caption}"
-            if found[0].front.hypervolume.value > 0:
-                figures[f"e2_coupling_{task}"] = draw_coupling(found[0], shown)
-            figures[f"e2_effects_{task}"] = draw_effects(analysis, shown)
-    return figures
+    contents = contents_of(Shared(study.source, num_draws, seed), found.tasks, found.differences, study.random_weights)
+    return AnalysisFiles(contents, tables_of(found.tasks), draw_knobs(found.tasks, costs, study.caption)).write(
+        output_dir
+    )
 
 
 @reporting_errors

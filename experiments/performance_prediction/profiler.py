@@ -96,21 +96,15 @@ class CUDALayerTimer:
         handles = []
         try:
             for name, module in self._layers.items():
-                handles.append(module.register_forward_pre_hook(self._before(name)))
-                handles.append(module.register_forward_hook(self._after_layer))
+                handles.append(module.register_forward_pre_hook(partial(self._before, name)))
+                handles.append(module.register_forward_hook(lambda *_: self._marks.mark()))
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _before(self, name: str) -> Callable[[nn.Module, Any], None]:
-        def mark(_module: nn.Module, _inputs: Any) -> None:
-            self._called.append(name)
-            self._marks.mark()
-
-        return mark
-
-    def _after_layer(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+    def _before(self, name: str, *_: Any) -> None:
+        self._called.append(name)
         self._marks.mark()
 
     def _ballast(self, inference: Callable[[], object]) -> Callable[[], None]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.tasks.interface import Answer, Metric
-from experiments.reference_model.evaluation import Accuracy, Answered, accuracy_by_type, accuracy_of, best_constant
+from experiments.reference_model.evaluation import Answered, accuracy_by_type, accuracy_of, best_constant
 
 BEGIN = "<!-- tables: begin (scripts/evaluate_reference_model.py --write-card) -->"
 END = "<!-- tables: end -->"
@@ -50,7 +50,9 @@ def knob_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
     lines = [f"| setting | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for plan, families in answers.items():
         cells = [
-            _with_interval(accuracy_of(_answers_of(answered), metrics[name])) for name, answered in families.items()
+            f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
+            for name, answered in families.items()
+            for value in [accuracy_of(_answers_of(answered), metrics[name])]
         ]
         lines.append(f"| {plan.title} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -91,7 +93,3 @@ def write_into_card(card: Path, tables: str) -> None:
 
 def _answers_of(answered: Sequence[Answered]) -> list[Answer]:
     return [each.answer for each in answered]
-
-
-def _with_interval(value: Accuracy) -> str:
-    return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"

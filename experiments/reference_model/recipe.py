@@ -19,36 +19,28 @@ from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 def reference_config(tokenizer: PreTrainedTokenizerBase) -> MolmoeConfig:
     """MolmoE's structure at about 15 M parameters: 16 blocks, 16 experts of width 64 (top-8), 5 vision blocks."""
     ids = tokenizer.convert_tokens_to_ids
+    shared = {"hidden_size": 192, "num_attention_heads": 6}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     text = OlmoeConfig(
+        **shared,
+        **ends,
         vocab_size=len(tokenizer),
-        hidden_size=192,
         intermediate_size=64,
         num_hidden_layers=16,
-        num_attention_heads=6,
         num_experts=16,
         num_experts_per_tok=8,
         norm_topk_prob=False,
         max_position_embeddings=4096,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
-    vision = CLIPVisionConfig(
-        hidden_size=192,
-        intermediate_size=768,
-        num_hidden_layers=5,
-        num_attention_heads=6,
-        image_size=336,
-        patch_size=14,
-        hidden_act="quick_gelu",
-    )
+    tower = {"intermediate_size": 768, "num_hidden_layers": 5, "image_size": 336, "patch_size": 14}
+    vision = CLIPVisionConfig(**shared, **tower, hidden_act="quick_gelu")
     return MolmoeConfig(
         text_config=text,
         vision_config=vision,
         vision_feature_layers=(-1, -3),
         projector_hidden_size=384,
         bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **ends,
         image_start_token_id=ids("<im_start>"),
         image_end_token_id=ids("<im_end>"),
         image_patch_token_id=ids("<im_patch>"),

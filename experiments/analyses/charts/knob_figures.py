@@ -11,12 +11,12 @@ from matplotlib.lines import Line2D
 from experiments.analyses.charts.marks import thinned
 from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION, new_figure, styled
 from experiments.analyses.files import MOST_DRAWN, MOST_SETTINGS
-from experiments.analyses.knobs.coupling import FixedValue
+from experiments.analyses.knobs.coupling import FixedValue, moving_knobs
 from experiments.analyses.knobs.effects import NOT_SPLIT, Effects, LevelMean, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, on_front
 from experiments.analyses.knobs.grid import KNOBS, KnobPoint
-from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
-from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis
+from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives
+from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 
 KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks"}
 KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN}
@@ -39,6 +39,24 @@ def scale_of(found: Objectives) -> tuple[float, str]:
     if found.of.unit != "FLOPs":
         return 1.0, found.of.unit
     return (1e12, "TFLOP") if float(found.cost.max()) >= 1e12 else (1e9, "GFLOP")
+
+
+def draw_knobs(analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], caption: str) -> dict[str, Figure]:
+    """The figures: fronts for each cost, of all tasks; for each task one of coupling and one of effects."""
+    figures = {}
+    for of in costs:
+        panels = [each for analysis in analyses for each in present(analysis) if each.found.of.name == of.name]
+        if panels:
+            figures[f"e2_front_{of.name}"] = draw_fronts(panels, caption)
+    for analysis in analyses:
+        found = present(analysis)
+        if found and moving_knobs(found[0].found):
+            task = analysis.grid.task
+            shown = caption if len(analyses) == 1 else f"{task.replace('_', ' ')} of:  {caption}"
+            if found[0].front.hypervolume.value > 0:
+                figures[f"e2_coupling_{task}"] = draw_coupling(found[0], shown)
+            figures[f"e2_effects_{task}"] = draw_effects(analysis, shown)
+    return figures
 
 
 def draw_fronts(panels: Sequence[FrontAnalysis], caption: str) -> Figure:

@@ -7,23 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiment_core_utils.models.interface import STAGES
+from experiments.analyses.charts import style
 from experiments.analyses.charts.marks import thinned
-from experiments.analyses.charts.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    INK,
-    LIGHT_GREY,
-    ORANGE,
-    PURPLE,
-    QUIET,
-    SKY,
-    STAGE_COLOURS,
-    VERMILION,
-    new_figure,
-    styled,
-)
+from experiments.analyses.charts.style import new_figure, styled
 from experiments.analyses.files import MOST_PANELS
+from experiments.analyses.stages.analysis import StageAnalysis
 from experiments.analyses.stages.fractions import Generation, Regime, grouped, summed_stages
 from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import PARTS, ProfiledRequest, StageParts
@@ -31,16 +19,30 @@ from experiments.analyses.stages.scaling import Point, StageLine, points_of
 
 # Parts in the order in which a block runs them; the small ones together are quiet.
 PART_COLOURS = {
-    "attention": BLUE,
-    "routing": PURPLE,
-    "experts": VERMILION,
-    "ffn_other": ORANGE,
-    "norm": SKY,
-    "head": GREEN,
-    "other": LIGHT_GREY,
+    "attention": style.BLUE,
+    "routing": style.PURPLE,
+    "experts": style.VERMILION,
+    "ffn_other": style.ORANGE,
+    "norm": style.SKY,
+    "head": style.GREEN,
+    "other": style.LIGHT_GREY,
 }
 PART_NAMES = {"ffn_other": "rest of FFN", "norm": "norms"}
 _STAGE_MARKS = {"vision": "o", "prefill": "s", "decode": "^"}
+
+
+def draw_stages(found: StageAnalysis, peak_flops_per_s: float | None, caption: str) -> dict[str, Figure]:
+    """E1's figures by name: those for which there are data."""
+    figures = {
+        "e1_stage_shares": draw_fractions(found.by_regime, caption),
+        "e1_stages_over_tokens": draw_stages_over_tokens(found.generations, caption),
+        "e1_scaling": draw_scaling(found.generations, found.lines, caption),
+    }
+    if found.points:
+        figures["e1_flops_vs_latency"] = draw_flops(found.points, peak_flops_per_s, caption)
+    if found.profiles:
+        figures["e1_attention_ffn"] = draw_components(found.profiles, caption)
+    return figures
 
 
 def draw_fractions(regimes: Sequence[Regime], caption: str) -> Figure:
@@ -55,12 +57,12 @@ def draw_fractions(regimes: Sequence[Regime], caption: str) -> Figure:
             left = 0.0
             for stage in STAGES:
                 share = 100 * regime.stages[stage].share
-                axes.barh(place, share, 0.78, left, color=STAGE_COLOURS[stage], edgecolor="white", linewidth=0.8)
+                axes.barh(place, share, 0.78, left, color=style.STAGE_COLOURS[stage], edgecolor="white", linewidth=0.8)
                 if share >= 5:
                     axes.text(left + share / 2, place, f"{share:.0f} %", ha="center", va="center", color="white",
                               fontsize=8, fontweight="bold")  # fmt: skip
                 left += share
-            axes.text(101.5, place, milliseconds(regime.total_ms), va="center", fontsize=8.5, color=INK)
+            axes.text(101.5, place, milliseconds(regime.total_ms), va="center", fontsize=8.5, color=style.INK)
         axes.set_yticks(places, [_tokens(each.output_tokens).replace("output ", "") for each in regimes])
         _name_groups(axes, regimes, places)
         axes.set_ylim(max(places) + 0.6, min(places) - 1.1)
@@ -69,9 +71,11 @@ def draw_fractions(regimes: Sequence[Regime], caption: str) -> Figure:
         axes.grid(visible=False, axis="y")
         axes.spines["left"].set_visible(False)
         axes.tick_params(axis="y", length=0)
-        axes.text(101.5, min(places) - 0.75, "mean total", fontsize=8.5, color=QUIET, va="center")
+        axes.text(101.5, min(places) - 0.75, "mean total", fontsize=8.5, color=style.QUIET, va="center")
         for stage, x in zip(STAGES, (0, 14, 28), strict=True):
-            axes.text(x, min(places) - 0.75, f"■ {stage}", color=STAGE_COLOURS[stage], fontweight="bold", va="center")
+            axes.text(
+                x, min(places) - 0.75, f"■ {stage}", color=style.STAGE_COLOURS[stage], fontweight="bold", va="center"
+            )
         first, last = regimes[0], regimes[-1]
         axes.set_title(_fractions_title(first, last))
         return figure
@@ -110,7 +114,7 @@ def _name_groups(axes: Axes, regimes: Sequence[Regime], places: Sequence[float])
         own = [place for each, place in zip(regimes, places, strict=True) if _group(each) == group]
         name = f"vision\n{group[1]}" + (f"\n{group[0]}" if several_tasks else "")
         axes.text(-0.125, float(np.mean(own)), name, transform=axes.get_yaxis_transform(), ha="right", va="center",
-                  fontweight="bold", fontsize=9, color=INK)  # fmt: skip
+                  fontweight="bold", fontsize=9, color=style.INK)  # fmt: skip
 
 
 def _tokens(count: int | None) -> str:
@@ -144,7 +148,7 @@ def _areas(axes: Axes, generations: Sequence[Generation]) -> None:
     longest = len(sums)
     lengths = range(1, longest + 1)
     fractions = 100 * sums / sums.sum(axis=1, keepdims=True)
-    colours = [STAGE_COLOURS[stage] for stage in STAGES]
+    colours = [style.STAGE_COLOURS[stage] for stage in STAGES]
     axes.stackplot(lengths, fractions.T, colors=colours, edgecolor="white", linewidth=0.8)
     axes.set_xlim(1, max(longest, 2))
     axes.set_ylim(0, 100)
@@ -176,13 +180,13 @@ def scaling_groups(generations: Sequence[Generation], lines: Sequence[StageLine]
     task = generations[0].task
     own = [each for each in generations if each.task == task]
     blocks = sorted({each.num_active_blocks for each in own})
-    colours = {blocks[0]: VERMILION, blocks[-1]: BLUE}
+    colours = {blocks[0]: style.VERMILION, blocks[-1]: style.BLUE}
     found: dict[str, list[ScalingGroup]] = {}
     for stage in SCALING:
         points = points_of(own, stage)
         fits = [each for each in lines if (each.task, each.stage, each.top_k) == (task, stage, None)]
         if stage == "vision":
-            found[stage] = [(fits[0], points, BLUE, "all settings")]
+            found[stage] = [(fits[0], points, style.BLUE, "all settings")]
             continue
         found[stage] = [
             (fit, [each for each in points if each.generation.num_active_blocks == count], colour, f"{count} blocks")
@@ -221,7 +225,7 @@ def _scaling_panel(axes: Axes, stage: str, groups: Sequence[ScalingGroup]) -> No
     for number, (line, points, colour, name) in enumerate(groups):
         x, y = [each.x for each in points], [each.ms for each in points]
         if not points:
-            axes.text(0.5, 0.5, "no generation has it", transform=axes.transAxes, ha="center", color=QUIET)
+            axes.text(0.5, 0.5, "no generation has it", transform=axes.transAxes, ha="center", color=style.QUIET)
             continue
         # As pixels also in the SVG, which would be large otherwise.
         axes.scatter(x, y, s=7 if stage != "decode" else 3, color=colour, alpha=0.25, linewidths=0, rasterized=True)
@@ -243,18 +247,18 @@ def draw_flops(points: Sequence[StagePoint], peak_flops_per_s: float | None, cap
         x, y = np.array([each.tflop for each in points]), np.array([each.ms for each in points])
         limits = (x.min() / 2.5, x.max() * 6), (y.min() / 3, y.max() * 2)
         for name, times, place in () if peak_flops_per_s is None else mfu_diagonals(peak_flops_per_s / 1e15, *limits):
-            axes.plot(limits[0], times, color=QUIET, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
-            axes.text(*place, name, color=QUIET, fontsize=7.5, ha="center", va="center",
+            axes.plot(limits[0], times, color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
+            axes.text(*place, name, color=style.QUIET, fontsize=7.5, ha="center", va="center",
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
         for stage in STAGES:
             own = [each for each in points if each.stage == stage]
             if not own:
                 continue
             axes.scatter([each.tflop for each in own], [each.ms for each in own], s=26, marker=_STAGE_MARKS[stage],
-                         color=STAGE_COLOURS[stage], alpha=0.75, linewidths=0, label=stage)  # fmt: skip
+                         color=style.STAGE_COLOURS[stage], alpha=0.75, linewidths=0, label=stage)  # fmt: skip
             last = max(own, key=lambda each: each.tflop)
             axes.annotate(f"{stage}{_mfu_range(own)}", (last.tflop, last.ms), xytext=(9, 0), textcoords="offset points",
-                          color=STAGE_COLOURS[stage], fontweight="bold", va="center",
+                          color=style.STAGE_COLOURS[stage], fontweight="bold", va="center",
                           bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85})  # fmt: skip
         axes.set_xlim(*limits[0])
         axes.set_ylim(*limits[1])
@@ -341,11 +345,11 @@ def _component_bar(axes: Axes, place: int, parts: dict[str, float], longest: flo
     for part, time_ms in parts.items():
         axes.barh(place, time_ms, 0.7, left, color=PART_COLOURS[part], edgecolor="white", linewidth=0.8)
         if time_ms > 0.045 * longest:
-            ink = BLACK if part in ("norm", "other", "ffn_other") else "white"
+            ink = style.BLACK if part in ("norm", "other", "ffn_other") else "white"
             axes.text(left + time_ms / 2, place, f"{100 * time_ms / total:.0f} %", ha="center", va="center", color=ink,
                       fontsize=8, fontweight="bold")  # fmt: skip
         left += time_ms
-    axes.text(left + 0.01 * longest, place, f"{total:.1f} ms", va="center", fontsize=8.5, color=INK)
+    axes.text(left + 0.01 * longest, place, f"{total:.1f} ms", va="center", fontsize=8.5, color=style.INK)
 
 
 def _component_key(axes: Axes, longest: float) -> None:
@@ -353,6 +357,6 @@ def _component_key(axes: Axes, longest: float) -> None:
     x = 0.0
     for part in PARTS:
         name = f"■ {PART_NAMES.get(part, part)}"
-        colour = PART_COLOURS[part] if part != "other" else QUIET
+        colour = PART_COLOURS[part] if part != "other" else style.QUIET
         axes.text(x, -0.7, name, color=colour, fontweight="bold", va="center", fontsize=8.5)
         x += longest * (0.03 + 0.0125 * len(name))

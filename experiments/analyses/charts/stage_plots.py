@@ -180,7 +180,7 @@ def flops_plot(points: Sequence[StagePoint], peak_flops_per_s: float | None, wid
     per_ms = None if peak_flops_per_s is None else peak_flops_per_s * factor / 1e15
     diagonals = [] if per_ms is None else list(mfu_diagonals(per_ms, ends, heights))
     traces = [line(ends, times, "", QUIET, width=1, dash="dot") | {"showlegend": False} for _, times, _ in diagonals]
-    notes = [note(*np.log10(place).tolist(), name, font={"size": 10}) for name, _, place in diagonals]
+    notes = [note(np.log10(x), np.log10(y), name, font={"size": 10}) for name, _, (x, y) in diagonals]
     for stage in STAGES:
         own = [each for each in known if each.stage == stage]
         texts = [

@@ -296,3 +296,26 @@ def _tails(times: np.ndarray) -> list[list[float | None]]:
         return [np.percentile(row, (95, 99)).tolist() if len(row) else [None, None] for row in rows]
     tails: list[list[float | None]] = np.percentile(times, (95, 99), axis=1).T.tolist()
     return tails
+
+
+def contents_of(
+    shared: Shared,
+    analyses: Sequence[TaskAnalysis],
+    differences: Mapping[str, Sequence[TaskDifference]],
+    random_weights: bool,
+) -> dict[str, dict[str, Any]]:
+    """The contents of E2's JSON files by name."""
+    return {
+        "e2_knob_grid_results": grid_content(shared, analyses, caveats_of(analyses, random_weights)),
+        "e2_pareto_frontiers": fronts_content(shared, analyses, differences),
+        "e2_coupling_analysis": coupling_content(shared, analyses),
+    }
+
+
+def tables_of(analyses: Sequence[TaskAnalysis]) -> dict[str, list[Row]]:
+    """The rows of E2's CSV files by name."""
+    return {
+        "e2_fronts": front_rows(analyses),
+        "e2_fixed_knobs": coupling_rows(analyses),
+        "e2_effects": effect_rows(analyses),
+    }

@@ -6,6 +6,7 @@ from typing import Any
 
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.csv_tables import Cell
+from experiments.analyses.stages.analysis import StageAnalysis
 from experiments.analyses.stages.fractions import Generation, Regime, grouped, tokens_until_decode_is_half
 from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import PARTS, PartTime, ProfiledRequest, StageParts
@@ -223,3 +224,24 @@ def component_rows(profiles: Sequence[ProfiledRequest]) -> list[Row]:
         for stage, parts in profile.stages.items()
         for name, entry in _stage_fields(parts)["parts"].items()
     ]
+
+
+def contents_of(sweep: Sweep, found: StageAnalysis) -> dict[str, dict[str, Any]]:
+    """The contents of E1's JSON files by name."""
+    return {
+        "e1_stage_latency_breakdown": breakdown_content(
+            sweep, found.generations, found.by_regime, found.by_setting, found.lines
+        ),
+        "e1_flops_vs_latency": flops_content(sweep, found.points, found.flops_lines),
+        "e1_attention_ffn_breakdown": components_content(sweep, found.profiles, found.profiles_reason),
+    }
+
+
+def tables_of(found: StageAnalysis) -> dict[str, list[Row]]:
+    """The rows of E1's CSV files by name."""
+    return {
+        "e1_stage_shares": fraction_rows([*found.by_regime, *found.by_setting]),
+        "e1_line_fits": line_rows(found.lines),
+        "e1_flops_vs_latency": point_rows(found.points),
+        "e1_attention_ffn_breakdown": component_rows(found.profiles),
+    }

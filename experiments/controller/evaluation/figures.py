@@ -7,24 +7,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.analyses.charts.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    LIGHT_GREY,
-    ORANGE,
-    PURPLE,
-    QUIET,
-    SKY,
-    VERMILION,
-    new_figure,
-    styled,
-)
+from experiments.analyses.charts import style
+from experiments.analyses.charts.style import new_figure, styled
 from experiments.analyses.knobs.fronts import on_front
 from experiments.controller.evaluation.record import BEST_STATIC, ORACLE, Evaluation, PolicyEvaluation, feasible_budgets
 
-COLOURS = (BLUE, VERMILION, GREEN, PURPLE, SKY, ORANGE)
-OWN_COLOURS: Mapping[str, str] = {BEST_STATIC: QUIET, ORACLE: BLACK}
+COLOURS = (style.BLUE, style.VERMILION, style.GREEN, style.PURPLE, style.SKY, style.ORANGE)
+OWN_COLOURS: Mapping[str, str] = {BEST_STATIC: style.QUIET, ORACLE: style.BLACK}
 # From the line drawn first, at the bottom, to those above it: each is thinner and has a smaller hollow marker of
 # another shape, and all but the first have gaps, so that of lines in the same place all can be seen.
 DASHES = ("-", (0, (7, 1)), (0, (5, 1.2)), (0, (3, 1.5)), (0, (2, 2)), (0, (1, 3)))
@@ -77,7 +66,7 @@ def draw_evaluation(
         )
         in_time.set(xlabel="budget (ms)", ylabel="accuracy, late requests count 0", title="Accuracy in time")
         violations.set(xlabel="budget (ms)", ylabel="fraction of requests over budget", title="Violations")
-        violations.axhline(0.05, color=QUIET, linewidth=0.8, linestyle=":")
+        violations.axhline(0.05, color=style.QUIET, linewidth=0.8, linestyle=":")
         for axes in (in_time, violations):
             _shade_unmeetable(axes, evaluation)
         handles, labels = front.get_legend_handles_labels()
@@ -90,10 +79,10 @@ def draw_evaluation(
 def _draw_statics(axes: Axes, latency_s: np.ndarray, accuracy: np.ndarray) -> None:
     if not len(latency_s):
         return
-    axes.plot(1000 * latency_s, accuracy, "o", color=LIGHT_GREY, markersize=4, label="static settings")
+    axes.plot(1000 * latency_s, accuracy, "o", color=style.LIGHT_GREY, markersize=4, label="static settings")
     best = np.flatnonzero(on_front(latency_s, accuracy))
     best = best[np.argsort(latency_s[best], kind="stable")]
-    axes.step(1000 * latency_s[best], accuracy[best], where="post", color=LIGHT_GREY, linewidth=1.2)
+    axes.step(1000 * latency_s[best], accuracy[best], where="post", color=style.LIGHT_GREY, linewidth=1.2)
 
 
 def _draw_policy(axes: Axes, evaluation: Evaluation, policy: PolicyEvaluation, style: Mapping[str, Any]) -> None:
@@ -118,5 +107,7 @@ def _shade_unmeetable(axes: Axes, evaluation: Evaluation) -> None:
     if unmet:
         left, right = axes.get_xlim()
         end = (max(unmet) + min(met)) / 2 if met else right
-        axes.axvspan(left, end, color=LIGHT_GREY, alpha=0.35, linewidth=0, label="no setting keeps 95 % within it")
+        axes.axvspan(
+            left, end, color=style.LIGHT_GREY, alpha=0.35, linewidth=0, label="no setting keeps 95 % within it"
+        )
         axes.set_xlim(left, right)

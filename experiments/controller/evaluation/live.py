@@ -208,7 +208,12 @@ def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Contr
     notes += refusal_caveats(job.model.refused_settings)
     if learned is not None:
         ids = [each.sample.sample_id for each in job.measured]
-        notes += [*_eager_caveats(job.model), *host_caveats(controllers), *_weights_caveats(job.config)]
+        if isinstance(job.model, MolmoeStagedModel) and job.model.split.reason is not None:
+            asked = job.model.describe()["execution"]
+            notes.append(f"two_stage ran eagerly, the other policies with execution {asked}: {job.model.split.reason}")
+        notes += host_caveats(controllers)
+        if job.config.model.random_weights:
+            notes.append("the model's weights are random, and not those that two_stage was trained with")
         notes += live_leaks(learned, job.task, ids)
     return [*notes, *(f"sample {sample_id} was left out: {why}" for sample_id, why in job.failed.items())]
 
@@ -225,13 +230,6 @@ def refusal_caveats(refused: Mapping[tuple[int | None, tuple[int, ...]], str]) -
     ]
 
 
-def _eager_caveats(model: StagedModel) -> list[str]:
-    if not isinstance(model, MolmoeStagedModel) or model.split.reason is None:
-        return []
-    asked = model.describe()["execution"]
-    return [f"two_stage ran eagerly, the other policies with execution {asked}: {model.split.reason}"]
-
-
 def host_caveats(controllers: Sequence[Controller]) -> list[str]:
     """The caveat that networks ran on the host though the model is on a GPU, which takes a request longer."""
     return [
@@ -239,9 +237,3 @@ def host_caveats(controllers: Sequence[Controller]) -> list[str]:
         for each in controllers
         if isinstance(each, TwoStageController) and each.host_reason is not None
     ]
-
-
-def _weights_caveats(config: ProfilingConfig) -> list[str]:
-    return [
-        "the model's weights are random, and not those that two_stage was trained with"
-    ] * config.model.random_weights

@@ -1,6 +1,7 @@
 """An environment that runs every request on the model with batch 1 and measures it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from experiments.controller.running.live import LiveRequest
 from experiments.controller.training.environment import BudgetedRequests, RollOut
 
 
+@dataclass(eq=False)
 class LiveEnvironment:
     """An environment whose latency is `AdaptiveTimes.total_s` of the very run, with the time of the networks in it.
 
@@ -34,37 +36,28 @@ class LiveEnvironment:
         ConfigurationError: the metric has no scores for answers to these requests.
     """
 
-    def __init__(
-        self,
-        model: MolmoeStagedModel,
-        metric: Metric,
-        requests: Sequence[LiveRequest],
-        space: ActionSpace,
-        blocks: BlockChoice,
-        max_new_tokens: int,
-        budgets_s: tuple[float, float],
-        described: dict[str, Any],
-    ) -> None:
-        check_scored(metric, requests)
-        self.space = space
-        self.hidden_size = int(model.model.config.text_config.hidden_size)
-        self.budget_token_is_fixed = False
-        self._model = model
-        self._metric = metric
-        self._requests = tuple(requests)
-        self._blocks = blocks
-        self._limit = max_new_tokens
-        self._budgets_s = budgets_s
-        self._described = described
+    model: MolmoeStagedModel
+    metric: Metric
+    requests: Sequence[LiveRequest]
+    space: ActionSpace
+    blocks: BlockChoice
+    max_new_tokens: int
+    budgets_s: tuple[float, float]
+    described: dict[str, Any]
+    budget_token_is_fixed: bool = False
+
+    def __post_init__(self) -> None:
+        check_scored(self.metric, self.requests)
+        self.hidden_size = int(self.model.model.config.text_config.hidden_size)
 
     def describe(self) -> dict[str, Any]:
         """See `Environment.describe`."""
-        return dict(self._described)
+        return dict(self.described)
 
     def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
         """See `Environment.draw`."""
-        samples = torch.randint(len(self._requests), (count,), generator=generator)
-        low, high = self._budgets_s
+        samples = torch.randint(len(self.requests), (count,), generator=generator)
+        low, high = self.budgets_s
         budgets = low + (high - low) * torch.rand(count, generator=generator, dtype=torch.float64)
         return BudgetedRequests(samples, torch.zeros_like(samples), budgets)
 
@@ -72,12 +65,12 @@ class LiveEnvironment:
         self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
     ) -> RollOut:
         """See `Environment.roll_out`; runs one request after the other."""
-        decider = NetworkDecider(odds_for(self._model, networks), networks.space, generator)
-        answering = AdaptiveModel(self._model, decider, self._blocks)
-        answering.warm_up([request_of(each, self._limit) for each in self._requests])
+        decider = NetworkDecider(odds_for(self.model, networks), networks.space, generator)
+        answering = AdaptiveModel(self.model, decider, self.blocks)
+        answering.warm_up([request_of(each, self.max_new_tokens) for each in self.requests])
         runs, seen = [], []
         for place, budget_s in zip(budgeted.samples.tolist(), budgeted.budgets_s.tolist(), strict=True):
-            runs.append(answering.adaptive_generate(request_of(self._requests[place], self._limit), budget_s))
+            runs.append(answering.adaptive_generate(request_of(self.requests[place], self.max_new_tokens), budget_s))
             seen.append(decider.seen)
         prompts, states, actions = zip(*seen, strict=True)
         return RollOut(
@@ -90,8 +83,8 @@ class LiveEnvironment:
         )
 
     def _accuracy(self, places: Sequence[int], runs: Sequence[AdaptiveRun]) -> torch.Tensor:
-        answers = [answer_to(self._requests[at].sample, run.text) for at, run in zip(places, runs, strict=True)]
-        return torch.tensor(score_fractions_among(self._metric, self._requests, answers), dtype=torch.float64)
+        answers = [answer_to(self.requests[at].sample, run.text) for at, run in zip(places, runs, strict=True)]
+        return torch.tensor(score_fractions_among(self.metric, self.requests, answers), dtype=torch.float64)
 
 
 def score_fractions_among(metric: Metric, requests: Sequence[LiveRequest], answers: Sequence[Answer]) -> list[float]:

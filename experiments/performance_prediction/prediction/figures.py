@@ -9,21 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from experiments.analyses.charts.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    LIGHT_GREY,
-    ORANGE,
-    PURPLE,
-    QUIET,
-    SKY,
-    VERMILION,
-    YELLOW,
-    new_figure,
-    save_figure,
-    styled,
-)
+from experiments.analyses.charts import style
+from experiments.analyses.charts.style import new_figure, save_figure, styled
 from experiments.fitting.scores import HIT
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName
 from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
@@ -39,19 +26,19 @@ from experiments.performance_prediction.prediction.validation import (
 )
 
 COLOURS: dict[AlgorithmName, str] = {
-    "direct": ORANGE,
-    "gemm": VERMILION,
-    "implicit gemm": SKY,
-    "implicit precomp gemm": BLUE,
-    "fft": PURPLE,
+    "direct": style.ORANGE,
+    "gemm": style.VERMILION,
+    "implicit gemm": style.SKY,
+    "implicit precomp gemm": style.BLUE,
+    "fft": style.PURPLE,
     "fft tiling": "#8C6BB1",
-    "winograd": GREEN,
+    "winograd": style.GREEN,
     "winograd nonfused": "#66C2A4",
-    "guess": BLACK,
-    "torch": QUIET,
+    "guess": style.BLACK,
+    "torch": style.QUIET,
 }
-KERNELS = {1: SKY, 3: BLUE}
-OTHER_KERNEL, FELL_BACK, REST = YELLOW, VERMILION, LIGHT_GREY
+KERNELS = {1: style.SKY, 3: style.BLUE}
+OTHER_KERNEL, FELL_BACK, REST = style.YELLOW, style.VERMILION, style.LIGHT_GREY
 _CURVE_POINTS = 13
 # A thinner part of the longest bar, about 4 pixels, would be lightened to another colour by an edge.
 _LEAST_FRACTION_WITH_EDGE = 0.02
@@ -177,7 +164,7 @@ def predicted_figure(results: Sequence[FoldResult], device: str) -> Figure:
 
 def _draw_compared(axes: Axes, shown: Sequence[PredictedAndMeasured]) -> None:
     if not shown:
-        axes.text(0.5, 0.5, "nothing left out", transform=axes.transAxes, ha="center", color=QUIET)
+        axes.text(0.5, 0.5, "nothing left out", transform=axes.transAxes, ha="center", color=style.QUIET)
         return
     for algorithm in [name for name in ALGORITHMS if any(each.algorithm == name for each in shown)]:
         its = [each for each in shown if each.algorithm == algorithm]
@@ -186,7 +173,9 @@ def _draw_compared(axes: Axes, shown: Sequence[PredictedAndMeasured]) -> None:
         axes.scatter(measured, predicted, s=size, color=COLOURS[algorithm], label=algorithm, alpha=0.7, linewidths=0)
     values = [1e3 * value for each in shown for value in (each.measured, each.predicted)]
     ends = np.array([min(values) / 1.2, max(values) * 1.2])
-    axes.fill_between(ends, ends * (1 - HIT), ends * (1 + HIT), color=LIGHT_GREY, alpha=0.5, linewidth=0, zorder=0)
+    axes.fill_between(
+        ends, ends * (1 - HIT), ends * (1 + HIT), color=style.LIGHT_GREY, alpha=0.5, linewidth=0, zorder=0
+    )
     axes.set(xscale="log", yscale="log", xlim=tuple(ends), ylim=tuple(ends))
 
 

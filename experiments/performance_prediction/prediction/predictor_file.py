@@ -118,8 +118,8 @@ def _read(device: str, content: Mapping[str, Any]) -> FittedDevice:
         content["energy_reason"],
     )
     scores = tuple(ScoreRow(**row) for row in content["scores"])
-    measured = (tuple(content[name]) for name in ("models", "input_sizes", "batch_sizes"))
-    return FittedDevice(predictor, *measured, scores)
+    models, sizes, batches = (tuple(content[name]) for name in ("models", "input_sizes", "batch_sizes"))
+    return FittedDevice(predictor, models, sizes, batches, scores)
 
 
 def _numbers(shape: ConvShape) -> list[int]:

@@ -19,7 +19,6 @@ from experiments.performance_prediction.algorithms.engines import Placement
 from experiments.performance_prediction.algorithms.reference import float64_reference
 from experiments.performance_prediction.algorithms.support import (
     CombinationReport,
-    LayerSupport,
     OnUnsupported,
     combination_report,
     prepare_layer,
@@ -86,12 +85,17 @@ class SwappedConvolutions:
         self._prepared: dict[str, PreparedConvolution] = {}
         self.modules: dict[str, AlgorithmConv2d] = {}
         try:
-            layers = [self._prepare(*layer, algorithm, placement, on_unsupported) for layer in shapes.items()]
+            layers = []
+            for layer, shape in shapes.items():
+                support, prepared = prepare_layer(layer, algorithm, shape, placement, on_unsupported)
+                layers.append(support)
+                if prepared is not None:
+                    self._prepared[layer] = prepared
             self.report = CombinationReport(model_name, algorithm, tuple(layers))
-            if any(layer.runs is None for layer in layers):
+            if any(each.runs is None for each in layers):
                 raise AlgorithmRefused("\n".join(self.report.lines()))
-            for name, prepared in self._prepared.items():
-                self._swap(name, prepared)
+            for name, granted in self._prepared.items():
+                self._swap(name, granted)
         except BaseException:
             self.restore()
             raise
@@ -110,19 +114,6 @@ class SwappedConvolutions:
         for prepared in self._prepared.values():
             prepared.close()
         self._prepared.clear()
-
-    def _prepare(
-        self,
-        layer: str,
-        shape: ConvShape,
-        algorithm: AlgorithmName,
-        placement: Placement,
-        on_unsupported: OnUnsupported,
-    ) -> LayerSupport:
-        support, prepared = prepare_layer(layer, algorithm, shape, placement, on_unsupported)
-        if prepared is not None:
-            self._prepared[layer] = prepared
-        return support
 
     def _swap(self, name: str, prepared: PreparedConvolution) -> None:
         replaced = self._model.get_submodule(name)
