@@ -51,7 +51,7 @@ def run_command(main: Callable[[], int | None]) -> int:
 
 
 def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
-    """A command's `main` that ends in one line on standard error and an exit code where a ProfilerError is raised."""
+    """A command's `main` that ends in one line on standard error and an exit code where it is refused or stopped."""
 
     @wraps(main)
     def reported(*arguments: Any) -> int:
@@ -60,6 +60,9 @@ def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
         except ProfilerError as error:
             print(error if isinstance(error, Stopped) else f"error: {error}", file=sys.stderr)
             return error.exit_code
+        except KeyboardInterrupt:
+            print("stopped; what is finished is saved: run the same command again to resume", file=sys.stderr)
+            return 130
 
     return reported
 

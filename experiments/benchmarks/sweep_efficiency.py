@@ -15,10 +15,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from experiment_core_utils import pipeline
 from experiment_core_utils.config.command import run_command
@@ -74,17 +75,6 @@ class PartTimes:
         return wrapper
 
 
-@contextmanager
-def replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
-    """A context in which `owner.name` is `by`."""
-    before = getattr(owner, name)
-    setattr(owner, name, by)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
 def measured_model_s(results: Sequence[SettingResult]) -> float:
     """Seconds of every measured run in the results."""
     samples = [sample for result in results for sample in result.per_sample_results]
@@ -97,7 +87,7 @@ def sweep(flags: Sequence[str], output_dir: Path) -> tuple[float, float, Mapping
     parts = PartTimes()
     with ExitStack() as stack:
         for owner, name, part in STEPS:
-            stack.enter_context(replaced(owner, name, parts.timed(getattr(owner, name), part)))
+            stack.enter_context(patch.object(owner, name, parts.timed(getattr(owner, name), part)))
         started = time.perf_counter()
         report = pipeline.run_profiling(config)
         wall_s = time.perf_counter() - started

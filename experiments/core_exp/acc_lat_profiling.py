@@ -18,25 +18,21 @@ def main() -> int:
     """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 refused, 3 samples failed, 130 stopped."""
     # While imports and loading last; a run has its own handlers, which let the sample at work end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        config = parse_config()
-        # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
-        if config.machine.dry_run:
-            with libraries_loading():
-                from experiment_core_utils.sweep.dry_run import describe_plan
-
-            plan = describe_plan(config)
-            if plan.is_main_process:
-                print(plan.text)
-            return 0
+    config = parse_config()
+    # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
+    if config.machine.dry_run:
         with libraries_loading():
-            from experiment_core_utils.pipeline import run_profiling
-            from experiments.core_exp.closing_lines import closing_lines
+            from experiment_core_utils.sweep.dry_run import describe_plan
 
-        report = run_profiling(config)
-    except KeyboardInterrupt:
-        print("stopped; finished samples are saved: run the same command again to resume", file=sys.stderr)
-        return 130
+        plan = describe_plan(config)
+        if plan.is_main_process:
+            print(plan.text)
+        return 0
+    with libraries_loading():
+        from experiment_core_utils.pipeline import run_profiling
+        from experiments.core_exp.closing_lines import closing_lines
+
+    report = run_profiling(config)
     if report.is_main_process:
         print("\n".join(closing_lines(report)))
     return report.exit_code

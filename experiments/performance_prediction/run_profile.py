@@ -44,25 +44,21 @@ def cuda_check() -> tuple[bool, list[str]]:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Profile. Exit code: 0 every size has its row, 1 broke off, 2 it cannot be done or is not covered, 130 stopped."""
-    try:
-        arguments = build_parser().parse_args(argv)
-        if arguments.list_models:
-            for name, model in MODELS.items():
-                print(f"{name} (inputs of {model.smallest_input} pixels and more)")
-            return 0
-        if arguments.list_algorithms:
-            print("\n".join(ALGORITHMS))
-            return 0
-        if arguments.check_cuda:
-            works, lines = cuda_check()
-            print("\n".join(lines))
-            return 0 if works else 1
-        stop = StopRequest()
-        with signals_stop(stop):
-            return run_profiles(profile_config(arguments), stop)
-    except KeyboardInterrupt:
-        print("stopped; finished samples are saved: run the same command again to resume", file=sys.stderr)
-        return 130
+    arguments = build_parser().parse_args(argv)
+    if arguments.list_models:
+        for name, model in MODELS.items():
+            print(f"{name} (inputs of {model.smallest_input} pixels and more)")
+        return 0
+    if arguments.list_algorithms:
+        print("\n".join(ALGORITHMS))
+        return 0
+    if arguments.check_cuda:
+        works, lines = cuda_check()
+        print("\n".join(lines))
+        return 0 if works else 1
+    stop = StopRequest()
+    with signals_stop(stop):
+        return run_profiles(profile_config(arguments), stop)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,10 @@ def answer_pictures(
         samples = [(task, sample) for task in tasks for sample in samples_of(task, picture)]
         for crops, alike in by_crops.items():
             prefix = processor("", samples[0][1].image, crops)
-            inputs = {name: _placed(tensor, model) for name, tensor in prefix.items()}
+            inputs = {
+                name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
+                for name, tensor in prefix.items()
+            }
             features = model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
             for setting in alike:
                 model.set_knobs(setting.top_k, setting.active_blocks)
@@ -102,10 +105,6 @@ def _answer(
     cache.crop(before - cache.get_seq_length())
     ends = answer.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in answer else len(answer)
     return str(processor.decode(answer[: min(ends, task.max_new_tokens)])).strip()
-
-
-def _placed(tensor: torch.Tensor, model: MolmoeForConditionalGeneration) -> torch.Tensor:
-    return tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
 
 
 def accuracy_of(answers: Sequence[Answer], metric: Metric) -> Accuracy:

@@ -52,24 +52,20 @@ def _content(given: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     """Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130 stopped."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        given = build_parser().parse_args()
-        grid = combinations(_content(given))
-        # torch and transformers take seconds to import; `--help` and a wrong key need neither.
-        with libraries_loading():
-            from experiment_core_utils.saved_results.terminal import text_table
-            from experiment_core_utils.text_pipeline import launched, plan_of, run_text_experiments
+    given = build_parser().parse_args()
+    grid = combinations(_content(given))
+    # torch and transformers take seconds to import; `--help` and a wrong key need neither.
+    with libraries_loading():
+        from experiment_core_utils.saved_results.terminal import text_table
+        from experiment_core_utils.text_pipeline import launched, plan_of, run_text_experiments
 
-        if given.dry_run:
-            accelerator = launched(grid, given.output_dir)
-            plan = plan_of(grid, given.output_dir, accelerator)
-            if accelerator.is_main_process:
-                print("\n".join(plan.lines()))
-            return 0
-        report = run_text_experiments(grid, given.output_dir, lambda line: print(line, file=sys.stderr, flush=True))
-    except KeyboardInterrupt:
-        print("stopped; finished experiments are saved: run the same command again to resume", file=sys.stderr)
-        return 130
+    if given.dry_run:
+        accelerator = launched(grid, given.output_dir)
+        plan = plan_of(grid, given.output_dir, accelerator)
+        if accelerator.is_main_process:
+            print("\n".join(plan.lines()))
+        return 0
+    report = run_text_experiments(grid, given.output_dir, lambda line: print(line, file=sys.stderr, flush=True))
     if report.is_main_process:
         if report.results:
             print(text_table(list(report.results.values())))

@@ -150,7 +150,8 @@ def single_knobs(found: Objectives) -> list[SingleKnob]:
         others = {
             other: values[-1] for other in KNOBS if other != knob and len(values := levels_of(found.points, other)) > 1
         }
-        members = _members(found, others)
+        none = np.zeros(0, dtype=np.int64)
+        members = _places(found, tuple(others)).get(tuple(others.values()), none)
         loss = None
         if len(members):
             rest = np.setdiff1d(np.arange(len(found.points)), members)
@@ -180,17 +181,6 @@ def couplings(found: Objectives) -> list[Coupling]:
 def moving_knobs(found: Objectives) -> tuple[str, ...]:
     """The knobs with two values or more, but no more than MOST_VALUES."""
     return tuple(knob for knob in KNOBS if 1 < len(levels_of(found.points, knob)) <= MOST_VALUES)
-
-
-def _members(found: Objectives, values: dict[str, Value]) -> np.ndarray:
-    return np.array(
-        [
-            at
-            for at, point in enumerate(found.points)
-            if all(point.value(knob) == value for knob, value in values.items())
-        ],
-        dtype=np.int64,
-    )
 
 
 Areas = tuple[float, np.ndarray, np.ndarray]

@@ -287,12 +287,8 @@ def compare_tasks(fronts: Mapping[str, Front]) -> list[TaskDifference]:
             key,
             {task: point.status for task, point in own.items()},
             {task: point.probability for task, point in own.items()},
-            _difference([point.status for point in own.values()]),
+            "established" if {"established", "dominated"} <= {each.status for each in own.values()} else "within_noise",
         )
         for key, own in sorted(places.items())
         if len({point.on_front for point in own.values()}) == 2
     ]
-
-
-def _difference(statuses: Sequence[Status]) -> Difference:
-    return "established" if {"established", "dominated"} <= set(statuses) else "within_noise"

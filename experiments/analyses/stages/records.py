@@ -53,11 +53,7 @@ def breakdown_content(
         "regimes": [asdict(each) for each in by_regime],
         "settings": [asdict(each) for each in by_setting],
         "decode_is_half": [
-            {
-                "task": task,
-                "vision": vision,
-                "output_tokens": tokens_until_decode_is_half(own),
-            }
+            {"task": task, "vision": vision, "output_tokens": tokens_until_decode_is_half(own)}
             for (task, vision), own in groups.items()
         ],
         "dominant_stage": [_dominated(stage, by_regime, by_setting) for stage in STAGES],
@@ -131,10 +127,7 @@ def components_content(sweep: Sweep, profiles: Sequence[ProfiledRequest], reason
 def _profile_fields(profile: ProfiledRequest) -> dict[str, Any]:
     return {
         "trace": profile.trace.name,
-        "setting": profile.setting,
-        "sample_id": profile.sample_id,
-        "mode": profile.mode,
-        "device": profile.device,
+        **{name: getattr(profile, name) for name in ("setting", "sample_id", "mode", "device")},
         "stages": {stage: _stage_fields(parts) for stage, parts in profile.stages.items()},
     }
 
@@ -212,18 +205,12 @@ def point_rows(points: Sequence[StagePoint]) -> list[Row]:
 def component_rows(profiles: Sequence[ProfiledRequest]) -> list[Row]:
     """Rows of the CSV: one for each part of each stage of each profiled request."""
     return [
-        {
-            "setting": profile.setting,
-            "sample_id": profile.sample_id,
-            "stage": stage,
-            "calls": parts.calls,
-            "part": name,
-            **entry,
-        }
+        {"setting": profile.setting, "sample_id": profile.sample_id, "stage": stage, "calls": parts.calls,
+         "part": name, **entry}
         for profile in profiles
         for stage, parts in profile.stages.items()
         for name, entry in _stage_fields(parts)["parts"].items()
-    ]
+    ]  # fmt: skip
 
 
 def contents_of(sweep: Sweep, found: StageAnalysis) -> dict[str, dict[str, Any]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
@@ -114,10 +115,7 @@ def draw_curves(rows: Rows, caption: str) -> Figure:
 
 def running_means(values: Sequence[float], window: int) -> np.ndarray:
     """Mean of each value with the up to `window` - 1 ones before it."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(ends - window, 0)
-    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
+    return pd.Series(values).rolling(window, min_periods=1).mean().to_numpy()
 
 
 def summary_writer() -> Any:

@@ -4,27 +4,23 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
 
+# Of AlexNet: output channels, side of the kernel, stride, padding, and whether a pooling follows.
+CONVOLUTIONS = ((64, 11, 4, 2, True), (192, 5, 1, 2, True), (384, 3, 1, 1, False), (256, 3, 1, 1, False),
+                (256, 3, 1, 1, True))  # fmt: skip
+
 
 class AlexNet(nn.Module):
     """AlexNet: [N, 3, H, W] -> [N, 1000], sides of 63 and more."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 64, kernel_size=11, stride=4, padding=2),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(kernel_size=3, stride=2),
-            nn.Conv2d(64, 192, kernel_size=5, padding=2),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(kernel_size=3, stride=2),
-            nn.Conv2d(192, 384, kernel_size=3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(384, 256, kernel_size=3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(256, 256, kernel_size=3, padding=1),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(kernel_size=3, stride=2),
-        )
+        layers: list[nn.Module] = []
+        channels = 3
+        for wider, kernel, stride, padding, is_pooled in CONVOLUTIONS:
+            layers += [nn.Conv2d(channels, wider, kernel, stride, padding), nn.ReLU(inplace=True)]
+            layers += [nn.MaxPool2d(kernel_size=3, stride=2)] * is_pooled
+            channels = wider
+        self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d((6, 6))
         self.classifier = nn.Sequential(
             nn.Dropout(),

@@ -148,14 +148,10 @@ def measured_row(profile: SizeProfile, batch_size: int) -> dict[str, Cell]:
     memory, energy = profile.whole.memory, profile.energy
     return {
         "input_size": profile.input_size,
-        "mean": milliseconds(whole.mean),
-        "std": milliseconds(whole.std),
-        "min": milliseconds(whole.min),
-        "max": milliseconds(whole.max),
+        **{name: milliseconds(getattr(whole, name)) for name in ("mean", "std", "min", "max", "p95")},
         "power_mean_w": energy.power_w,
         "energy_per_inference_j": energy.joules,
         "median": milliseconds(whole.p50),
-        "p95": milliseconds(whole.p95),
         "ci95_low": milliseconds(whole.ci_low),
         "ci95_high": milliseconds(whole.ci_high),
         "images_per_s": batch_size / whole.mean,
@@ -171,12 +167,10 @@ def measured_row(profile: SizeProfile, batch_size: int) -> dict[str, Cell]:
         "fell_back_flops_share": profile.report.refused_flops_share,
         "conv_flops": sum(layer.shape.flops for layer in profile.report.layers),
         "numerical_error_max": max(errors, default=None),
-        "energy_bound_j": energy.bound_j,
-        "energy_window_s": energy.window_s,
-        "energy_source": energy.source,
-        "energy_basis": energy.basis,
-        "energy_reason": energy.reason,
-        "energy_remark": energy.remark,
+        **{
+            f"energy_{name}": getattr(energy, name)
+            for name in ("bound_j", "window_s", "source", "basis", "reason", "remark")
+        },
         "num_warmup": profile.whole.num_warmup,
         "warmup_is_stable": profile.whole.is_stable,
         "status": "ok",

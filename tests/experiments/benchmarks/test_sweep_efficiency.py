@@ -1,16 +1,17 @@
 """Where a sweep's time goes: a step inside another counts once, and every step that is timed is there."""
 
 import time
+from unittest.mock import patch
 
 import pytest
 
-from experiments.benchmarks.sweep_efficiency import STEPS, PartTimes, replaced
+from experiments.benchmarks.sweep_efficiency import STEPS, PartTimes
 
 
 @pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, name, _ in STEPS], ids=str)
 def test_every_step_is_found_and_put_back(owner: object, name: str) -> None:
     before = getattr(owner, name)
-    with replaced(owner, name, print):
+    with patch.object(owner, name, print):
         assert getattr(owner, name) is print
     assert getattr(owner, name) is before
 
