@@ -70,12 +70,7 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
 
 def write_table(table: RecordedTable, path: Path) -> None:
     """One line a setting; milliseconds with one decimal, null where a sample failed."""
-    head = {
-        "origin": table.origin,
-        "best": table.best,
-        "sample_ids": table.sample_ids,
-        "pictures": table.pictures,
-    }
+    head = {"origin": table.origin, "best": table.best, "sample_ids": table.sample_ids, "pictures": table.pictures}
     lines = [
         json.dumps(key) + ": " + json.dumps(
             {

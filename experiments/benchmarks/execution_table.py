@@ -75,8 +75,7 @@ def work_of(config: MolmoeConfig, shape: Shape, element_bytes: int) -> dict[str,
             _weights(config, shape.experts, tokens) * element_bytes + tokens * cache,
         ),
         "decode": Work(
-            decoder.decode_flops(tokens + 1),
-            _weights(config, shape.experts, 1) * element_bytes + (tokens + 1) * cache,
+            decoder.decode_flops(tokens + 1), _weights(config, shape.experts, 1) * element_bytes + (tokens + 1) * cache
         ),
     }
     if not shape.crops:

@@ -244,10 +244,7 @@ def pictures_of(job: Job) -> Scorers:
         vision = job.config.knobs.vision_targets[0]
         made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], vision, job.top_k)
     samples = {
-        task.name: {
-            "scored": scored * task.questions_per_image,
-            "held_out": held_out * task.questions_per_image,
-        }
+        task.name: {"scored": scored * task.questions_per_image, "held_out": held_out * task.questions_per_image}
         for task in tasks
     }
     return Scorers(made[0], made[1] if held_out else None, (), samples)

@@ -237,11 +237,7 @@ class Trainer:
         return decoder.norm(states), router_losses
 
     def _loss(
-        self,
-        states: torch.Tensor,
-        features: torch.Tensor,
-        batch: TrainingBatch,
-        router_losses: torch.Tensor,
+        self, states: torch.Tensor, features: torch.Tensor, batch: TrainingBatch, router_losses: torch.Tensor
     ) -> StepResult:
         labels = self._moved(batch.slots.labels)
         weights = self._moved(batch.slots.weights)
@@ -382,9 +378,7 @@ def _collect(sums: dict[str, list[float]], batch: TrainingBatch, result: StepRes
             sums[f"{name.removeprefix('reference_')}/{batch.tier}"].append(float(of_type.float().mean()))
 
 
-def _split_parameters(
-    model: nn.Module,
-) -> tuple[list[nn.Parameter], list[tuple[str, nn.Parameter]]]:
+def _split_parameters(model: nn.Module) -> tuple[list[nn.Parameter], list[tuple[str, nn.Parameter]]]:
     """The matrices inside blocks and connector, and the rest (embeddings, head, routers, norms, biases) by name."""
     matrices, others = [], []
     for name, parameter in model.named_parameters():

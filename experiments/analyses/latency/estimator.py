@@ -12,13 +12,7 @@ from pydantic_core import to_json
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.result_files import field_fault, read_json_object
-from experiments.analyses.latency.features import (
-    STAGES,
-    RequestColumns,
-    RequestSetting,
-    TimedSamples,
-    requests_of,
-)
+from experiments.analyses.latency.features import STAGES, RequestColumns, RequestSetting, TimedSamples, requests_of
 from experiments.analyses.latency.settings_left_out import FOLDS, choose_forms, ratios_left_out
 from experiments.analyses.latency.stage_regression import PREDICTED, STORED, StageModel, fit_stages, stage_times
 from experiments.fitting.intervals import conformal_ratios

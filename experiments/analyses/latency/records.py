@@ -48,10 +48,7 @@ def validation_fields(
         "coverage": {name: asdict(each) for name, each in validation.coverage.items()},
         "control_drift": control_drift([each.result for each in sweep.settings]),
         "recalibrations": [asdict(each) for each in studies],
-        "guardrail": {
-            "budget_percentiles": list(BUDGET_PERCENTILES),
-            "margins": [asdict(each) for each in curve],
-        },
+        "guardrail": {"budget_percentiles": list(BUDGET_PERCENTILES), "margins": [asdict(each) for each in curve]},
     }
 
 

@@ -114,14 +114,7 @@ def inner_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def odds_kernel(  # type: ignore[no-untyped-def]
-    inner,
-    weight,
-    bias,
-    odds,
-    width,
-    values,
-    WIDTH: tl.constexpr,
-    VALUES: tl.constexpr,
+    inner, weight, bias, odds, width, values, WIDTH: tl.constexpr, VALUES: tl.constexpr
 ):
     """Compute odds [values] = weight [values, width] times inner + bias; one program, padded to WIDTH and VALUES."""
     value, column = tl.arange(0, VALUES), tl.arange(0, WIDTH)

@@ -64,11 +64,7 @@ class TrainingRun:
     """
 
     def __init__(
-        self,
-        networks: TwoStageNetworks,
-        environment: Environment,
-        plan: TrainingPlan,
-        start: Mapping[str, Any] = DRAWN,
+        self, networks: TwoStageNetworks, environment: Environment, plan: TrainingPlan, start: Mapping[str, Any] = DRAWN
     ) -> None:
         self.networks = networks
         self.environment = environment

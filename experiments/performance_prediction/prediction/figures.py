@@ -56,10 +56,7 @@ def save_figures(
 ) -> list[Path]:
     """Save time_against_size, layer_breakdown and, where sizes or models were held out, predicted_against_measured."""
     with styled():
-        figures = {
-            "time_against_size": size_figure(measured, predictor),
-            "layer_breakdown": breakdown_figure(measured),
-        }
+        figures = {"time_against_size": size_figure(measured, predictor), "layer_breakdown": breakdown_figure(measured)}
         if results:
             figures["predicted_against_measured"] = predicted_figure(results, predictor.device)
     return [save_figure(figure, folder, name)[0] for name, figure in figures.items()]

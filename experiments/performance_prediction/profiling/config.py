@@ -11,11 +11,7 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, check_above, check_within
-from experiments.performance_prediction.algorithms.convolution import (
-    ALGORITHMS,
-    PRECISIONS,
-    algorithm_named,
-)
+from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, PRECISIONS, algorithm_named
 from experiments.performance_prediction.algorithms.engines import BACKENDS, Placement
 from experiments.performance_prediction.algorithms.support import ON_UNSUPPORTED
 from experiments.performance_prediction.networks.registry import MODELS, model_named
