@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
-from experiments.analyses.knobs.grid import KnobPoint, Study, TaskGrid, load_study
+from experiments.analyses.knobs.grid import KnobPoint, TaskGrid, load_study
 from experiments.analyses.sweeps import Sweep
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.policies.interface import PictureShape, RequestFeatures
@@ -120,6 +120,10 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     choices, left_out = _shared_choices(grids)
     keys = [(grid.task, sample_id) for grid in grids for sample_id in grid.sample_ids]
     features = None if sweep is None else features_of(sweep)
+    # A table is of one task.
+    splits = {grids[0].task: study.source["split"]} if "split" in study.source else {}
+    if sweep is not None:
+        splits = {each.task: each.result.provenance.task.split for each in sweep.settings}
     return MeasuredGrid(
         choices=choices,
         tasks=tuple(task for task, _ in keys),
@@ -134,15 +138,8 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
         source=study.source,
         setup=study.setup,
         model=study.source.get("model"),
-        splits=_splits_of(study),
+        splits=splits,
     )
-
-
-def _splits_of(study: Study) -> dict[str, str]:
-    if study.sweep is not None:
-        return {each.task: each.result.provenance.task.split for each in study.sweep.settings}
-    # A table is of one task.
-    return {study.grids[0].task: study.source["split"]} if "split" in study.source else {}
 
 
 def _side_by_side(

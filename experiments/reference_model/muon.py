@@ -50,7 +50,8 @@ class Muon:
         """Take one step; where `finite` (a scalar) is false the gradients count as zero."""
         for group, buffer in zip(self._groups, self._buffers, strict=True):
             tensors: list[torch.Tensor] = list(group)
-            gradients = _stack([gradient_of(parameter) for parameter in group])
+            # Zeros where the last pass did not reach a parameter.
+            gradients = _stack([torch.zeros_like(each) if each.grad is None else each.grad for each in group])
             gradients = torch.where(finite, gradients, 0.0)
             buffer.lerp_(gradients, 1 - self.momentum)
             update = orthogonalise(gradients.lerp(buffer, self.momentum)).float()
@@ -69,11 +70,6 @@ class Muon:
         """Continue with the momentum of `state`."""
         for buffer, saved in zip(self._buffers, state["buffers"], strict=True):
             buffer.copy_(saved)
-
-
-def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
-    """The gradient, zeros where the last pass did not reach the parameter."""
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _stack(group: Sequence[torch.Tensor]) -> torch.Tensor:

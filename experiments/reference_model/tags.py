@@ -43,12 +43,11 @@ class ItemTags:
 
     def to(self, device: torch.device) -> "ItemTags":
         """The tags on another device, without waiting for the copy."""
-        fields = (self.boxes, self.centres, self.text_px, self.names)
-        return ItemTags(*(value.to(device, non_blocking=True) for value in fields))
+        return ItemTags(*(value.to(device, non_blocking=True) for value in vars(self).values()))
 
     def pin_memory(self) -> "ItemTags":
         """The tags in page-locked memory."""
-        return ItemTags(*(value.pin_memory() for value in (self.boxes, self.centres, self.text_px, self.names)))
+        return ItemTags(*(value.pin_memory() for value in vars(self).values()))
 
 
 def item_tags(scenes: Sequence[Scene | ScenePlan]) -> ItemTags:

@@ -100,8 +100,10 @@ def front_plot(each: FrontAnalysis) -> Plot:
             trace["error_y"] = whiskers(y, [point.accuracy_ci95 for point in own]) | {"color": colour}
             ends = [(point.cost_ci95[0] / scale, point.cost_ci95[1] / scale) for point in own]
             trace["error_x"] = whiskers(x, ends) | {"color": colour}
+            # Left of a mark, where no better setting is, but right of one at the edge.
+            sides = ["top right" if each < 0.18 * end else "top left" for each in x]
             trace |= {"mode": "markers+text", "text": [plain(names[point.key]) for point in own],
-                      "textposition": _label_sides(x, end), "textfont": {"size": 10}}  # fmt: skip
+                      "textposition": sides, "textfont": {"size": 10}}  # fmt: skip
         traces.append(trace)
     return Plot(
         f"e2-front-{found.of.name}-{found.task}",
@@ -123,11 +125,6 @@ def _accuracy_range(points: Sequence[FrontPoint], best: float) -> list[float]:
     high = max(point.accuracy_ci95[1] if point.on_front else point.accuracy for point in points)
     room = max(0.12 * (high - low), 0.05 * best)
     return [max(low - room, -0.02 * best), high + room]
-
-
-def _label_sides(x: Sequence[float], end: float) -> list[str]:
-    """The side of each label: left of a mark, where no better setting is, but right of one at the edge."""
-    return ["top right" if each < 0.18 * end else "top left" for each in x]
 
 
 def _point_text(point: FrontPoint, scale: float, unit: str) -> str:

@@ -36,6 +36,13 @@ def thinned(count: int, most: int = MOST_DOTS) -> list[int]:
     return list(range(count)) if count <= most else [round(at * (count - 1) / (most - 1)) for at in range(most)]
 
 
+def _scatter(
+    mode: str, x: Iterable[float | None], y: Iterable[float | None], name: str, texts: Sequence[str] | None
+) -> Trace:
+    trace: Trace = {"type": "scatter", "mode": mode, "name": plain(name), "x": numbers(x), "y": numbers(y)}
+    return trace | ({"hoverinfo": "skip"} if texts is None else {"hovertext": list(texts), "hoverinfo": "text"})
+
+
 def dots(
     x: Iterable[float | None],
     y: Iterable[float | None],
@@ -48,16 +55,8 @@ def dots(
     opacity: float = 1.0,
 ) -> Trace:
     """A trace with a mark for each pair; `texts` are from `hover`."""
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": plain(name),
-        "x": numbers(x),
-        "y": numbers(y),
-        "hovertext": list(texts),
-        "hoverinfo": "text",
-        "marker": {"color": colour, "size": size, "symbol": symbol, "opacity": opacity},
-    }
+    marker = {"color": colour, "size": size, "symbol": symbol, "opacity": opacity}
+    return _scatter("markers", x, y, name, texts) | {"marker": marker}
 
 
 def line(
@@ -72,16 +71,8 @@ def line(
     shape: str = "linear",
 ) -> Trace:
     """A trace with a line through the pairs; it has no hover text without `texts`."""
-    trace: Trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": plain(name),
-        "x": numbers(x),
-        "y": numbers(y),
-        "hoverinfo": "skip" if texts is None else "text",
-        "line": {"color": colour, "width": width, "dash": dash, "shape": shape},
-    }
-    return trace if texts is None else trace | {"hovertext": list(texts)}
+    style = {"color": colour, "width": width, "dash": dash, "shape": shape}
+    return _scatter("lines", x, y, name, texts) | {"line": style}
 
 
 def bars(

@@ -104,7 +104,11 @@ def effects(levels: Mapping[str, Sequence[Value]], figures: np.ndarray, draws: n
         )
     if any(len(set(values)) > MOST_VALUES for values in moving.values()):
         return Effects(is_full, float(figures.std(ddof=1)), (), None, (), f"{NOT_SPLIT} {MOST_VALUES} values of a knob")
-    codes = {knob: _codes(values) for knob, values in moving.items()}
+    # Indicators [S, L] of the values in the order in which they first occur.
+    codes = {
+        knob: np.array([[float(value == each) for each in dict.fromkeys(values)] for value in values])
+        for knob, values in moving.items()
+    }
     means = _level_means(moving, codes, figures, draws)
     total = float(((figures - figures.mean()) ** 2).sum())
     std = float(figures.std(ddof=1))
@@ -119,12 +123,6 @@ def effects(levels: Mapping[str, Sequence[Value]], figures: np.ndarray, draws: n
 
 def _subsets(knobs: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [each for size in range(1, len(knobs) + 1) for each in combinations(knobs, size)]
-
-
-def _codes(values: Sequence[Value]) -> np.ndarray:
-    """Indicators [S, L] of the values in the order in which they first occur."""
-    known = list(dict.fromkeys(values))
-    return np.array([[float(value == each) for each in known] for value in values])
 
 
 def _projection(subsets: Sequence[tuple[str, ...]], codes: Mapping[str, np.ndarray]) -> np.ndarray:

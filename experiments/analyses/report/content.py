@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from experiments.analyses.charts.knob_plots import STATUS_MARKS, knob_section
 from experiments.analyses.charts.latency_plots import estimator_section
@@ -76,7 +75,9 @@ def report_of(found: Analyses) -> Report:
 def settings_table(found: Analyses) -> ReportTable:
     """The table of settings: one row each in the sweep's order; columns without any value are left out."""
     frame, random_weights = found.settings, found.sweep.provenance.random_weights
-    kept = [each for each in NUMBERS if each[2] not in OPTIONAL or _says_something(frame[each[2]], each[2])]
+    is_known = {name: bool(frame[name].notna().any()) for name in OPTIONAL}
+    is_known["num_failed_samples"] = bool(frame["num_failed_samples"].any())
+    kept = [each for each in NUMBERS if is_known.get(each[2], True)]
     places = {} if random_weights else _places(found)
     columns = [
         *([Column("task", "dataset", is_number=False)] if frame["task"].nunique() > 1 else []),
@@ -95,10 +96,6 @@ def settings_table(found: Analyses) -> ReportTable:
             cells.append(places.get((row["task"], row["setting"]), ABSENT))
         rows.append(cells)
     return ReportTable(columns, rows)
-
-
-def _says_something(values: pd.Series, column: str) -> bool:
-    return bool(values.any()) if column == "num_failed_samples" else bool(values.notna().any())
 
 
 def _vision(row: Mapping[Any, Any]) -> Value:

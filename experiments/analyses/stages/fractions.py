@@ -98,13 +98,8 @@ class Regime:
     dominant: str
 
 
-def regime_of(generations: Sequence[Generation], output_tokens: int | None, setting: str | None) -> Regime | None:
-    """The shares over generations of one task and vision knob; None where none is as long as `output_tokens`."""
-    return next(iter(_regimes([(generations, output_tokens, setting)])), None)
-
-
-def _regimes(groups: Iterable[tuple[Sequence[Generation], int | None, str | None]]) -> list[Regime]:
-    """`regime_of` each of (generations, output tokens, setting), with the intervals of all computed together."""
+def regimes_of(groups: Iterable[tuple[Sequence[Generation], int | None, str | None]]) -> list[Regime]:
+    """The regime of each (generations, output tokens, setting) with any so long, all intervals computed together."""
     found, sums = [], []
     for generations, length, setting in groups:
         long = [each for each in generations if length is None or each.output_tokens >= length]
@@ -168,13 +163,13 @@ def grouped(generations: Iterable[Generation], name: Callable[[Generation], Key]
 def regimes(generations: Sequence[Generation], lengths: Sequence[int | None]) -> list[Regime]:
     """The regime of each task and vision knob at each output length, settings pooled, in order of first occurrence."""
     groups = grouped(generations, lambda each: (each.task, each.vision))
-    return _regimes((group, length, None) for group in groups.values() for length in lengths)
+    return regimes_of((group, length, None) for group in groups.values() for length in lengths)
 
 
 def settings_fractions(generations: Sequence[Generation]) -> list[Regime]:
     """The regime of each setting, each generation with its own length."""
     groups = grouped(generations, lambda each: (each.task, each.setting))
-    return _regimes((group, None, setting) for (_, setting), group in groups.items())
+    return regimes_of((group, None, setting) for (_, setting), group in groups.items())
 
 
 def tokens_until_decode_is_half(generations: Sequence[Generation]) -> int | None:

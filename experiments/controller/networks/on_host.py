@@ -46,7 +46,8 @@ class HostNetworks:
     """
 
     def __init__(self, networks: TwoStageNetworks) -> None:
-        weights = {name: _frozen(tensor) for name, tensor in networks.state_dict().items()}
+        state = networks.state_dict().items()
+        weights = {name: np.array(each.detach().to("cpu", torch.float32).numpy(), order="C") for name, each in state}
         space, width = networks.space, networks.hidden_size
         self._tiers, self._top_ks = len(space.knobs.tiers), len(space.knobs.top_ks)
         self._possible = space.possible
@@ -102,10 +103,6 @@ class HostNetworks:
     def _odds(self, name: str, inner: Array) -> list[float]:
         odds = (self._weights[f"{name}.weight"] @ _gelu(inner)).tolist()
         return [each + bias for each, bias in zip(odds, self._biases[name], strict=True)]
-
-
-def _frozen(tensor: torch.Tensor) -> Array:
-    return np.array(tensor.detach().to("cpu", torch.float32).numpy(), order="C")
 
 
 def _pieces(weight: Array) -> Array:

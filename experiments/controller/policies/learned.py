@@ -137,7 +137,10 @@ def learned_replay(
     refuse_other_source(grid, states.splits or {}, states.model["name"], path)
     refuse_other_weights(checkpoint, path, states.model)
     _refuse_other_networks(checkpoint, networks, states)
-    known = with_states(grid, states)
+    has = has_states(grid, states)
+    if not has.any():
+        raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
+    known = grid.take(has)
     lacking = without_states(states, grid.tasks, grid.sample_ids)
     usable = calibration.take(calibration.is_complete & has_states(calibration, states))
     caveats = [
@@ -156,11 +159,3 @@ def _refuse_other_networks(checkpoint: Path, networks: TwoStageNetworks, states:
             f"the states were recorded with another budget token or other knobs than {checkpoint} has; give the "
             "states.pt of its training"
         )
-
-
-def with_states(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
-    """The requests of the grid that have states; raises ResultsError where there are none."""
-    has = has_states(grid, states)
-    if not has.any():
-        raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
-    return grid.take(has)

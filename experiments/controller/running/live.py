@@ -13,7 +13,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import synchronize
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.knobs import tier_target
-from experiment_core_utils.records.requests import PreparedRequest, RequestShape
+from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task, answer_to
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
@@ -115,16 +115,14 @@ def prepare_requests(
 def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str]) -> LiveRequest:
     prompt = task.prompt(sample)
     prepared = {tier: model.prepare(sample, prompt, tier_target(tier).crops) for tier in tiers}
-    shapes = {tier: _vision_shape(each.shape) for tier, each in prepared.items()}
+    # Without a picture, or with one that is not cut, there are no tiles.
+    shapes = {
+        tier: PictureShape((each.shape.actual and each.shape.actual.tiles) or 0, each.shape.vision_tokens)
+        for tier, each in prepared.items()
+    }
     text_tokens = prepared[tiers[0]].shape.text_tokens
     features = RequestFeatures(task.name, sample.sample_id, text_tokens, shapes, None)
     return LiveRequest(task.name, sample, prompt, prepared, features)
-
-
-def _vision_shape(shape: RequestShape) -> PictureShape:
-    """The shape of a request's picture; without one, or with one that is not cut, there are no tiles."""
-    tiles = None if shape.actual is None else shape.actual.tiles
-    return PictureShape(0 if tiles is None else tiles, shape.vision_tokens)
 
 
 def warm_up(

@@ -7,8 +7,8 @@ import pytest
 from experiments.analyses.stages.fractions import (
     Generation,
     display_lengths,
-    regime_of,
     regimes,
+    regimes_of,
     settings_fractions,
     tokens_until_decode_is_half,
 )
@@ -19,7 +19,7 @@ ONE = Generation("signs", "tier-low_topk2_blocks4", "low", 2, 4, "a", 432, 100, 
 
 def test_shares_of_two_generations_by_hand() -> None:
     other = replace(ONE, picture="b", vision_ms=20.0, prefill_ms=20.0, inter_token_ms=(10.0, 10.0))
-    regime = regime_of([ONE, other], None, None)
+    regime = regimes_of([([ONE, other], None, None)])[0]
     assert regime is not None
     # 10 + 30 + 60 = 100 ms and 20 + 20 + 20 = 60 ms.
     assert regime.total_ms == 80.0
@@ -33,20 +33,20 @@ def test_shares_of_two_generations_by_hand() -> None:
 
 
 def test_a_shorter_answer_is_the_beginning_of_a_longer_one() -> None:
-    first, second = regime_of([ONE], 1, None), regime_of([ONE], 2, None)
+    first, second = regimes_of([([ONE], 1, None)])[0], regimes_of([([ONE], 2, None)])[0]
     assert first is not None and second is not None
     assert (first.total_ms, second.total_ms) == (40.0, 60.0)
     assert (first.dominant, first.stages["decode"].mean_ms) == ("prefill", 0.0)
     assert second.stages["decode"].share == pytest.approx(20 / 60)
     assert second.stages["decode"].share_ci95 is None
-    assert regime_of([ONE], 4, None) is None
+    assert regimes_of([([ONE], 4, None)]) == []
     short = replace(ONE, inter_token_ms=())
-    both = regime_of([ONE, short], 3, None)
+    both = regimes_of([([ONE, short], 3, None)])[0]
     assert both is not None and (both.n, both.num_shorter) == (1, 1)
 
 
 def test_without_a_picture_vision_takes_no_time() -> None:
-    regime = regime_of([replace(ONE, vision_ms=None, image_features=None)], None, None)
+    regime = regimes_of([([replace(ONE, vision_ms=None, image_features=None)], None, None)])[0]
     assert regime is not None and regime.stages["vision"].share == 0.0 and regime.total_ms == 90.0
 
 
