@@ -15,7 +15,7 @@ from experiment_core_utils.primitives.files import REPOSITORY
 
 SETUPTOOLS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
 # Packages that are imported by another name.
-PACKAGE_OF = {"PIL": "pillow", "yaml": "pyyaml"}
+PACKAGE_OF = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def files_of_packages() -> list[Path]:
@@ -27,7 +27,7 @@ def files_of_packages() -> list[Path]:
 def test_files_that_are_no_modules_are_data_of_their_package() -> None:
     (patterns,) = SETUPTOOLS["package-data"].values()
     data = [path for path in files_of_packages() if path.suffix != ".py"]
-    assert {"attention.cpp", "vision_block.cpp", "prompts.jsonl", "page.css"} <= {path.name for path in data}
+    assert {"attention.cpp", "vision_block.cpp", "prompts.jsonl", "page.css", "page.html"} <= {path.name for path in data}
     assert [path.name for path in data if not any(fnmatch(path.name, pattern) for pattern in patterns)] == []
 
 
