@@ -27,7 +27,7 @@ def files_of_packages() -> list[Path]:
 def test_files_that_are_no_modules_are_data_of_their_package() -> None:
     (patterns,) = SETUPTOOLS["package-data"].values()
     data = [path for path in files_of_packages() if path.suffix != ".py"]
-    assert {"attention.cpp", "vision_block.cpp", "prompts.jsonl", "page.css", "page.html"} <= {path.name for path in data}
+    assert {"attention.cpp", "vision_block.cpp", "prompts.jsonl", "page.html"} <= {path.name for path in data}
     assert [path.name for path in data if not any(fnmatch(path.name, pattern) for pattern in patterns)] == []
 
 
