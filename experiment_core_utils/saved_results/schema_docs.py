@@ -122,9 +122,7 @@ def record_rows(record: type) -> list[tuple[str, str, str]]:
         may_be_null = type(None) in getattr(kind, "__args__", ())
         # A key that older files do not have may be None there, of which nothing is said.
         if kind is not Any and may_be_null != bool(absent) and not (may_be_null and field in later):
-            raise ResultsError(
-                f"{record.__name__}.{field}: its type and its meaning differ on whether it may be None"
-            )
+            raise ResultsError(f"{record.__name__}.{field}: its type and its meaning differ on whether it may be None")
         rows.append((field, meaning.rstrip("."), absent.rstrip(".").removeprefix("if ") or "always there"))
         inner = [each for each in (kind, *getattr(kind, "__args__", ())) if each in DOTTED]
         rows += [(f"{field}.{name}", what, when) for each in inner for name, what, when in record_rows(each)]

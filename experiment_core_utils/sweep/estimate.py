@@ -239,17 +239,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RequestWork:
-    """A request of the mean size of those looked at; of the largest one the elements that are held beside the weights.
-    """
+    """A request of the mean size of those looked at; of the largest one the elements that are held beside the weights."""
 
     prompt_tokens: float
     flops: StageFlops
     elements: int  #: cache and, where they are known, the largest activations
 
 
-def work_of(
-    source: ModelSource, task: Task, sample_ids: Sequence[int], limit: int
-) -> "MolmoeWork | TransformersWork":
+def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: int) -> "MolmoeWork | TransformersWork":
     """What requests with answers of at most `limit` tokens are.
 
     Raises:

@@ -8,26 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.files import write_text_atomically
+from experiments.analyses.charts.chart import Chart
+from experiments.analyses.charts.matplotlib_charts import figure_of
 from experiments.analyses.charts.style import save_figure
 
 
 @dataclass(frozen=True)
 class AnalysisFiles:
-    """The contents, tables and figures of an analysis, by the names of their files without endings.
+    """The contents, tables and charts of an analysis, by the names of their files without endings.
 
     Attributes:
         contents: of JSON files.
         tables: rows of CSV files, all of a table with the same columns; a table without rows has no file.
-        figures: each as PNG and SVG.
+        charts: each as PNG and SVG, with the caption at its foot.
     """
 
     contents: Mapping[str, Any]
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
-    figures: Mapping[str, Figure]
+    charts: Sequence[Chart]
+    caption: str
 
     def write(self, folder: Path) -> list[Path]:
         """Write all of them, each whole or not at all, and return their paths.
@@ -43,8 +44,8 @@ class AnalysisFiles:
             if rows:
                 written.append(folder / f"{name}.csv")
                 write_text_atomically(csv_of_rows(rows, list(rows[0])), written[-1])
-        for name, figure in self.figures.items():
-            written += save_figure(figure, folder, name)
+        for chart in self.charts:
+            written += save_figure(figure_of(chart, self.caption), folder, chart.name)
         return written
 
 

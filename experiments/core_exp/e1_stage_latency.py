@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ResultsError
-from experiments.analyses.charts.stage_figures import draw_stages
+from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps
 from experiments.analyses.stages.analysis import analyse_stages
@@ -37,8 +37,8 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
         raise ResultsError(f"{results_dir} has no sample with times: all were answered in batches; measure some")
     steps.say(len(sweep.settings), "figures are drawn")
     caption = caption_of(sweep.provenance, len(sweep.settings), len(found.generations))
-    figures = draw_stages(found, sweep.provenance.peak_flops_per_s, caption)
-    return AnalysisFiles(contents_of(sweep, found), tables_of(found), figures).write(output_dir)
+    charts = stage_charts(found, sweep.provenance.peak_flops_per_s)
+    return AnalysisFiles(contents_of(sweep, found), tables_of(found), charts, caption).write(output_dir)
 
 
 @reporting_errors

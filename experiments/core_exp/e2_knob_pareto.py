@@ -11,11 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
-from experiments.analyses.charts.knob_figures import draw_knobs
+from experiments.analyses.charts.knob_charts import knob_study_charts
 from experiments.analyses.files import AnalysisFiles, Steps
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
 from experiments.analyses.knobs.grid import load_study
@@ -42,9 +41,8 @@ def analyse(
     found = analyse_knobs(study.grids, costs, num_draws, seed)
     steps.say(count, "figures are drawn")
     contents = contents_of(Shared(study.source, num_draws, seed), found.tasks, found.differences, study.random_weights)
-    return AnalysisFiles(contents, tables_of(found.tasks), draw_knobs(found.tasks, costs, study.caption)).write(
-        output_dir
-    )
+    charts = knob_study_charts(found.tasks, costs)
+    return AnalysisFiles(contents, tables_of(found.tasks), charts, study.caption).write(output_dir)
 
 
 @reporting_errors

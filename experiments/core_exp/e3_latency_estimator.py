@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
-from experiments.analyses.charts.latency_figures import save_figures
-from experiments.analyses.files import Steps
+from experiments.analyses.charts.latency_charts import latency_charts
+from experiments.analyses.charts.style import caption_of
+from experiments.analyses.files import AnalysisFiles, Steps
 from experiments.analyses.latency.analysis import analyse_latency
 from experiments.analyses.latency.estimator import LEVEL
 from experiments.analyses.latency.recalibration import study_by_order, study_of_synthetic, study_of_target
@@ -62,15 +63,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_json_atomically(entries, output_dir / "e3_validation.json")
     write_text_atomically(predictions_csv(samples, validation), output_dir / "e3_predictions.csv")
     drift = entries["control_drift"]
-    save_figures(
-        samples,
-        validation,
-        studies,
-        curve,
-        device=sweep.provenance.device,
-        drift=drift["mean_deviation"] if drift else None,
-        folder=output_dir,
-    )
+    charts = latency_charts(samples, validation, curve, studies, drift["mean_deviation"] if drift else None)
+    AnalysisFiles({}, {}, charts, caption_of(sweep.provenance, count, len(samples))).write(output_dir)
     lines = [*closing_lines(estimator, validation, studies, curve)]
     lines += [] if found.left_out is None else [f"caveat: {found.left_out}"]
     for line in (*lines, f"written to {output_dir}"):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-TRIED_WITH = {"torch": ("2.13",), "transformers": ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")}
+TRIED_WITH = {"torch": ("2.11", "2.13"), "transformers": ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")}
 
 
 def end_allocation_to_pool(device: int, pool: Any) -> None:

@@ -52,6 +52,17 @@ DPI = 110
 COLOURS = 128
 
 
+def ink_on(fill: str) -> str:
+    """The colour of a text on a fill: white or dark, whichever has more contrast.
+
+    By the relative luminance of the Web Content Accessibility Guidelines 2.2; one of both reaches 4.5 : 1 on any fill.
+    """
+    parts = [int(fill[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    # Equal contrast with white (1.05) and black (0.05).
+    return "#000000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > (1.05 * 0.05) ** 0.5 - 0.05 else "#FFFFFF"
+
+
 def new_figure(width_in: float, height_in: float, caption: str) -> Figure:
     """An empty figure in the common look; `caption` (device, model, n) is written small at its foot.
 

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from experiments.analyses.charts.knob_plots import STATUS_MARKS, knob_section
-from experiments.analyses.charts.latency_plots import estimator_section
-from experiments.analyses.charts.stage_plots import stage_section
+from experiments.analyses.charts.knob_charts import STATUS_MARKS
 from experiments.analyses.knobs.records import present
 from experiments.analyses.report.analyses import Analyses
 from experiments.analyses.report.caveats import conditions_facts, report_caveats
 from experiments.analyses.report.findings import report_statements
 from experiments.analyses.report.parts import Column, Report, ReportTable, Value
+from experiments.analyses.report.sections import estimator_section, knob_section, stage_section
 from experiments.analyses.sweeps import StoredSetting, Sweep
 
 ABSENT = Value(None, None)

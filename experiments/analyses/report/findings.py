@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from experiment_core_utils.models.interface import STAGES
-from experiments.analyses.charts.knob_figures import KNOB_NAMES
-from experiments.analyses.charts.latency_figures import AIM
-from experiments.analyses.charts.stage_figures import milliseconds
+from experiments.analyses.charts.chart import milliseconds
+from experiments.analyses.charts.knob_charts import KNOB_NAMES
+from experiments.analyses.charts.latency_charts import AIM
 from experiments.analyses.knobs.effects import LevelMean
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 from experiments.analyses.latency.analysis import LatencyModel

@@ -1,20 +1,21 @@
 """The HTML page of a report, with everything that it needs inside.
 
-Whatever comes from results is escaped: as HTML by Jinja in page.html, inside plots by `charts/marks.py`. As a second
-line of defence the page has a policy by which only the scripts written here run (by their hashes), and nothing is ever
-requested.
+Whatever comes from results is escaped: as HTML by Jinja in page.html, inside plots by `charts/plotly_charts.py`. As a
+second line of defence the page has a policy by which only the scripts written here run (by their hashes), and nothing
+is ever requested.
 """
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from experiments.analyses.report.parts import Plot, Report
+from experiments.analyses.charts.plotly_charts import plotly_of
+from experiments.analyses.report.parts import Report
 
 HERE = Path(__file__).parent
 
@@ -22,12 +23,15 @@ HERE = Path(__file__).parent
 def page_of(report: Report) -> str:
     """The text of the page."""
     script, library = (HERE / "page.js").read_text(encoding="utf-8"), get_plotlyjs()
-    pages = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, keep_trailing_newline=True)
+    pages = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
     return pages.get_template("page.html").render(
         report=report,
         policy=policy(library, script),
         style=(HERE / "page.css").read_text(encoding="utf-8"),
-        plots=script_safe([plot for section in report.sections for plot in section.plots]),
+        plots=script_safe(plots_of(report)),
         library=library,
         script=script,
     )
@@ -42,8 +46,17 @@ def policy(*scripts: str) -> str:
     )
 
 
-def script_safe(plots: Sequence[Plot]) -> str:
+def plots_of(report: Report) -> dict[str, Any]:
+    """The name of each plot on the page, a chart's with the number of the panel -> its data and layout."""
+    return {
+        f"{chart.name}-{number}": plotly_of(panel).to_plotly_json()
+        for section in report.sections
+        for chart in section.charts
+        for number, panel in enumerate(chart.panels)
+    }
+
+
+def script_safe(plots: dict[str, Any]) -> str:
     """JSON of the plots that cannot end the element that it is in."""
-    content = {each.name: {"data": each.data, "layout": each.layout} for each in plots}
-    text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(plots, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

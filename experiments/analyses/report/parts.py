@@ -1,34 +1,12 @@
 """The parts of a report as records of plain text and numbers, without markup.
 
-Strings here are as they are in the results: the page escapes them. Plots are the exception, because plotly reads some
-markup in texts; they are made by `charts/marks.py`, which escapes what it is given.
+Strings here are as they are in the results: the page and its plots escape them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
-Width = Literal["third", "half", "full"]
-
-
-@dataclass(frozen=True)
-class Plot:
-    """An interactive picture.
-
-    Attributes:
-        name: of its element in the page, unique.
-        data: traces as plotly's JSON.
-        layout: axes and the like as plotly's JSON; colours of text and lines are the page's.
-        note: how to read it; None where the title is enough.
-    """
-
-    name: str
-    title: str
-    data: Sequence[Mapping[str, Any]]
-    layout: Mapping[str, Any]
-    width: Width
-    height_px: int
-    note: str | None = None
+from experiments.analyses.charts.chart import Chart
 
 
 @dataclass(frozen=True)
@@ -36,13 +14,13 @@ class Section:
     """A heading with what belongs under it.
 
     Attributes:
-        reasons: why plots that a reader expects are not there.
+        reasons: why charts that a reader expects are missing.
     """
 
     name: str
     title: str
     intro: str
-    plots: Sequence[Plot]
+    charts: Sequence[Chart]
     reasons: Sequence[str] = ()
 
 

@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 
 from experiment_core_utils.primitives.errors import ResultsNotSaved
-from experiments.analyses.charts.style import new_figure
+from experiments.analyses.charts.chart import Axis, Chart, Line, Panel
 from experiments.analyses.files import AnalysisFiles, json_text
 
 ROWS = [{"stage": "vision", "ms": 1.5}, {"stage": "decode", "ms": None}]
 
 
 def test_each_part_has_its_files_and_an_empty_table_none(tmp_path: Path) -> None:
-    files = AnalysisFiles({"shares": {"n": 2}}, {"rows": ROWS, "nothing": []}, {"bars": new_figure(2, 1, "n = 2")})
+    chart = Chart("lines", [Panel("title", Axis("x"), Axis("y"), [Line([0, 1], [0, 1], "#0072B2")])])
+    files = AnalysisFiles({"shares": {"n": 2}}, {"rows": ROWS, "nothing": []}, [chart], "n = 2")
     written = files.write(tmp_path / "analysis")
-    assert [path.name for path in written] == ["shares.json", "rows.csv", "bars.png", "bars.svg"]
+    assert [path.name for path in written] == ["shares.json", "rows.csv", "lines.png", "lines.svg"]
     assert sorted(written) == sorted((tmp_path / "analysis").iterdir())
     assert json.loads(written[0].read_text()) == {"n": 2}
     assert written[1].read_text().split() == ["stage,ms", "vision,1.5", "decode,"]
@@ -24,7 +25,7 @@ def test_each_part_has_its_files_and_an_empty_table_none(tmp_path: Path) -> None
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsNotSaved):
-        AnalysisFiles({"shares": {}}, {}, {}).write(tmp_path / "file")
+        AnalysisFiles({"shares": {}}, {}, [], "").write(tmp_path / "file")
 
 
 def test_each_item_of_a_list_has_a_line() -> None:

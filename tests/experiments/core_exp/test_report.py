@@ -3,25 +3,28 @@
 import json
 import re
 from base64 import b64encode
+from dataclasses import replace
 from hashlib import sha256
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import pytest
 
 from experiment_core_utils.records.caveats import caveat
-from experiments.analyses.charts.latency_plots import errors_plot, guardrail_plot, predicted_plot
-from experiments.analyses.charts.marks import hover, numbers, thinned, whiskers
+from experiments.analyses.charts.chart import thinned
+from experiments.analyses.charts.latency_charts import errors_chart, guardrail_chart, predicted_chart
+from experiments.analyses.charts.plotly_charts import numbers, plotly_of
 from experiments.analyses.latency.estimator import Prediction
 from experiments.analyses.latency.guardrail import GuardrailCounts
 from experiments.analyses.latency.stage_regression import PREDICTED
 from experiments.analyses.latency.validation import Coverage, Errors, Repeatability, Validation
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of
-from experiments.analyses.report.page import page_of
-from experiments.analyses.report.parts import Plot, Report
+from experiments.analyses.report.page import page_of, plots_of
+from experiments.analyses.report.parts import Report
 from experiments.core_exp.report import main
 from tests.experiments.analyses.latency.synthetic_samples import working_samples
 from tests.experiments.hand_made_sweep import result, setting, write
@@ -35,8 +38,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     return report_of(analyse([reported_folder(tmp_path_factory.mktemp("run"), num_settings=4)]))
 
 
-def plots_of(report: Report, section: str) -> dict[str, Plot]:
-    return {plot.name: plot for each in report.sections if each.name == section for plot in each.plots}
+def plots_in(report: Report, section: str) -> dict[str, Any]:
+    """The plots of a section on the page, by their names."""
+    (found,) = [each for each in report.sections if each.name == section]
+    return plots_of(replace(report, sections=[found]))
 
 
 def test_the_statements_are_of_the_data(report: Report) -> None:
@@ -92,34 +97,36 @@ def test_the_table_has_what_some_setting_has(report: Report) -> None:
 
 
 def test_the_pictures_hold_the_numbers(report: Report) -> None:
-    plots = plots_of(report, "e1")
-    vision, prefill, decode = plots["e1-settings"].data
+    plots = plots_in(report, "e1")
+    vision, prefill, decode = plots["e1_settings-0"]["data"]
     # Fastest first; equal ones keep their order.
-    assert vision["x"][0] == "tier-low_topk2_blocks2" and vision["y"] == [100.0] * 4
+    assert vision["hovertext"][0].startswith("<b>tier-low_topk2_blocks2</b>") and vision["y"] == [100.0] * 4
     assert prefill["y"] == [81.2, 81.2, 121.8, 162.4] and decode["y"] == [50.8, 50.8, 76.2, 101.6]
+    # Decode stands on vision and prefill.
+    assert decode["base"] == [181.2, 181.2, 221.8, 262.4]
     # 50.8 ms of 232 ms.
     assert "decode: 50.8 ms, 21.9 %" in decode["hovertext"][0]
-    front = plots_of(report, "e2")["e2-front-latency_p95-signs"]
-    assert sum(len(trace["x"]) for trace in front.data if trace["hoverinfo"] == "text") == 4
+    front = plots_in(report, "e2")["e2_front_latency_p95-0"]
+    assert sum(len(trace["x"]) for trace in front["data"] if trace["hoverinfo"] == "text") == 4
 
 
 def test_every_picture_is_one_for_plotly(report: Report) -> None:
     for section in report.sections:
-        for plot in section.plots:
-            go.Figure({"data": plot.data, "layout": plot.layout})
+        for plot in plots_in(report, section.name).values():
+            go.Figure(plot)
 
 
 def test_what_is_missing_is_said(report: Report) -> None:
     reasons = {each.name: " ".join(each.reasons) for each in report.sections}
     assert "--use_profiler" in reasons["e1"]
     assert "no sample has an energy" in reasons["e2"]
-    assert "4 settings with 16 samples are too few" in reasons["e3"] and not plots_of(report, "e3")
+    assert "4 settings with 16 samples are too few" in reasons["e3"] and not plots_in(report, "e3")
 
 
 def test_random_weights_have_no_fronts(tmp_path: Path) -> None:
     report = report_of(analyse([reported_folder(tmp_path, random_weights=True, num_settings=4)]))
-    names = set(plots_of(report, "e2"))
-    assert names == {"e2-effects-signs", "e2-levels-latency_p95-signs"}
+    names = list(plots_in(report, "e2"))
+    assert names == [f"e2_effects_signs-{number}" for number in range(2)]
     assert "the weights are random" in report.sections[1].reasons[0]
     assert not any("accura" in each for each in report.statements) and report.subtitle.endswith("random weights")
     assert "front" not in [column.label for column in report.settings.columns]
@@ -166,13 +173,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_parts_of_pictures() -> None:
-    assert hover("a<b", "c&d") == "<b>a&lt;b</b><br>c&amp;d"
-    assert numbers([1 / 3, None]) == [0.333333, None]
+def test_numbers_and_dots_are_few() -> None:
+    assert numbers([1 / 3]) == [0.333333]
     assert thinned(3, most=5) == [0, 1, 2] and thinned(9, most=3) == [0, 4, 8]
-    bars = whiskers([1.0, 2.0], [(0.5, 1.25), (2.5, 3.0)])
-    # The second interval does not hold its value: no bar points below it.
-    assert bars["array"] == [0.25, 1.0] and bars["arrayminus"] == [0.5, 0.0]
 
 
 def test_the_estimator_s_pictures() -> None:
@@ -187,17 +190,13 @@ def test_the_estimator_s_pictures() -> None:
         coverage={"T_total": Coverage(0.9, 0.3)},
         num_folds=8,
     )
-    estimator, linear, noise = errors_plot(found).data
-    assert (estimator["x"], linear["x"], noise["x"]) == ([4.0], [10.0], [2.0])
-    predicted = predicted_plot(samples, found, "T_total")
-    assert "4.0 % off by setting, 8.0 % by request; 90 % of the requests" in str(predicted.note)
-    assert len(predicted.data[-1]["x"]) == 27 and set(predicted.data[-1]["y"]) == {10.0}
+    linear, estimator, noise = plotly_of(errors_chart(found).panels[0]).data
+    assert (estimator.x, linear.x, noise.x) == ((4.0,), (10.0,), (2.0,))
+    (predicted,) = predicted_chart(samples, found).panels
+    assert "4.0 % off by setting, 8.0 % by request; 90 % of the requests" in predicted.note
+    rings = plotly_of(predicted).data[-1]
+    assert len(rings.x) == 27 and set(rings.y) == {10.0}
     curve = [GuardrailCounts(0.0, 20, 10, 2, 9, 1, 0.2, 1 / 9), GuardrailCounts(0.5, 20, 0, 0, 9, 9, None, 1.0)]
-    broken, wasted = guardrail_plot(curve).data
-    assert (broken["x"], broken["y"]) == ([0.0], [20.0]) and (wasted["x"], wasted["y"]) == (
-        [0.0, 50.0],
-        [11.1111, 100.0],
-    )
-    assert "2 of 10 admitted were over budget" in broken["hovertext"][0]
-    for plot in (errors_plot(found), predicted, guardrail_plot(curve)):
-        go.Figure({"data": plot.data, "layout": plot.layout})
+    broken, wasted = plotly_of(guardrail_chart(curve).panels[0]).data
+    assert (broken.x, broken.y) == ((0.0,), (20.0,)) and (wasted.x, wasted.y) == ((0.0, 50.0), (11.1111, 100.0))
+    assert "2 of 10 admitted were over budget" in broken.hovertext[0]

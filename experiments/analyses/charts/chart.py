@@ -1,0 +1,227 @@
+"""A picture described once: panels with axes, marks, units and hover texts, without any drawing library.
+
+`matplotlib_charts.py` renders a chart for files, `plotly_charts.py` for the page of a report.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from experiments.analyses.charts.style import INK
+
+Symbol = Literal["circle", "ring", "square", "triangle", "tick"]
+Dash = Literal["solid", "dot", "dash"]
+Width = Literal["third", "half", "full"]
+Interval = tuple[float, float]
+Numbers = Sequence[float] | np.ndarray
+
+# Larger sets of dots are thinned evenly: more cannot be distinguished, and files would be large and slow.
+MOST_DOTS = 2500
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a panel.
+
+    Attributes:
+        title: what is on it, with the unit in brackets.
+        limits: its ends; None for those of the marks.
+        ticks: place -> text, instead of numbers; an empty mapping for no ticks.
+        from_zero: whether it begins at zero.
+        is_reversed: whether it runs from top to bottom.
+    """
+
+    title: str = ""
+    limits: Interval | None = None
+    ticks: Mapping[int, str] | Mapping[float, str] | None = None
+    is_log: bool = False
+    from_zero: bool = False
+    is_reversed: bool = False
+
+
+@dataclass(frozen=True)
+class Dots:
+    """A mark for each pair.
+
+    Attributes:
+        name: in the legend; None for none.
+        texts: shown where a reader points, from `hover_text`; empty or one each.
+        labels: written beside the marks; empty or one each, "" for none.
+        x_intervals: drawn as whiskers; empty or one each. They need not contain their value.
+    """
+
+    x: Numbers
+    y: Numbers
+    colour: str
+    name: str | None = None
+    texts: Sequence[Sequence[str]] = ()
+    labels: Sequence[str] = ()
+    symbol: Symbol = "circle"
+    size: float = 7.0
+    opacity: float = 1.0
+    x_intervals: Sequence[Interval] = ()
+    y_intervals: Sequence[Interval] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line through the pairs; `is_step` holds each value until the next place."""
+
+    x: Numbers
+    y: Numbers
+    colour: str
+    name: str | None = None
+    texts: Sequence[Sequence[str]] = ()
+    width: float = 2.0
+    dash: Dash = "solid"
+    is_step: bool = False
+    has_marks: bool = False
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Band:
+    """The area between two lines over the same places."""
+
+    x: Numbers
+    low: Numbers
+    high: Numbers
+    colour: str
+    name: str | None = None
+    opacity: float = 0.2
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar at each place, from its start to start + length.
+
+    Attributes:
+        starts: empty for zero.
+        labels: written inside; empty or one each.
+        pale: whether a bar is drawn faintly; empty or one each.
+    """
+
+    places: Numbers
+    lengths: Numbers
+    colour: str
+    name: str | None = None
+    texts: Sequence[Sequence[str]] = ()
+    labels: Sequence[str] = ()
+    starts: Numbers = ()
+    pale: Sequence[bool] = ()
+    thickness: float = 0.75
+    is_horizontal: bool = True
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A straight line across the panel at a value of x, or of y."""
+
+    at: float
+    is_vertical: bool
+    colour: str
+    name: str | None = None
+    dash: Dash = "dot"
+
+
+@dataclass(frozen=True)
+class Note:
+    """A text at a place of the axes, such as the name of a line."""
+
+    x: float
+    y: float
+    text: str
+    colour: str = INK
+    align: Literal["left", "center", "right"] = "center"
+
+
+Mark = Dots | Line | Band | Bars | Rule | Note
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A pair of axes with marks, drawn in their order.
+
+    Attributes:
+        note: how to read it; shown on the page under the title.
+        width: on the page, as a part of the row.
+        is_square: whether both axes have one scale.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    marks: Sequence[Mark]
+    note: str = ""
+    width: Width = "half"
+    height_px: int = 400
+    is_square: bool = False
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture: a file of all panels in rows, and a plot on the page for each.
+
+    Attributes:
+        name: of its files without ending, and the stem of its plots' names on the page.
+        columns: panels in a row of the file.
+        panel_size_in: width and height of a panel in the file, in inches.
+        footnote: beside the caption of device, model and n.
+    """
+
+    name: str
+    panels: Sequence[Panel]
+    columns: int = 1
+    panel_size_in: tuple[float, float] = (7.4, 4.6)
+    footnote: str = ""
+
+
+def hover_text(heading: str, *lines: str) -> tuple[str, ...]:
+    """What is shown where a reader points: a heading and lines, as plain text."""
+    return (heading, *lines)
+
+
+def thinned(count: int, most: int = MOST_DOTS) -> list[int]:
+    """Indices of at most `most` of `count` things, evenly spread."""
+    return list(range(count)) if count <= most else [round(at * (count - 1) / (most - 1)) for at in range(most)]
+
+
+def flop_unit(most_flops: float) -> tuple[float, str]:
+    """The divisor of operations in a picture, and their unit: TFLOP from 10^12 on, else GFLOP."""
+    return (1e12, "TFLOP") if most_flops >= 1e12 else (1e9, "GFLOP")
+
+
+def milliseconds(value: float) -> str:
+    """A time as text, such as `1.24 s`, `522 ms`, `8.4 ms`."""
+    if value >= 1000:
+        return f"{value / 1000:.2f} s"
+    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
+def stacked_bars(
+    names: Sequence[str],
+    parts: Sequence[Sequence[float]],
+    colours: Sequence[str],
+    texts: Sequence[Sequence[Sequence[str]]],
+    *,
+    is_horizontal: bool = True,
+    smallest_labelled: float = 6.0,
+) -> list[Bars]:
+    """Bars one after the other, a series for each of `names`; percentages are written inside where there is room.
+
+    Args:
+        parts: for each of `names`, its length at each place; places are 0, 1, 2, ...
+        smallest_labelled: length from which a part is labelled as a percentage.
+    """
+    starts = [0.0] * len(parts[0]) if parts else []
+    found = []
+    for name, lengths, colour, own in zip(names, parts, colours, texts, strict=True):
+        labels = [f"{length:.0f} %" if length >= smallest_labelled else "" for length in lengths]
+        found.append(
+            Bars(range(len(lengths)), lengths, colour, name, own, labels if is_horizontal else (), tuple(starts),
+                 is_horizontal=is_horizontal)
+        )  # fmt: skip
+        starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+    return found

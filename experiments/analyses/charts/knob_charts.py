@@ -1,0 +1,352 @@
+"""The charts of E2 (knobs): fronts, couplings and effects."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.analyses.charts.chart import (
+    Axis,
+    Band,
+    Bars,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    Panel,
+    Rule,
+    Symbol,
+    flop_unit,
+    hover_text,
+    thinned,
+)
+from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, QUIET, SKY, VERMILION, YELLOW
+from experiments.analyses.files import MOST_DRAWN, MOST_SETTINGS
+from experiments.analyses.knobs.coupling import FixedValue
+from experiments.analyses.knobs.effects import NOT_SPLIT, Effects, LevelMean, Term, is_beyond_noise
+from experiments.analyses.knobs.fronts import FrontPoint, Status, on_front
+from experiments.analyses.knobs.grid import KNOBS, KnobPoint
+from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives
+from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
+
+KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks"}
+KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN}
+
+VALUE_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
+FAINT = "#C4C4C4"
+
+# By status; the later ones are drawn over the earlier.
+STATUS_MARKS: dict[Status, tuple[str, str, Symbol, int]] = {
+    "dominated": ("dominated", FAINT, "circle", 6),
+    "possible": ("off the front, could be on it", QUIET, "ring", 7),
+    "within_noise": ("on the front, only within noise", VERMILION, "ring", 10),
+    "established": ("on the front, established", BLUE, "circle", 10),
+}
+
+INTERACTION_COLOURS = (SKY, YELLOW, PURPLE, VERMILION)
+
+# Names of a front's settings in a panel, and of a knob's values: more would be larger than the panel.
+MOST_NAMES, MOST_VALUE_NAMES = 30, 12
+
+
+def knob_study_charts(
+    analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], with_accuracy: bool = True
+) -> list[Chart]:
+    """The fronts of each cost with a panel for each task, and each task's charts where a knob varies."""
+    several = [each for each in analyses if len(each.grid.points) > 1]
+    fronts = [each for analysis in several if with_accuracy for each in present(analysis)]
+    charts = [fronts_chart(own) for of in costs if (own := [each for each in fronts if each.found.of == of])]
+    return charts + [chart for each in several for chart in knob_charts(each, with_accuracy)]
+
+
+def knob_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[Chart]:
+    """What holding a knob loses, and what the knobs do to each figure, of one task.
+
+    Args:
+        with_accuracy: False where the weights are random; there is no coupling then, and no effect on accuracy.
+    """
+    found = present(analysis)
+    charts = []
+    if with_accuracy and found and found[0].fixed and found[0].front.hypervolume.value > 0:
+        charts.append(coupling_chart(found[0]))
+    return [*charts, *effects_charts(analysis, with_accuracy)]
+
+
+def short_name(point: KnobPoint) -> str:
+    """A setting's name in pictures, such as `high k8 b16`."""
+    experts = "" if point.top_k is None else f" k{point.top_k}"
+    return f"{point.vision}{experts} b{point.num_active_blocks}"
+
+
+def _scale(found: Objectives) -> tuple[float, str]:
+    """The divisor of costs in pictures, and the resulting unit."""
+    return flop_unit(float(found.cost.max())) if found.of.unit == "FLOPs" else (1.0, found.of.unit)
+
+
+def _axis_of_accuracy(best: float, limits: tuple[float, float] | None = None) -> Axis:
+    return Axis("accuracy" if best == 1 else f"score (0 to {best:g})", limits)
+
+
+def fronts_chart(fronts: Sequence[FrontAnalysis]) -> Chart:
+    """A panel for each task of one cost: the front's steps, its settings by name, what is sure and what is noise."""
+    return Chart(f"e2_front_{fronts[0].found.of.name}", [_front_panel(each) for each in fronts], 2, (6.2, 4.4))
+
+
+def _front_panel(each: FrontAnalysis) -> Panel:
+    found, front = each.found, each.front
+    scale, unit = _scale(found)
+    off = [point for point in front.points if not point.on_front]
+    drawn = list(front.points)
+    if len(drawn) > MOST_SETTINGS:
+        drawn = [*(off[at] for at in thinned(len(off), MOST_DRAWN)), *(p for p in drawn if p.on_front)]
+    labels = _labels(each)
+    marks: list[Mark] = [_steps(found, np.arange(len(found.points)), BLUE, None, 1.8, 0.55)]
+    for status, (name, colour, symbol, size) in STATUS_MARKS.items():
+        own = [point for point in drawn if point.status == status]
+        if own:
+            is_on = own[0].on_front
+            ends = [(point.cost_ci95[0] / scale, point.cost_ci95[1] / scale) for point in own]
+            marks.append(
+                Dots(
+                    [point.cost / scale for point in own], [point.accuracy for point in own], colour, name,
+                    [_point_text(point, scale, unit) for point in own],
+                    [labels.get(point.key, "") for point in own] if is_on else (),
+                    symbol, size,
+                    x_intervals=ends if is_on else (),
+                    y_intervals=[point.accuracy_ci95 for point in own] if is_on else (),
+                )
+            )  # fmt: skip
+    on, sure = sum(p.on_front for p in front.points), sum(p.status == "established" for p in front.points)
+    thin = "" if len(drawn) == len(front.points) else f" {len(front.points) - len(drawn)} off the front are not drawn."
+    low = min(point.accuracy_ci95[0] if point.on_front else point.accuracy for point in front.points)
+    high = max(point.accuracy_ci95[1] if point.on_front else point.accuracy for point in front.points)
+    room = max(0.12 * (high - low), 0.02 * found.best)
+    return Panel(
+        f"{found.task.replace('_', ' ')}: {sure} of {on} front settings are established",
+        Axis(f"{found.of.label} ({unit})", (0, 1.04 * float(found.cost.max()) / scale)),
+        # A little above the best score, so that marks there are whole.
+        _axis_of_accuracy(found.best, (max(low - room, -0.02 * found.best), min(high + room, 1.02 * found.best))),
+        marks,
+        f"{len(front.points)} settings, {found.num_score_samples} samples with a score, {found.num_cost_samples} with "
+        f"the cost. Bars are 95 % intervals.{thin}",
+        height_px=430,
+    )
+
+
+def _labels(each: FrontAnalysis) -> dict[str, str]:
+    """The names of at most MOST_NAMES front settings; settings at one place have one."""
+    names = {point.key: short_name(point) for point in each.found.points}
+    places: dict[tuple[float, float], list[FrontPoint]] = {}
+    for point in each.front.points:
+        if point.on_front:
+            places.setdefault((point.accuracy, point.cost), []).append(point)
+    corners = sorted(places)
+    labels = {}
+    for at in thinned(len(corners), MOST_NAMES):
+        first, *equal = places[corners[at]]
+        labels[first.key] = names[first.key] + (f" and {len(equal)} equal" if equal else "")
+    return labels
+
+
+def _point_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
+    lines = [
+        f"accuracy {point.accuracy:.3f} [{point.accuracy_ci95[0]:.3f} to {point.accuracy_ci95[1]:.3f}]",
+        f"{point.cost / scale:.4g} {unit} [{point.cost_ci95[0] / scale:.4g} to {point.cost_ci95[1] / scale:.4g}]",
+        f"{STATUS_MARKS[point.status][0]}; on it in {100 * point.probability:.0f} % of the draws",
+    ]
+    if point.dominated_by is not None:
+        lines.append(f"dominated by {point.dominated_by}")
+    if point.not_better_than:
+        more = len(point.not_better_than) - 1
+        lines.append(f"not surely better than {point.not_better_than[0]}" + (f" and {more} more" if more else ""))
+    return hover_text(point.key, *lines)
+
+
+def _steps(
+    found: Objectives, members: np.ndarray, colour: str, name: str | None, width: float, opacity: float = 1.0
+) -> Line:
+    """The front of some settings from its cheapest one to the dearest cost of all."""
+    scale, _ = _scale(found)
+    cost, accuracy = found.cost[members], found.accuracy[members]
+    own = np.flatnonzero(on_front(cost, accuracy))
+    own = own[np.argsort(cost[own], kind="stable")]
+    x, y = [*cost[own] / scale, 1.04 * float(found.cost.max()) / scale], [*accuracy[own], accuracy[own][-1]]
+    return Line(x, y, colour, name, width=width, is_step=True, opacity=opacity)
+
+
+def coupling_chart(each: FrontAnalysis) -> Chart:
+    """For each knob, fronts with it held at each value, and below what that loses of the joint front."""
+    knobs = list(dict.fromkeys(row.knob for row in each.fixed))
+    rows = [[row for row in each.fixed if row.knob == knob] for knob in knobs]
+    panels = [*(_held_panel(each.found, own) for own in rows), *(_loss_panel(each.found, own) for own in rows)]
+    return Chart(f"e2_coupling_{each.found.task}", panels, len(knobs), (3.9, 3.1))
+
+
+def _held_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
+    _, unit = _scale(found)
+    named = thinned(len(rows), MOST_VALUE_NAMES)
+    marks: list[Mark] = [_steps(found, np.arange(len(found.points)), FAINT, "all knobs free", 6)]
+    for number, row in enumerate(rows):
+        members = np.array([at for at, point in enumerate(found.points) if point.value(row.knob) == row.value])
+        name = f"{KNOB_NAMES[row.knob]} {row.value}" if number in named else None
+        marks.append(_steps(found, members, VALUE_COLOURS[number % len(VALUE_COLOURS)], name, 1.7))
+    title = f"{found.task.replace('_', ' ')}: {KNOB_NAMES[rows[0].knob]} held at each value"
+    return Panel(title, Axis(f"{found.of.label} ({unit})", from_zero=True), _axis_of_accuracy(found.best), marks,
+                 width="third", height_px=330)  # fmt: skip
+
+
+def _loss_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
+    known = [(place, row) for place, row in enumerate(rows) if row.loss.share is not None]
+    # Side by side fewer names fit than in a list.
+    named = thinned(len(rows), MOST_VALUE_NAMES if len(rows) <= MOST_VALUE_NAMES else 4)
+    marks: list[Mark] = []
+    for beyond, symbol, name in ((True, "circle", "more than noise"), (False, "ring", "within noise")):
+        own = [(place, row) for place, row in known if row.loss.beyond_noise == beyond]
+        losses = [100 * (row.loss.share or 0.0) for _, row in own]
+        ends = [row.loss.unseen_ci95 or row.loss.share_ci95 for _, row in own]
+        marks.append(
+            Dots(
+                [place for place, _ in own], losses, KNOB_COLOURS[rows[0].knob], name if own else None,
+                [_loss_text(row) for _, row in own],
+                [f"{loss:.1f} %" if place in named else "" for (place, _), loss in zip(own, losses, strict=True)],
+                symbol,  # type: ignore[arg-type]
+                9,
+                y_intervals=[
+                    (100 * end[0], 100 * end[1]) if end else (loss, loss)
+                    for end, loss in zip(ends, losses, strict=True)
+                ],
+            )
+        )  # fmt: skip
+    lost = [100 * row.loss.share for _, row in known if row.loss.share is not None]
+    knob = KNOB_NAMES[rows[0].knob]
+    return Panel(
+        f"Holding {knob} costs {min(lost):.1f} to {max(lost):.1f} %" if lost else f"Holding {knob}: no hypervolume",
+        Axis(f"{knob} held at", (-0.6, len(rows) - 0.4), {at: str(rows[at].value) for at in named}),
+        Axis("lost of the front's area (%)"),
+        [*marks, Rule(0, False, QUIET, dash="solid")],
+        f"Of the area under the front of accuracy and {found.of.label}. Whiskers are intervals on samples that the "
+        "choice did not see.",
+        "third",
+        300,
+    )
+
+
+def _loss_text(row: FixedValue) -> tuple[str, ...]:
+    lines = [f"loses {100 * (row.loss.share or 0.0):.1f} % of the joint front's area"]
+    if row.loss.unseen_share is not None and row.loss.unseen_ci95 is not None:
+        low, high = row.loss.unseen_ci95
+        lines.append(f"{100 * row.loss.unseen_share:.1f} % on unseen samples [{100 * low:.1f} to {100 * high:.1f}]")
+    lines += [
+        "beyond noise" if row.loss.beyond_noise else "within noise",
+        f"{row.num_on_joint_front} of its {row.num_settings} settings on the joint front",
+    ]
+    return hover_text(f"{KNOB_NAMES[row.knob]} {row.value}, the others free", *lines)
+
+
+def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[Chart]:
+    """A chart of two panels for accuracy and for each cost: shares of the spread by term, and the change that each
+    value of a knob makes; none where no knob varies.
+    """
+    scales = {"accuracy": (0.01, "accuracy", "points") if analysis.grid.best == 1 else (1.0, "score", "score")}
+    for each in present(analysis):
+        # Of the two latencies the first one is enough in a picture.
+        if each.found.of.name != LATENCY_MEAN.name:
+            divisor, unit = _scale(each.found)
+            scales[each.found.of.name] = divisor, each.found.of.label, unit
+    if not with_accuracy:
+        del scales["accuracy"]
+    panels = []
+    for name, (divisor, title, unit) in scales.items():
+        effects = analysis.effects[name]
+        if effects.terms or (effects.reason or "").startswith(NOT_SPLIT):
+            panels.append(_spread_panel(effects, title, has_drift="latency" in name))
+            panels.append(_change_panel(effects, title, divisor, unit))
+    return [Chart(f"e2_effects_{analysis.grid.task}", panels, 2, (6.0, 2.9))] if panels else []
+
+
+def _spread_panel(effects: Effects, title: str, has_drift: bool) -> Panel:
+    """Bars of each term's share of the spread over settings; pale where it is not beyond noise."""
+    terms = [term for term in effects.terms if term.share is not None]
+    marks: list[Mark] = []
+    for place, term in enumerate(terms):
+        is_rest = has_drift and len(term.knobs) > 1 and place == len(terms) - 1
+        interaction = INTERACTION_COLOURS[place % len(INTERACTION_COLOURS)]
+        colour = KNOB_COLOURS[term.knobs[0]] if len(term.knobs) == 1 else FAINT if is_rest else interaction
+        text = _term_text(title, term, is_rest)
+        marks.append(Bars([place], [100 * (term.share or 0.0)], colour, None, [text], pale=[not is_beyond_noise(term)]))
+    ticks = {
+        place: f"{_term_name(term)} {100 * (term.share or 0.0):.1f} %" + ("" if is_beyond_noise(term) else ", noise")
+        for place, term in enumerate(terms)
+    }
+    return Panel(
+        f"{title[0].upper()}{title[1:]}: {_spread_title(effects, terms)}",
+        Axis("share of the variance over settings (%)", (0, 100)),
+        Axis(ticks=ticks, limits=(-0.6, max(len(terms), 1) - 0.4), is_reversed=True),
+        marks,
+        "Main effects and interactions (×). Pale: within noise.",
+        height_px=330,
+    )
+
+
+def _spread_title(effects: Effects, terms: Sequence[Term]) -> str:
+    if effects.reason is not None and effects.reason.startswith(NOT_SPLIT):
+        return effects.reason
+    sure = [term for term in terms if len(term.knobs) == 1 and is_beyond_noise(term)]
+    if not terms:
+        return "the same at all settings"
+    if not sure:
+        return "no main effect beyond noise"
+    first = max(sure, key=lambda term: term.share or 0.0)
+    return f"{KNOB_NAMES[first.knobs[0]]} is {100 * (first.share or 0.0):.0f} % of its spread"
+
+
+def _term_name(term: Term) -> str:
+    return " × ".join(KNOB_NAMES[knob] for knob in term.knobs)
+
+
+def _term_text(title: str, term: Term, is_rest: bool) -> tuple[str, ...]:
+    lines = [f"{_term_name(term)}: {100 * (term.share or 0.0):.1f} % of the variance"]
+    if term.noise_share is not None:
+        lines.append(f"noise alone would add {100 * term.noise_share:.1f} %")
+    if is_rest:
+        lines.append("drift of the device between settings counts here")
+    return hover_text(title, *lines, "beyond noise" if is_beyond_noise(term) else "within noise")
+
+
+def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Panel:
+    """The change against each knob's smallest value, the other knobs averaged; knobs side by side."""
+    marks: list[Mark] = []
+    ticks: dict[float, str] = {}
+    means = () if effects.reason else effects.level_means
+    for knob in KNOBS:
+        own = [mean for mean in means if mean.knob == knob]
+        if not own:
+            continue
+        places = [len(ticks) + at for at in range(len(own))]
+        ticks |= {place: f"{KNOB_NAMES[knob]} {mean.value}" for place, mean in zip(places, own, strict=True)}
+        low, high = ([mean.change_ci95[side] / divisor for mean in own] for side in (0, 1))
+        texts = [_change_text(title, own[0], mean, divisor, unit) for mean in own]
+        changes = [mean.change / divisor for mean in own]
+        marks.append(Band(places, low, high, KNOB_COLOURS[knob]))
+        marks.append(Line(places, changes, KNOB_COLOURS[knob], KNOB_NAMES[knob], texts, has_marks=True))
+    if len(ticks) > MOST_VALUE_NAMES:
+        kept = thinned(len(ticks), 6)
+        ticks = {place: text for place, text in ticks.items() if place in kept}
+    most = max((abs(mean.change) / divisor for mean in means), default=0.0)
+    return Panel(
+        f"What each value changes in {title}",
+        Axis(ticks={place: text.replace(" ", "\n") for place, text in ticks.items()}),
+        Axis(f"change ({unit})"),
+        [*marks, Rule(0, False, QUIET, dash="solid")],
+        f"Against the knob's smallest value, the other knobs averaged; at most {most:.4g} {unit}.",
+        height_px=330,
+    )
+
+
+def _change_text(title: str, first: LevelMean, mean: LevelMean, divisor: float, unit: str) -> tuple[str, ...]:
+    low, high = (end / divisor for end in mean.change_ci95)
+    name = KNOB_NAMES[mean.knob]
+    return hover_text(
+        f"{title}: {name} {mean.value}",
+        f"{mean.change / divisor:+.4g} {unit} [{low:+.4g} to {high:+.4g}] against {name} {first.value}",
+        f"mean {mean.mean / divisor:.4g} {unit} over the other knobs",
+    )

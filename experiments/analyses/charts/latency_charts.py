@@ -1,0 +1,220 @@
+"""The charts of E3 (latency estimator): errors, predicted against measured, guardrail and recalibration."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.analyses.charts.chart import (
+    Axis,
+    Band,
+    Bars,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    Panel,
+    Rule,
+    hover_text,
+    thinned,
+)
+from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, QUIET, SKY, VERMILION
+from experiments.analyses.latency.features import TimedSamples
+from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts
+from experiments.analyses.latency.recalibration import METHODS, STUDIED, RecalibrationStudy
+from experiments.analyses.latency.stage_regression import measured_times
+from experiments.analyses.latency.validation import Validation, places_by_setting
+
+LABELS = {
+    "T_vision_total": "vision",
+    "T_LLM_prefill": "prefill",
+    "T_decode_per_token": "decode, per token",
+    "T_LLM_decode": "decode",
+    "T_first_token": "first token",
+    "T_total": "total",
+}
+
+BARS = ("T_vision_total", "T_LLM_prefill", "T_first_token", "T_decode_per_token", "T_total")
+METHOD_STYLES = {
+    "none": (QUIET, "as it is"),
+    "global_affine": (ORANGE, "one line for all stages"),
+    "stage_affine": (BLUE, "a line for each stage"),
+    "refit": (GREEN, "fitted again"),
+}
+
+NOISE = "noise of measuring again"
+AIM = 0.05
+
+
+def latency_charts(
+    samples: TimedSamples,
+    validation: Validation,
+    curve: Sequence[GuardrailCounts],
+    studies: Sequence[RecalibrationStudy] = (),
+    drift: float | None = None,
+) -> list[Chart]:
+    """All charts of E3; recalibration for each study with errors.
+
+    Args:
+        drift: mean deviation of the control setting over the run, a fraction; None where it was not measured.
+    """
+    return [
+        errors_chart(validation, drift),
+        guardrail_chart(curve),
+        predicted_chart(samples, validation),
+        *(recalibration_chart(each) for each in studies if each.errors),
+    ]
+
+
+def errors_chart(validation: Validation, drift: float | None = None) -> Chart:
+    """The error by stage beside a plain linear model's, with the noise of measuring again as a mark."""
+    names = [name for name in BARS if name in validation.estimator]
+    ticks = {place: LABELS[name] for place, name in enumerate(names)}
+    panels = []
+    for title, measure in (
+        ("How far predictions are off: the typical request of a setting (medians)", "setting_mape"),
+        ("How far predictions are off: a single request", "sample_mape"),
+    ):
+        marks: list[Mark] = []
+        for shift, found, colour, label in (
+            (-0.2, validation.linear, SKY, "plain linear model"),
+            (0.2, validation.estimator, BLUE, "this estimator"),
+        ):
+            errors = [100 * float(getattr(found[name], measure)) for name in names]
+            texts = [
+                hover_text(
+                    f"{LABELS[name]}: {label}",
+                    f"{100 * found[name].setting_mape:.1f} % off at the typical request of a setting",
+                    f"{100 * found[name].sample_mape:.1f} % at a single request, bias {100 * found[name].bias:+.1f} %",
+                    f"{found[name].num_samples} samples",
+                )
+                for name in names
+            ]
+            places = [place + shift for place in ticks]
+            labels = [f"{error:.1f} %" for error in errors]
+            marks.append(Bars(places, errors, colour, label, texts, labels, thickness=0.36))
+        noise = [100 * float(getattr(validation.repeatability[name], measure)) for name in names]
+        texts = [hover_text(LABELS[name], f"{each:.1f} % by {NOISE}") for name, each in zip(names, noise, strict=True)]
+        marks.append(Dots(noise, list(ticks), VERMILION, NOISE, texts, symbol="tick", size=16))
+        if measure == "setting_mape":
+            marks.append(Rule(100 * AIM, True, QUIET, f"aim: {AIM:.0%}"))
+            if drift is not None:
+                marks.append(Rule(100 * drift, True, GREEN, "drift of one setting measured again and again", "dash"))
+        panels.append(
+            Panel(
+                title,
+                Axis("mean relative error, setting left out of the fit (%)", from_zero=True),
+                Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(names) - 0.4)),
+                marks,
+                "No model can be surely better than the noise.",
+            )
+        )
+    return Chart("e3_errors", panels, 2, (5.6, 4.0))
+
+
+def predicted_chart(samples: TimedSamples, validation: Validation) -> Chart:
+    """Predicted against measured times of each stage: a dot a request, a ring for the medians of a setting."""
+    measured = measured_times(samples)
+    names = [name for name in STUDIED if name in validation.estimator]
+    panels = [_predicted_panel(name, measured[name], samples.settings, validation) for name in names]
+    return Chart("e3_predicted_vs_measured", panels, len(panels), (3.6, 3.8))
+
+
+def _predicted_panel(name: str, measured: np.ndarray, settings: np.ndarray, validation: Validation) -> Panel:
+    predicted = validation.left_out.times[name]
+    has = np.flatnonzero(np.isfinite(measured) & np.isfinite(predicted))
+    measured, predicted, settings = measured[has], predicted[has], settings[has]
+    # A few requests that took several times as long would squeeze all others into a corner; they are counted instead.
+    end = 1.05 * max(float(np.percentile(measured, 98)), float(predicted.max()))
+    start = 0.95 * min(float(measured.min()), float(predicted.min()))
+    shown = thinned(len(measured))
+    of_requests = [
+        hover_text(str(settings[at]), f"one request: measured {measured[at]:.4g} ms, predicted {predicted[at]:.4g} ms")
+        for at in shown
+    ]
+    # In the order in which they are met.
+    places = sorted(places_by_setting(settings), key=lambda own: int(own[0]))
+    medians = [(float(np.median(measured[own])), float(np.median(predicted[own]))) for own in places]
+    of_settings = [
+        hover_text(
+            str(settings[own[0]]), f"medians: measured {x:.4g} ms, predicted {y:.4g} ms", f"{100 * (y / x - 1):+.1f} %"
+        )
+        for own, (x, y) in zip(places, medians, strict=True)
+    ]
+    ends = np.array([start, end])
+    beyond = int((measured > end).sum())
+    found = validation.estimator[name]
+    return Panel(
+        f"{LABELS[name]}: {100 * found.setting_mape:.1f} % off by setting",
+        Axis("measured (ms)", (start, end)),
+        Axis("predicted, setting left out (ms)", (start, end)),
+        [
+            Band(ends, ends * (1 - AIM), ends * (1 + AIM), QUIET, f"within {AIM:.0%}"),
+            Line(ends, ends, QUIET, width=1),
+            Dots(measured[shown], predicted[shown], SKY, "a request", of_requests, size=4, opacity=0.5),
+            Dots([x for x, _ in medians], [y for _, y in medians], BLUE, "median of a setting", of_settings,
+                 symbol="ring", size=8),
+        ],
+        f"{100 * found.setting_mape:.1f} % off by setting, {100 * found.sample_mape:.1f} % by request; "
+        f"{100 * validation.coverage[name].share:.0f} % of the requests lie inside their interval."
+        + (f" {beyond} slower requests lie to the right of the picture." if beyond else ""),
+        height_px=420,
+        is_square=True,
+    )  # fmt: skip
+
+
+def guardrail_chart(curve: Sequence[GuardrailCounts]) -> Chart:
+    """Violated budgets and wasted settings against the margin."""
+    marks: list[Mark] = []
+    for violations, colour, label in (
+        (True, VERMILION, "broken: admitted, but over budget"),
+        (False, BLUE, "wasted: rejected, but would have fitted"),
+    ):
+        rates = [(each, each.violation_rate if violations else each.false_rejection_rate) for each in curve]
+        known = [(each, rate) for each, rate in rates if rate is not None]
+        texts = [
+            hover_text(
+                f"margin {100 * each.margin:+.0f} %",
+                f"{each.violations} of {each.admitted} admitted were over budget"
+                if violations
+                else f"{each.false_rejections} of {each.fitting} that fit were rejected",
+                f"{100 * rate:.1f} %",
+            )
+            for each, rate in known
+        ]
+        x, y = [100 * each.margin for each, _ in known], [100 * rate for _, rate in known]
+        marks.append(Line(x, y, colour, label, texts, has_marks=True))
+    panel = Panel(
+        "A wider margin breaks fewer budgets and wastes more settings",
+        Axis("margin kept free (% of the predicted total)"),
+        Axis("requests (%)", from_zero=True),
+        [*marks, Rule(100 * AIM, False, QUIET, f"{AIM:.0%}")],
+        f"Summed over budgets at the {BUDGET_PERCENTILES[0]}th to {BUDGET_PERCENTILES[-1]}th percentile of the "
+        "measured totals.",
+    )
+    return Chart("e3_guardrail", [panel])
+
+
+def recalibration_chart(study: RecalibrationStudy) -> Chart:
+    """The error against the number of samples, a line a method, quartiles over draws as bands."""
+    panels = []
+    for name in [name for name in STUDIED if any(each.name == name for each in study.errors)]:
+        marks: list[Mark] = []
+        sizes: list[int] = []
+        for method in METHODS:
+            points = [each for each in study.errors if each.name == name and each.method == method]
+            colour, label = METHOD_STYLES[method]
+            sizes = [each.num_samples for each in points]
+            marks.append(Band(sizes, [100 * e.low for e in points], [100 * e.high for e in points], colour))
+            marks.append(Line(sizes, [100 * e.median for e in points], colour, label, has_marks=True))
+        marks.append(Rule(100 * study.repeatability[name].sample_mape, False, VERMILION, NOISE))
+        panels.append(
+            Panel(
+                LABELS[name],
+                Axis("samples of the target", ticks={size: str(size) for size in sizes}, is_log=True),
+                Axis("mean relative error on the rest (%)", from_zero=True),
+                marks,
+                width="third",
+            )
+        )
+    footnote = f"fitted on {study.source}, recalibrated to {study.target}"
+    return Chart(f"e3_recalibration_{study.kind}", panels, len(panels), (3.3, 3.6), footnote)

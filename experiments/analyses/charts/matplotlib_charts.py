@@ -1,0 +1,166 @@
+"""Charts as matplotlib's figures, for PNG and SVG files."""
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+
+from experiments.analyses.charts.chart import Band, Bars, Chart, Dots, Interval, Line, Note, Numbers, Panel, Rule
+from experiments.analyses.charts.style import INK, QUIET, ink_on, joined_caption, new_figure, styled
+
+SYMBOLS = {"circle": "o", "ring": "o", "square": "s", "triangle": "^", "tick": "|"}
+DASHES = {"solid": "-", "dot": ":", "dash": "--"}
+
+# Dots beyond this count are pixels in the SVG, which would be large otherwise.
+MOST_VECTOR_DOTS = 300
+
+
+def figure_of(chart: Chart, caption: str) -> Figure:
+    """The figure of a chart with `caption` (device, model, n) and the chart's footnote at its foot."""
+    columns = min(chart.columns, len(chart.panels))
+    rows = ceil(len(chart.panels) / columns)
+    width, height = chart.panel_size_in
+    with styled():
+        foot = joined_caption(filter(None, (caption, chart.footnote)))
+        figure = new_figure(width * columns, 0.6 + height * rows, foot)
+        grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes, panel in zip(grid, chart.panels, strict=False):
+            _draw(axes, panel)
+        for axes in grid[len(chart.panels) :]:
+            axes.set_axis_off()
+        _legend(figure, grid)
+        figure.canvas.draw()
+        for axes, panel in zip(grid, chart.panels, strict=False):
+            for mark in panel.marks:
+                if isinstance(mark, Dots) and mark.labels:
+                    _label(axes, mark)
+    return figure
+
+
+def _legend(figure: Figure, grid: Sequence[Axes]) -> None:
+    """One legend of all panels, each name once."""
+    named: dict[str, Artist] = {}
+    for axes in grid:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    if named:
+        columns = max(1, int(figure.get_size_inches()[0] / 2.6))
+        figure.legend(list(named.values()), list(named), loc="outside upper left", ncols=columns, fontsize=8.5,
+                      labelcolor=INK)  # fmt: skip
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    axes.set_title(panel.title)
+    axes.set_xlabel(panel.x.title)
+    axes.set_ylabel(panel.y.title)
+    for order, mark in enumerate(panel.marks, start=2):
+        _DRAWN[type(mark)](axes, mark, order)  # type: ignore[operator]
+    for axis, of, set_limits in ((panel.x, axes.xaxis, axes.set_xlim), (panel.y, axes.yaxis, axes.set_ylim)):
+        if axis.is_log:
+            of.set_tick_params(which="minor", labelsize=0)
+            (axes.set_xscale if of is axes.xaxis else axes.set_yscale)("log")
+        if axis.ticks is not None:
+            of.set_major_locator(FixedLocator(list(axis.ticks)))
+            of.set_major_formatter(FixedFormatter(list(axis.ticks.values())))
+            of.set_minor_locator(NullLocator())
+            of.grid(visible=axis.is_log)
+        elif not axis.is_log:
+            of.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
+        low, high = axis.limits or of.get_view_interval()
+        if axis.from_zero:
+            low = 0.0
+        set_limits(*((high, low) if axis.is_reversed else (low, high)))
+    if panel.is_square:
+        axes.set_aspect("equal")
+
+
+def _dots(axes: Axes, mark: Dots, order: int) -> None:
+    face = "none" if mark.symbol == "ring" else mark.colour
+    many = len(mark.x) > MOST_VECTOR_DOTS
+    whiskers = {"fmt": "none", "color": mark.colour, "alpha": 0.4, "linewidth": 0.9, "zorder": 1}
+    if mark.x_intervals:
+        axes.errorbar(mark.x, mark.y, xerr=_whiskers(mark.x, mark.x_intervals), **whiskers)  # type: ignore[arg-type]
+    if mark.y_intervals:
+        axes.errorbar(mark.x, mark.y, yerr=_whiskers(mark.y, mark.y_intervals), **whiskers)  # type: ignore[arg-type]
+    axes.plot(mark.x, mark.y, SYMBOLS[mark.symbol], color=mark.colour, markerfacecolor=face, alpha=mark.opacity,
+              markersize=mark.size * (2.2 if mark.symbol == "tick" else 0.8), label=mark.name, zorder=order,
+              markeredgewidth=2.5 if mark.symbol == "tick" else 1.3 if mark.symbol == "ring" else 0,
+              rasterized=many)  # fmt: skip
+
+
+def _whiskers(values: Numbers, intervals: Sequence[Interval]) -> np.ndarray:
+    """Lengths below and above each value, 0 where the interval does not reach it."""
+    low, high = np.array(intervals).T
+    return np.maximum([values - low, high - values], 0)
+
+
+def _line(axes: Axes, mark: Line, order: int) -> None:
+    axes.plot(mark.x, mark.y, DASHES[mark.dash], color=mark.colour, linewidth=mark.width, alpha=mark.opacity,
+              label=mark.name, drawstyle="steps-post" if mark.is_step else "default",
+              marker="o" if mark.has_marks else None, markersize=4.5, zorder=order)  # fmt: skip
+
+
+def _band(axes: Axes, mark: Band, order: int) -> None:
+    axes.fill_between(mark.x, mark.low, mark.high, color=mark.colour, alpha=mark.opacity, linewidth=0,
+                      label=mark.name, zorder=order)  # fmt: skip
+
+
+def _bars(axes: Axes, mark: Bars, order: int) -> None:
+    starts = mark.starts if len(mark.starts) else [0.0] * len(mark.lengths)
+    draw = axes.barh if mark.is_horizontal else axes.bar
+    drawn = draw(
+        mark.places,
+        mark.lengths,
+        mark.thickness,
+        starts,
+        color=mark.colour,
+        edgecolor="white",
+        linewidth=0.7,
+        label=mark.name,
+        zorder=order,
+    )
+    for bar, pale in zip(drawn, mark.pale, strict=False):
+        bar.set_alpha(0.4 if pale else 1.0)
+    for place, start, length, label in zip(mark.places, starts, mark.lengths, mark.labels, strict=False):
+        if label:
+            at = (start + length / 2, place) if mark.is_horizontal else (place, start + length / 2)
+            axes.text(*at, label, ha="center", va="center", color=ink_on(mark.colour), fontsize=8, zorder=order + 1)
+
+
+def _rule(axes: Axes, mark: Rule, order: int) -> None:
+    draw = axes.axvline if mark.is_vertical else axes.axhline
+    draw(mark.at, color=mark.colour, linestyle=DASHES[mark.dash], linewidth=1.2, label=mark.name, zorder=order)
+
+
+def _note(axes: Axes, mark: Note, order: int) -> None:
+    axes.text(mark.x, mark.y, mark.text, color=mark.colour, fontsize=8, ha=mark.align, va="center", zorder=order,
+              parse_math=False, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0})  # fmt: skip
+
+
+_DRAWN = {Dots: _dots, Line: _line, Band: _band, Bars: _bars, Rule: _rule, Note: _note}
+
+
+def _label(axes: Axes, mark: Dots) -> None:
+    """Write labels to the upper left of their marks, inside the panel, each moved up where it would touch the last."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    pixel, left_end = figure.dpi / 72, axes.bbox.x0
+    height, last_top, last_right = 10.5 * pixel, -np.inf, -np.inf
+    for y, x, label in sorted(zip(mark.y, mark.x, mark.labels, strict=True)):
+        if not label:
+            continue
+        place = axes.transData.transform((x, y))
+        width = 4.8 * len(label) * pixel
+        to_left = place[0] - width - 8 * pixel >= left_end
+        left = place[0] - width - 8 * pixel if to_left else place[0] + 8 * pixel
+        lift = 3 * pixel
+        if left < last_right and place[1] + lift < last_top + height:
+            lift = last_top + height - place[1]
+        last_top, last_right = place[1] + lift, left + width
+        axes.annotate(label, (x, y), xytext=(-8 if to_left else 8, lift / pixel), textcoords="offset points",
+                      ha="right" if to_left else "left", va="bottom", fontsize=7.5, color=INK, parse_math=False,
+                      arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.6, "shrinkB": 3})  # fmt: skip

@@ -1,0 +1,81 @@
+"""One description gives the same marks to both libraries."""
+
+import pytest
+
+from experiments.analyses.charts.chart import (
+    Axis,
+    Band,
+    Chart,
+    Dots,
+    Line,
+    Note,
+    Panel,
+    Rule,
+    flop_unit,
+    hover_text,
+    milliseconds,
+    stacked_bars,
+)
+from experiments.analyses.charts.matplotlib_charts import figure_of
+from experiments.analyses.charts.plotly_charts import plotly_of
+from experiments.analyses.charts.style import ink_on
+
+BLUE, ORANGE = "#0072B2", "#E69F00"
+PANEL = Panel(
+    "title",
+    Axis("work (GFLOP)", limits=(1, 100), is_log=True),
+    Axis("time (ms)", limits=(0, 8), is_reversed=True),
+    [
+        Dots([1.0, 2.0], [3.0, 4.0], BLUE, "a<b", [hover_text("x<y", "1 & 2"), hover_text("z")], ["p", ""], "ring",
+             y_intervals=[(2.5, 3.25), (4.5, 5.0)]),
+        Line([1.0, 2.0], [3.0, 4.0], ORANGE, "line", is_step=True),
+        Band([1.0, 2.0], [1.0, 1.0], [2.0, 3.0], BLUE),
+        Rule(5.0, False, ORANGE, "aim"),
+        Note(10.0, 2.0, "here"),
+    ],
+)  # fmt: skip
+
+
+def test_a_panel_for_the_page() -> None:
+    figure = plotly_of(PANEL)
+    dots, line, band = figure.data
+    # Texts are escaped, because plotly reads tags.
+    assert dots.name == "a&lt;b" and dots.hovertext == ("<b>x&lt;y</b><br>1 &amp; 2", "<b>z</b>")
+    # The second interval does not hold its value: no whisker points below it.
+    assert dots.error_y.array == (0.25, 1.0) and dots.error_y.arrayminus == (0.5, 0.0)
+    assert line.line.shape == "hv" and band.y == (1.0, 1.0, 3.0, 2.0) and band.fillcolor == "rgba(0,114,178,0.2)"
+    assert figure.layout.xaxis.range == (0.0, 2.0) and figure.layout.yaxis.range == (8, 0)
+    rule, note = figure.layout.annotations
+    assert rule.text == "aim" and (note.x, note.y) == (1.0, 2.0)
+
+
+def test_the_same_panel_for_a_file() -> None:
+    figure = figure_of(Chart("name", [PANEL], footnote="of 2"), "caption")
+    (axes,) = figure.axes
+    assert axes.get_xlim() == (1, 100) and axes.get_ylim() == (8, 0) and axes.get_xscale() == "log"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a<b", "line", "aim"]
+    assert {text.get_text() for text in axes.texts} == {"p", "here"}
+    assert figure.get_supxlabel() == "caption  ·  of 2"
+
+
+def test_bars_stand_on_one_another_in_both() -> None:
+    texts = [[hover_text(name)] * 2 for name in ("v", "d")]
+    bars = stacked_bars(["vision", "decode"], [[60.0, 97.0], [40.0, 3.0]], [BLUE, ORANGE], texts)
+    panel = Panel("", Axis(), Axis(ticks={0: "low", 1: "high"}), bars)
+    vision, decode = plotly_of(panel).data
+    assert vision.base == (0.0, 0.0) and decode.base == (60.0, 97.0) and decode.text == ("40 %", "")
+    (axes,) = figure_of(Chart("name", [panel]), "").axes
+    assert [bar.get_x() for bar in axes.patches] == [0.0, 0.0, 60.0, 97.0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["low", "high"]
+
+
+@pytest.mark.parametrize(("fill", "ink"), [("#0072B2", "#FFFFFF"), ("#E69F00", "#000000"), ("#009E73", "#000000")])
+def test_ink_has_the_higher_contrast(fill: str, ink: str) -> None:
+    # Relative luminances 0.154, 0.431 and 0.259; white and black are equal at sqrt(1.05 * 0.05) - 0.05 = 0.179.
+    assert ink_on(fill) == ink
+
+
+def test_units() -> None:
+    assert flop_unit(9.9e11) == (1e9, "GFLOP") and flop_unit(1e12) == (1e12, "TFLOP")
+    assert [milliseconds(value) for value in (1240.0, 522.4, 8.42)] == ["1.24 s", "522 ms", "8.42 ms"]
