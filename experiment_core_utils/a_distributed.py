@@ -23,6 +23,7 @@ from experiment_core_utils.primitives.collectives import lost_processes_named, o
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost, first_line
 from experiment_core_utils.primitives.files import (
+    IS_CHECKOUT,
     REPOSITORY,
     check_replaceable,
     failed_writes_named,
@@ -155,7 +156,8 @@ def _ids_in(content: bytes) -> Iterator[int]:
 
 
 ID_NAME = "experiment_id.txt"
-RESULTS = REPOSITORY / "results"
+# Of an installed package: those of the current folder.
+RESULTS = (REPOSITORY if IS_CHECKOUT else Path()) / "results"
 LEAVING_S = 5.0  # that a process which ends waits for the others
 
 

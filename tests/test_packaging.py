@@ -10,23 +10,25 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
 
-SETUPTOOLS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+SETUPTOOLS, PROJECT = PYPROJECT["tool"]["setuptools"], PYPROJECT["project"]
+PACKAGES = ("experiment_core_utils", "experiments", "knob_profiler")
 # Packages that are imported by another name.
 PACKAGE_OF = {"PIL": "pillow", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def files_of_packages() -> list[Path]:
-    tops = [pattern.rstrip("*") for pattern in SETUPTOOLS["packages"]["find"]["include"]]
-    every = [path for top in tops for path in (REPOSITORY / top).rglob("*") if path.is_file()]
+    every = [path for top in PACKAGES for path in (REPOSITORY / top).rglob("*") if path.is_file()]
     return [path for path in every if "__pycache__" not in path.parts]
 
 
 def test_files_that_are_no_modules_are_data_of_their_package() -> None:
     (patterns,) = SETUPTOOLS["package-data"].values()
-    data = [path for path in files_of_packages() if path.suffix != ".py"]
+    data = [path for path in (*files_of_packages(), *EMBEDDED_MODEL.iterdir()) if path.suffix != ".py"]
     assert {"attention.cpp", "vision_block.cpp", "prompts.jsonl", "page.html"} <= {path.name for path in data}
     assert [path.name for path in data if not any(fnmatch(path.name, pattern) for pattern in patterns)] == []
 
@@ -39,6 +41,27 @@ def test_every_folder_with_files_is_a_package() -> None:
 def required(name: str) -> set[tuple[str, str]]:
     lines = (REPOSITORY / name).read_text(encoding="utf-8").splitlines()
     return {(found[1], found[2]) for line in lines if (found := re.match(r"([\w-]+)==(\S+)", line))}
+
+
+def test_the_ranges_contain_the_pinned_versions() -> None:
+    extras = PROJECT["optional-dependencies"]
+    ranges = [
+        Requirement(each) for each in (*PROJECT["dependencies"], *(one for each in extras.values() for one in each))
+    ]
+    specifiers = {each.name: each.specifier for each in ranges if each.name != PROJECT["name"]}
+    pins = dict(required("requirements.txt") | required("requirements-dev.txt"))
+    # Named because they are imported; the pinned torch and pydantic bring them along.
+    assert set(specifiers) - set(pins) == {"jinja2"}
+    # torch brings triton where it runs on a GPU.
+    assert set(pins) - set(specifiers) == {"triton"}
+    assert [name for name, pin in pins.items() if name in specifiers and pin not in specifiers[name]] == []
+
+
+def test_the_embedded_model_is_a_package_of_the_wheel() -> None:
+    script = (REPOSITORY / "setup.py").read_text(encoding="utf-8")
+    assert f'"{EMBEDDED_MODEL.relative_to(REPOSITORY)}"' in script
+    assert "experiment_core_utils.checkpoints.molmoe_tiny" in script
+    assert re.findall(r'"(\w+)\*"', script) == list(PACKAGES)
 
 
 def test_the_licences_are_of_the_packages_that_are_required_and_no_others() -> None:

@@ -1,11 +1,15 @@
 """Command lines: a parser that reports in one line, and flags made from the fields of a configuration."""
 
 import argparse
+import re
 import types
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import did_you_mean
 
 if TYPE_CHECKING:
     from experiment_core_utils.config.parts import Part
@@ -14,12 +18,38 @@ if TYPE_CHECKING:
 _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
 
 
+# The name that a command's parser goes by where another command runs it; None: its own.
+PROGRAM: ContextVar[str | None] = ContextVar("PROGRAM", default=None)
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the whole usage."""
+    """Says what is wrong in one line, without the whole usage, and names the nearest flag or choice there is."""
+
+    def __init__(self, prog: str | None = None, **options: Any) -> None:
+        runner = PROGRAM.get()
+        # Parsers of subcommands are given the name of their command already.
+        is_own = runner is None or (prog or "").startswith(f"{runner} ")
+        super().__init__(prog=prog if is_own else runner, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigurationError."""
-        raise ConfigurationError(f"{message}; see --help")
+        raise ConfigurationError(f"{message}{self._nearest(message)}; see --help")
+
+    def _nearest(self, message: str) -> str:
+        if unknown := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
+            return did_you_mean(unknown[1], sorted(set(_flags(self))))
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message, re.DOTALL):
+            return did_you_mean(choice[1], [each.strip("' ") for each in choice[2].split(",")])
+        return ""
+
+
+def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Of the parser and of its subcommands, whose unknown flags it reports."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _flags(inner)
 
 
 def add_flags(parser: argparse.ArgumentParser, part: "type[Part]", title: str | None) -> None:

@@ -21,6 +21,7 @@ from experiment_core_utils.config.parts import (
     validated_as,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import did_you_mean
 
 
 class ProfilingConfig(Part):
@@ -42,7 +43,9 @@ class ProfilingConfig(Part):
         parts: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
         for name, value in values.items():
             if name not in part_of:
-                raise ConfigurationError(f"{name}: there is no such key; known are {', '.join(part_of)}")
+                raise ConfigurationError(
+                    f"{name}: there is no such key{did_you_mean(name, part_of)}; known are {', '.join(part_of)}"
+                )
             parts[part_of[name]][name] = value
         return validated_as(cls, parts, lambda location: f"--{location[1]}")
 

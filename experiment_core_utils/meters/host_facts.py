@@ -19,7 +19,7 @@ import torch
 from experiment_core_utils.meters.nvml import GpuDescription, NvmlGpu
 from experiment_core_utils.primitives.device import gpu_uuid
 from experiment_core_utils.primitives.errors import MeterUnavailable
-from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.primitives.files import IS_CHECKOUT, REPOSITORY
 
 GIB = 2**30
 
@@ -90,7 +90,8 @@ def command_line() -> str:
 
 def git_commit() -> str | None:
     """Commit of the working tree, with "+changes" where files differ from it; None outside a checkout."""
-    commit = _git("rev-parse", "HEAD")
+    # An installed package may lie inside the checkout of something else.
+    commit = _git("rev-parse", "HEAD") if IS_CHECKOUT else None
     if commit is None:
         return None
     return commit + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")

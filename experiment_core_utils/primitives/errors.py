@@ -1,5 +1,8 @@
 """The errors of the project: one class for each different reaction of the caller."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class ProfilerError(Exception):
     """Base of all errors that the project raises on purpose; its message is one line for the user."""
@@ -76,3 +79,17 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its class where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def package_of_extra(package: str, extra: str) -> Iterator[None]:
+    """Context of the import of an optional package; raises ConfigurationError where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        raise ConfigurationError(
+            f"the package {package} is not installed; run: pip install {package} (or install this package with its "
+            f"extra [{extra}])"
+        ) from error

@@ -160,22 +160,26 @@ def _flush(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
+# The folder that holds the packages: a checkout, or site-packages, where nothing is ever written.
 REPOSITORY = Path(__file__).resolve().parents[2]
-EMBEDDED_MODEL = REPOSITORY / "checkpoints" / "molmoe_tiny"
+IS_CHECKOUT = (REPOSITORY / "pyproject.toml").is_file()
+# setup.py puts it into a package.
+_MODELS = REPOSITORY if IS_CHECKOUT else REPOSITORY / "experiment_core_utils"
+EMBEDDED_MODEL = _MODELS / "checkpoints" / "molmoe_tiny"
 TRACKERS = REPOSITORY / "persistent_progress_trackers"
 
 
-def state_folder(results_dir: Path, trackers: Path = TRACKERS) -> Path:
-    """Where ledgers and the counter of runs are kept.
+def state_folder(results_dir: Path, trackers: Path = TRACKERS, *, in_checkout: bool = IS_CHECKOUT) -> Path:
+    """Where the counter of runs is kept.
 
-    In the checkout where it can be written to, else in the user's state folder (`$XDG_STATE_HOME`, else
+    In the checkout, where there is one that can be written to, else in the user's state folder (`$XDG_STATE_HOME`, else
     `~/.local/state`), else with the results.
     """
     given = Path(os.environ.get("XDG_STATE_HOME", ""))
     home = Path(os.environ.get("HOME", ""))
     users = given if given.is_absolute() else home / ".local" / "state"
     own = users / "inference_knob_profiler" / trackers.name
-    candidates = [trackers, own] if own.is_absolute() else [trackers]
+    candidates = [*([trackers] if in_checkout else []), *([own] if own.is_absolute() else [])]
     return next((each for each in candidates if _is_writable(each)), results_dir / f".{trackers.name}")
 
 

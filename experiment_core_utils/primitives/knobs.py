@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import did_you_mean
 
 FEATURES_PER_CROP = 144
 # Beyond this, a picture alone fills a context of 32768 tokens.
@@ -45,7 +46,7 @@ def own_target() -> VisionTarget:
 def tier_target(name: str) -> VisionTarget:
     """The target of a tier; raises ConfigurationError for an unknown name."""
     if name not in TIERS:
-        raise ConfigurationError(f"unknown tier {name!r}; choose among {', '.join(TIERS)}")
+        raise ConfigurationError(f"unknown tier {name!r}{did_you_mean(name, TIERS)}; choose among {', '.join(TIERS)}")
     return VisionTarget(f"tier-{name}", name, None, TIERS[name])
 
 

@@ -1,6 +1,8 @@
 """Texts: whether one from elsewhere can be used, how a one-line message shows it, and a short digest to know it by."""
 
 import hashlib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 _MOST_SHOWN = 200
@@ -24,6 +26,14 @@ def shown(value: Any) -> str:
         half = _MOST_SHOWN // 2
         text = f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """What an error about an unknown name adds, " (did you mean NAME?)"; empty where no known name is near."""
+    # The dashes of a flag would make all flags alike.
+    names = {each.lstrip("-"): each for each in known}
+    nearest = get_close_matches(given.lstrip("-"), names, n=1)
+    return f" (did you mean {names[nearest[0]]}?)" if nearest else ""
 
 
 def short_digest(content: str | bytes) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.config.text import PromptSource
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line, package_of_extra
 from experiment_core_utils.primitives.files import parse_json, refuse_unreadable
 from experiment_core_utils.primitives.texts import short_digest
 
@@ -85,7 +85,8 @@ def _checked(value: Any, where: str) -> str:
 
 def _of_dataset(wanted: PromptSource, cache_dir: Path | None) -> tuple[list[str], Mapping[str, str]]:
     # The library behind it takes seconds to import, and no other source needs it.
-    from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder, read_hub
+    with package_of_extra("datasets", "datasets"):
+        from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder, read_hub
 
     name = str(wanted.dataset_name)
     hub = HubDataset(name, wanted.config_name, wanted.revision or "main")

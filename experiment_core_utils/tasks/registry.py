@@ -7,7 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, package_of_extra
+from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
@@ -50,7 +51,8 @@ def _generated(task: type[GeneratedTask]) -> TaskEntry:
 def _published(module: str, reader: str, metric: str, default_split: str = "validation") -> TaskEntry:
     def open_task(split: str, **source: Any) -> Task:
         # Imported here, for the readers need the `datasets` library, which takes seconds that other tasks need not pay.
-        task: Callable[..., Task] = getattr(import_module(f"experiment_core_utils.tasks.datasets.{module}"), reader)
+        with package_of_extra("datasets", "datasets"):
+            task: Callable[..., Task] = getattr(import_module(f"experiment_core_utils.tasks.datasets.{module}"), reader)
         return task(split, **source)
 
     return TaskEntry(metric=metric, default_split=default_split, open=open_task)
@@ -130,12 +132,16 @@ def get_metric(metric_name: str) -> Metric:
     """The metric of that name, which scores the answers of a run; raises ConfigurationError if unknown."""
     if metric_name not in _METRICS:
         raise ConfigurationError(
-            f"unknown metric {metric_name!r}: known are {', '.join(list_metrics())}; use one of these names"
+            f"unknown metric {metric_name!r}{did_you_mean(metric_name, _METRICS)}: known are "
+            f"{', '.join(list_metrics())}; use one of these names"
         )
     return _METRICS[metric_name]
 
 
 def _entry(name: str) -> TaskEntry:
     if name not in _TASKS:
-        raise ConfigurationError(f"unknown task {name!r}: known are {', '.join(list_tasks())}; use one of these names")
+        raise ConfigurationError(
+            f"unknown task {name!r}{did_you_mean(name, _TASKS)}: known are {', '.join(list_tasks())}; use one of these "
+            "names"
+        )
     return _TASKS[name]

@@ -5,6 +5,7 @@ accelerate launch experiments/core_exp/acc_lat_profiling.py --tier_list low high
 
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -14,11 +15,11 @@ from experiment_core_utils.config.profiling import parse_config
 
 
 @reporting_errors
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 refused, 3 samples failed, 130 stopped."""
     # While imports and loading last; a run has its own handlers, which let the sample at work end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    config = parse_config()
+    config = parse_config(argv)
     # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
     if config.machine.dry_run:
         with libraries_loading():

@@ -3,13 +3,13 @@
 python -m experiments.performance_prediction.profile_status [RESULTS]
 """
 
-import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.csv_tables import read_table_file
 
 
@@ -36,12 +36,11 @@ def _state_of(table: Path) -> str:
 
 
 @reporting_errors
-def main() -> None:
-    """Print the status. Exit code: 0, or 1 where a table cannot be read."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", type=Path, default=Path("results"))
-    results = parser.parse_args().results
-    lines = list(status_lines(results))
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the status. Exit code: 0, 1 where a table cannot be read, 2 where a flag is wrong."""
+    parser = OneLineParser(prog="profile_status.py", description="How far profiles of convolutions have come.")
+    parser.add_argument("results", nargs="?", type=Path, default=Path("results"), help="(default: %(default)s)")
+    lines = list(status_lines(parser.parse_args(argv).results))
     print("\n".join(lines) or f"nothing in {results} yet")
 
 

@@ -6,6 +6,7 @@ accelerate launch experiments/text_exp/run_text_generation.py --config experimen
 import argparse
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,10 @@ def _content(given: argparse.Namespace) -> dict[str, Any]:
 
 
 @reporting_errors
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130 stopped."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    given = build_parser().parse_args()
+    given = build_parser().parse_args(argv)
     grid = combinations(_content(given))
     # torch and transformers take seconds to import; `--help` and a wrong key need neither.
     with libraries_loading():

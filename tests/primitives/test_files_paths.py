@@ -16,6 +16,8 @@ def test_state_goes_where_it_can_be_written(tmp_path: Path, monkeypatch: pytest.
     assert state_folder(tmp_path / "r", tmp_path / "open") == tmp_path / "open"
     users = Path("inference_knob_profiler") / "persistent_progress_trackers"
     assert state_folder(tmp_path / "r", closed) == tmp_path / "state" / users
+    installed = state_folder(tmp_path / "r", tmp_path / "site-packages" / "open", in_checkout=False)
+    assert installed == tmp_path / "state" / "inference_knob_profiler" / "open"
     monkeypatch.setenv("XDG_STATE_HOME", "")
     assert state_folder(tmp_path / "r", closed) == tmp_path / "home" / ".local" / "state" / users
     for home in (str(tmp_path / "file"), ""):

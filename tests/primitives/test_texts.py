@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiment_core_utils.primitives.texts import is_text, short_digest, shown
+from experiment_core_utils.primitives.texts import did_you_mean, is_text, short_digest, shown
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,10 @@ def test_what_a_message_shows() -> None:
 def test_a_short_digest_is_the_front_of_the_sha256() -> None:
     # sha256sum of "abc", as in the standard (FIPS 180-2).
     assert short_digest("abc") == short_digest(b"abc") == "ba7816bf8f01cfea"
+
+
+def test_the_nearest_name_is_offered_where_one_is_near() -> None:
+    assert did_you_mean("--num_sampels", ["--num_samples", "--num_runs"]) == " (did you mean --num_samples?)"
+    assert did_you_mean("textvqa", ["okvqa", "text_vqa"]) == " (did you mean text_vqa?)"
+    # Equal dashes make no flag near.
+    assert did_you_mean("--zzz", ["--abc", "--def"]) == ""

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from plotly.offline import get_plotlyjs
 
-from experiments.analyses.charts.plotly_charts import plotly_of
+from experiment_core_utils.primitives.errors import package_of_extra
 from experiments.analyses.report.parts import Report
 
 HERE = Path(__file__).parent
 
 
 def page_of(report: Report) -> str:
-    """The text of the page."""
+    """The text of the page; raises ConfigurationError where plotly, which draws the pictures, is not installed."""
+    with package_of_extra("plotly", "report"):
+        from plotly.offline import get_plotlyjs
     script, library = (HERE / "page.js").read_text(encoding="utf-8"), get_plotlyjs()
     pages = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
@@ -48,6 +49,8 @@ def policy(*scripts: str) -> str:
 
 def plots_of(report: Report) -> dict[str, Any]:
     """The name of each plot on the page, a chart's with the number of the panel -> its data and layout."""
+    with package_of_extra("plotly", "report"):
+        from experiments.analyses.charts.plotly_charts import plotly_of
     return {
         f"{chart.name}-{number}": plotly_of(panel).to_plotly_json()
         for section in report.sections

@@ -1,0 +1,82 @@
+"""One command for every job: the same parsers under its own name, imported only when they run."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import pytest
+
+from experiment_core_utils.config.profiling import build_parser
+from experiment_core_utils.primitives.files import REPOSITORY
+from knob_profiler.__main__ import COMMANDS, Command, Group, main
+
+
+def all_commands(group: Group) -> Iterator[Command]:
+    for each in group.commands.values():
+        yield from [each] if isinstance(each, Command) else all_commands(each)
+
+
+def test_every_subcommand_names_a_module_that_is_there() -> None:
+    assert [each.module for each in all_commands(COMMANDS) if find_spec(each.module) is None] == []
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_help_of_profile_is_the_drivers(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", "--help"])
+    assert ended.value.code == 0
+    shown, driver = unwrapped(capsys.readouterr().out), unwrapped(build_parser().format_help())
+    assert shown == driver.replace("usage: acc_lat_profiling.py", "usage: knobprof profile")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prfile"], r"invalid choice: 'prfile' .* \(did you mean profile\?\); see --help"),
+        (["analyse", "stage"], r"\(did you mean stages\?\)"),
+        (["profile", "--num_sampels", "4"], r"arguments: --num_sampels 4 \(did you mean --num_samples\?\)"),
+        (["profile", "--tier_list", "lwo"], r"'lwo' \(did you mean low\?\); choose among low, medium, high"),
+        (["compare", "RESULTS", "--basline", "x"], r"\(did you mean --baseline\?\); see --help"),
+        (["text", "--zzz"], r"unrecognized arguments: --zzz; see --help"),
+        (["controller"], r"the following arguments are required: COMMAND"),
+    ],
+)  # fmt: skip
+def test_a_wrong_word_is_one_line_with_the_nearest_right_one(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        (["--help"], "knobprof"),
+        (["tasks", "--help"], "knobprof tasks"),
+        (["tasks", "rescore", "--help"], "knobprof tasks rescore"),
+        (["compare", "--help"], "knobprof compare"),
+        (["convolutions", "status", "--help"], "knobprof convolutions status"),
+    ],
+)
+def test_help_names_the_command_that_was_typed(
+    words: list[str], usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert capsys.readouterr().out.startswith(f"usage: {usage} [-h]")
+
+
+def test_help_and_version_import_no_torch() -> None:
+    for words in (["--help"], ["--version"], ["profile", "--help"]):
+        code = (
+            "import sys\nfrom knob_profiler.__main__ import main\n"
+            f"try:\n    main({words})\nfinally:\n    assert not {{'torch', 'pandas'}} & set(sys.modules)\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
