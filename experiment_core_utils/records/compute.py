@@ -8,7 +8,7 @@ from experiment_core_utils.primitives.statistics import highest_of
 
 
 class GenerationFlops(TypedDict):
-    """Operations of what a run generated, padding and positions after an end left out; None where there is no figure."""
+    """Operations of what a run generated, without padding and positions after an end; None where there is no figure."""
 
     prefill_flops: int | None  #: every prompt, the head on its last position
     decode_flops: int | None  #: n - 1 steps for n tokens of an answer; 0 where no answer has a second one

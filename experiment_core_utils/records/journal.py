@@ -26,7 +26,7 @@ from experiment_core_utils.primitives.files import (
     shortened,
 )
 from experiment_core_utils.records.energy import SettingEnergy
-from experiment_core_utils.records.locks import locked_file
+from experiment_core_utils.records.locks import is_locked, locked_file
 from experiment_core_utils.records.result_files import field_fault, parsed_json
 from experiment_core_utils.records.settings import (
     ConditionsReading,
@@ -219,6 +219,11 @@ def only_run_in(folder: Path) -> Iterator[None]:
     """
     with locked_file(folder / LOCK_NAME, waits=False):
         yield
+
+
+def has_run(folder: Path) -> bool | None:
+    """Whether a run is at work on the journals of this folder; None where that cannot be known."""
+    return is_locked(folder / LOCK_NAME)
 
 
 def journals_in(folder: Path) -> Iterator[Path]:

@@ -31,24 +31,29 @@ class LedgerEntry:
 
 
 _ENTRIES = TypeAdapter(dict[str, LedgerEntry])
+# In the results folder: journals, ledgers, and the plan of the last run.
+PARTS_FOLDER = ".parts"
 
 
 class Ledger:
-    """The settings of one run (one output folder and one fingerprint), kept in a file of the `state_folder`.
+    """The settings of one run (one output folder and one fingerprint), kept in the folder, which can so be moved.
 
     A setting is done when its result file is there and carries this run's fingerprint; deleting the file, or
     overwriting it by another run, makes it due again.
+
+    Args:
+        trackers: where earlier versions kept ledgers, which are read where the folder has none; None: in the checkout
+            and in the user's state folder.
     """
 
     def __init__(self, output_dir: Path, fingerprint: str, trackers: Path | None = None) -> None:
         self._output_dir = output_dir.resolve()
         self.fingerprint = fingerprint
-        digest = short_digest(os.fsencode(f"{self._output_dir}|{fingerprint}"))
-        name = f"acc_lat_{digest}.json"
-        self.path = (state_folder(self._output_dir) if trackers is None else trackers) / name
-        # A checkout that could be written to may hold what was measured then.
-        before = TRACKERS / name
-        self._entries = self._read(self.path if self.path.exists() or trackers is not None else before)
+        self.path = self._output_dir / PARTS_FOLDER / f"ledger_{fingerprint}.json"
+        name = f"acc_lat_{short_digest(os.fsencode(f'{self._output_dir}|{fingerprint}'))}.json"
+        former = [TRACKERS, state_folder(self._output_dir)] if trackers is None else [trackers]
+        places = (self.path, *(folder / name for folder in former))
+        self._entries = self._read(next((path for path in places if path.exists()), self.path))
 
     def result_path(self, key: str) -> Path | None:
         """The result file of a setting that is done, None where it is due."""
@@ -110,7 +115,6 @@ class Ledger:
     def _write(self, key: str, entry: LedgerEntry) -> None:
         self._entries[key] = entry
         content = {
-            "output_dir": str(self._output_dir),
             "fingerprint": self.fingerprint,
             "settings": _ENTRIES.dump_python(self._entries),
         }
@@ -126,8 +130,6 @@ class Ledger:
             raise ResultsRefused(f"{path} is not a ledger of this version ({fault}); delete it") from error
 
 
-# In the results folder: journals, and this file.
-PARTS_FOLDER = ".parts"
 PLAN_VERSION = 1
 _PLAN_FILE = "plan.json"
 

@@ -1,5 +1,6 @@
 """Locks on the files that are kept; apart from them, because the library takes 0.1 s to import."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,26 @@ def locked_file(path: Path, *, waits: bool) -> Iterator[int]:
                 return
         finally:
             os.close(descriptor)
+
+
+def is_locked(path: Path) -> bool | None:
+    """Whether a process has the lock of a file, which is not made; None where that cannot be known."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        # Readers share it, and it is given back at once.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _lock(descriptor: int, path: Path, waits: bool) -> None:

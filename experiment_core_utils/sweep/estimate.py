@@ -239,7 +239,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RequestWork:
-    """A request of the mean size of those looked at; of the largest one the elements that are held beside the weights."""
+    """A request of the mean size of those looked at; of the largest one the elements held beside the weights."""
 
     prompt_tokens: float
     flops: StageFlops

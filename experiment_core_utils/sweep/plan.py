@@ -14,17 +14,17 @@ from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, Task
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import distinct, plan_settings
 from experiment_core_utils.meters.host_facts import environment_stamp
-from experiment_core_utils.models.common.checkpoint_files import weights_stamp
+from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_stamp
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import of_all_processes, of_main_process, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.files import remove_leftovers
 from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
 from experiment_core_utils.primitives.stability import measuring_order
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
-from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan
+from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.drift import fill_in_drift
 from experiment_core_utils.sweep.front import finished_search
@@ -237,15 +237,17 @@ def agreed_fingerprint(
 ) -> str:
     """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
 
-    The main process's, on every process: machines may keep the same weights in different places. A change of code or
-    of a machine's load is not seen; the provenance in each file records the commit.
+    The same wherever model and results lie. A change of code or of a machine's load is not seen; the provenance in each
+    file records the commit. A folder that was begun when the model's path and times of change still counted keeps that
+    digest, the main process's, as long as they are the same.
 
     Raises:
         WorkerLost: (in all of them) a process would measure something else than the main one.
     """
     parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
-    place = (str(source.folder.resolve()), weights_stamp(source.folder))
-    found = of_all_processes((short_digest(repr(parts)), short_digest(repr((parts, place)))), accelerator)
+    own = short_digest(repr((parts, model_digest(source.folder))))
+    former = short_digest(repr((parts, (str(source.folder.resolve()), weights_stamp(source.folder)))))
+    found = of_all_processes((own, former if _begun_with(former, config.machine.output_dir) else own), accelerator)
     others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
     if others:
         raise WorkerLost(
@@ -253,6 +255,14 @@ def agreed_fingerprint(
             "arguments, weights, data, versions and kind of device"
         )
     return found[0][1]
+
+
+def _begun_with(fingerprint: str, output_dir: Path) -> bool:
+    """Whether the last run in the folder has this fingerprint; what cannot be read as its plan is none of it."""
+    try:
+        return read_plan(output_dir).fingerprint == fingerprint
+    except ResultsError:
+        return False
 
 
 def fingerprint_parts(

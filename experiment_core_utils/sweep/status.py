@@ -3,7 +3,7 @@
 python -m experiment_core_utils.sweep.status RESULTS_DIR
 
 Reads the run's plan, its ledger and the journals of settings that have no result yet; no result file and no torch, so
-that it answers at once. Takes no lock.
+that it answers at once. A run is at work while it has the lock of its folder.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.units import span
-from experiment_core_utils.records.journal import JournalContent, journals_in, read_journal
+from experiment_core_utils.records.journal import JournalContent, has_run, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
 from experiment_core_utils.records.setting_result import FailedSample
 from experiment_core_utils.records.settings import SettingFailure
@@ -43,10 +43,12 @@ class Status:
     """How far a run has come."""
 
     plan: RunPlan
+    is_running: bool | None  #: a run has the lock of the folder; None where that cannot be known
     done: tuple[str, ...]  #: settings of the plan that have a result
     failed: dict[str, SettingFailure]  #: settings whose last attempt failed, with why
     left: tuple[str, ...]  #: settings with neither
-    #: the setting that is being measured; None before the first, between two, and at the end
+    #: the setting that is being measured, or was when the run stopped; None before the first, between two, and at the
+    #: end
     at_work: SettingJournals | None
     failed_samples: tuple[tuple[str, FailedSample], ...]
     samples_by_run: int  #: samples that this run has finished
@@ -92,6 +94,7 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
     )
     return Status(
         plan=plan,
+        is_running=has_run(output_dir / PARTS_FOLDER),
         done=done,
         failed=failed,
         left=tuple(key for key in plan.keys if key not in done and key not in failed),
@@ -160,7 +163,8 @@ def status_lines(status: Status, output_dir: Path) -> list[str]:
     ]
     if status.at_work is not None:
         finished = len(status.at_work.finished)
-        lines.append(f"at work: {status.at_work.key}, {finished} of {plan.num_samples} samples")
+        state = "stopped at" if status.is_running is False else "at work:"
+        lines.append(f"{state} {status.at_work.key}, {finished} of {plan.num_samples} samples")
     lines += [time_line(status), *failure_lines(status)]
     return lines
 
@@ -175,9 +179,11 @@ def time_line(status: Status) -> str:
         if status.left_s is not None
         else f"time left: not known before the first sample; begun {span(status.elapsed_s + status.silent_s)} ago"
     )
+    if status.is_running is False:
+        return f"stopped {span(status.silent_s)} ago; run the same command again to resume; {pace}"
     silent = f"; last line written {span(status.silent_s)} ago"
-    stopped = ": stopped, or a long sample" if status.silent_s > SILENT_AFTER_S else ""
-    return pace + silent + stopped
+    stopped = ": a long sample" if status.is_running else ": stopped, or a long sample"
+    return pace + silent + (stopped if status.silent_s > SILENT_AFTER_S else "")
 
 
 def failure_lines(status: Status) -> list[str]:

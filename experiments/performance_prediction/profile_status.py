@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the status. Exit code: 0, 1 where a table cannot be read, 2 where a flag is wrong."""
     parser = OneLineParser(prog="profile_status.py", description="How far profiles of convolutions have come.")
     parser.add_argument("results", nargs="?", type=Path, default=Path("results"), help="(default: %(default)s)")
-    lines = list(status_lines(parser.parse_args(argv).results))
+    results = parser.parse_args(argv).results
+    lines = list(status_lines(results))
     print("\n".join(lines) or f"nothing in {results} yet")
 
 

@@ -1,5 +1,6 @@
 """Which settings a run still owes."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def ledger(output: Path, fingerprint: str = "f00d") -> Ledger:
 
 def test_a_new_ledger_owes_everything_and_writes_nothing(output: Path) -> None:
     assert ledger(output).result_path("a") is None
-    assert not (output.parent / "trackers").exists()
+    assert not (output.parent / "trackers").exists() and list(output.iterdir()) == []
 
 
 def test_a_setting_is_done_while_its_file_is_there(output: Path) -> None:
@@ -48,7 +49,6 @@ def test_a_failed_setting_is_due_again_and_keeps_its_reason(output: Path) -> Non
     assert (again.result_path("a"), again.result_path("b")) == (output / "a.json", None)
     stored = json.loads(again.path.read_text())
     assert stored["fingerprint"] == "f00d"
-    assert stored["output_dir"] == str(output)
     assert stored["settings"]["b"] == {
         "result_file": None,
         "failure": {"error": "OutOfMemory", "reason": "no room", "attempts": 3},
@@ -66,6 +66,27 @@ def test_another_fingerprint_or_folder_is_another_run(output: Path, tmp_path: Pa
     elsewhere.mkdir()
     (elsewhere / "a.json").write_text(OWN)
     assert ledger(elsewhere).result_path("a") is None
+
+
+def test_a_folder_that_is_moved_takes_its_ledger_along(output: Path) -> None:
+    (output / "a.json").write_text(OWN)
+    ledger(output).mark_done("a", "a.json")
+    moved = output.rename(output.with_name("moved"))
+    assert Ledger(moved, "f00d").result_path("a") == moved / "a.json"
+
+
+def test_a_ledger_of_an_earlier_version_is_read_and_left_as_it_is(output: Path) -> None:
+    """It lay with the state of the project, named by the first 16 digits of a SHA-256 of folder and fingerprint."""
+    (output / "a.json").write_text(OWN)
+    name = hashlib.sha256(f"{output}|f00d".encode()).hexdigest()[:16]
+    former = output.parent / "trackers" / f"acc_lat_{name}.json"
+    former.parent.mkdir()
+    content = '{"settings": {"a": {"result_file": "a.json", "failure": null}}}'
+    former.write_text(content)
+    assert ledger(output).result_path("a") == output / "a.json"
+    ledger(output).mark_failed("b", FAILURE)
+    assert former.read_text() == content
+    assert Ledger(output, "f00d").result_path("a") == output / "a.json"
 
 
 def test_the_same_folder_by_another_path_is_the_same_run(

@@ -1,5 +1,8 @@
 """What a result depends on beside the knobs: how it was executed is part of it, and older results keep theirs."""
 
+import hashlib
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +15,9 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
-from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.ledger import PLAN_VERSION, Ledger, RunPlan, write_plan
 from experiment_core_utils.records.settings import JournalHeader
-from experiment_core_utils.sweep.plan import fingerprint_parts, refuse_other_engines
+from experiment_core_utils.sweep.plan import agreed_fingerprint, fingerprint_parts, refuse_other_engines
 from tests.hand_made_records import measured_sample, part, stored_result
 
 
@@ -39,6 +42,37 @@ def test_threads_of_the_environment_belong_to_a_result_where_no_flag_says_how_ma
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert [each for each in two if each not in parts()] == [("OMP_NUM_THREADS", 2)]
     assert parts("--num_threads", "1") == flagged
+
+
+def fingerprint(model: Path, output_dir: Path) -> str:
+    config = parse_config(["--device", "cpu", "--model_path", str(model), "--output_dir", str(output_dir)])
+    task, accelerator = open_task(config.task), Accelerator(cpu=True)
+    return agreed_fingerprint(config, find_model(str(model)), task, [1, 2], accelerator)
+
+
+def test_a_model_is_known_by_its_content_not_by_place_and_time(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    own = fingerprint(tiny_checkpoint, tmp_path)
+    copied = Path(shutil.copytree(tiny_checkpoint, tmp_path / "copied"))
+    weights = next(copied.glob("*.safetensors"))
+    os.utime(weights, (1.0, 1.0))
+    (copied / "block_importance.provenance.json").write_text("{}")
+    assert fingerprint(copied, tmp_path) == own
+    # One byte of the last weight, the size unchanged.
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert fingerprint(copied, tmp_path) != own
+
+
+def test_a_folder_that_was_begun_by_place_and_time_goes_on_with_them(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Of the former digest: the parts, the folder, and name, size and time of change of each file of weights."""
+    files = sorted(tiny_checkpoint.glob("*.safetensors"))
+    stamp = tuple((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
+    found = parts("--model_path", str(tiny_checkpoint))
+    former = hashlib.sha256(repr((found, (str(tiny_checkpoint.resolve()), stamp))).encode()).hexdigest()[:16]
+    assert fingerprint(tiny_checkpoint, tmp_path) != former
+    write_plan(RunPlan(PLAN_VERSION, "0001", former, "reference_vqa", ("a",), ("a",), 2, 1, 0, 1000.0), tmp_path)
+    assert fingerprint(tiny_checkpoint, tmp_path) == former
 
 
 COMPILED = {"vision": "reference", "prefill": "reference", "decode": "cpu step"}

@@ -1,6 +1,7 @@
 """How far a run has come, from a plan, a ledger and journals made by hand."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, journal_path
+from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, journal_path, only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, write_plan
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
 from experiment_core_utils.sweep.status import main, read_status, status_lines
@@ -55,7 +56,9 @@ def done(ledger: Ledger, folder: Path, key: str, at: float) -> None:
 
 
 def lines_of(folder: Path, now: float) -> list[str]:
-    return status_lines(read_status(folder, now, folder / "trackers"), Path("out"))
+    """While a run has the lock of the folder."""
+    with only_run_in(folder / PARTS_FOLDER):
+        return status_lines(read_status(folder, now, folder / "trackers"), Path("out"))
 
 
 def test_a_run_in_the_middle_of_its_second_setting(ledger: Ledger, tmp_path: Path) -> None:
@@ -70,13 +73,20 @@ def test_a_run_in_the_middle_of_its_second_setting(ledger: Ledger, tmp_path: Pat
     # 4 of a and 3 of b less the one before; 1 of b and 4 of c are owed: 100 s / 6 * 5 = 83.3 s.
     assert (status.samples_by_run, status.samples_missing) == (6, 5)
     assert status.left_s == pytest.approx(83.333, abs=1e-3)
-    lines = status_lines(status, Path("out"))
+    lines = lines_of(tmp_path, 1130.0)
     assert lines[0].startswith("out: run 0002 on signs, 4 samples a setting, 2 processes, begun 1970-01-0")
     assert lines[1:] == [
         "settings: 1 done, 0 failed, 2 left of 3",
         "at work: b, 3 of 4 samples",
         "time left: about 1 min at this run's pace (6 samples in 2 min); last line written 30 s ago",
         "failed sample: b, 1: SampleError: truncated",
+    ]
+    # The system gives the lock back when a run ends in whatever way.
+    assert status.is_running is False
+    assert status_lines(status, Path("out"))[2:4] == [
+        "stopped at b, 3 of 4 samples",
+        "stopped 30 s ago; run the same command again to resume; time left: about 1 min at this run's pace (6 samples "
+        "in 2 min)",
     ]
 
 
@@ -88,9 +98,12 @@ def test_before_the_first_sample_the_time_is_not_known(ledger: Ledger, tmp_path:
     ]
 
 
-def test_a_run_that_is_silent_for_long_may_have_stopped(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_run_that_is_silent_for_long_has_a_long_sample(ledger: Ledger, tmp_path: Path) -> None:
     journal(tmp_path, header("a", 0), finished(0), at=1010.0)
-    assert lines_of(tmp_path, 1010.0 + 121)[-1].endswith("; last line written 2 min ago: stopped, or a long sample")
+    assert lines_of(tmp_path, 1010.0 + 121)[-1].endswith("; last line written 2 min ago: a long sample")
+    # Where the file system has no locks it may have stopped as well.
+    unknown = replace(read_status(tmp_path, 1010.0 + 121), is_running=None)
+    assert status_lines(unknown, Path("out"))[-1].endswith(" 2 min ago: stopped, or a long sample")
     assert lines_of(tmp_path, 1010.0 + 119)[-1].endswith("; last line written 2 min ago")
 
 
@@ -146,6 +159,12 @@ def test_a_real_run_leaves_a_plan_that_is_done(tiny_checkpoint: Path, tmp_path: 
     assert status.plan.experiment_id == report.experiment_id
     assert status.done == status.plan.due == ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")
     assert (status.left, status.at_work, status.samples_by_run, status.samples_missing) == ((), None, 4, 0)
+    copied = tmp_path.with_name(f"{tmp_path.name}_copied")
+    shutil.copytree(tmp_path, copied)
+    assert read_status(copied, time.time()).done == status.done
+    elsewhere = shutil.copytree(tiny_checkpoint, tmp_path.with_name(f"{tmp_path.name}_model"))
+    moved = config.replaced(output_dir=copied, model_path=str(elsewhere))
+    assert run_profiling(moved).experiment_id is None
     run_profiling(config)
     assert "nothing was left to measure" in status_lines(read_status(tmp_path, time.time()), tmp_path)[0]
 

@@ -92,6 +92,50 @@ def weights_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 
+# What decides what a model in a folder answers.
+_OF_THE_MODEL = (
+    "config.json",
+    "generation_config.json",
+    "*processor_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab*",
+    "merges.txt",
+    "*.model",
+    "*.py",
+    "*.safetensors",
+    "*.bin",
+)
+_WHOLE_BYTES, _STRIDE_BYTES, _SAMPLE_BYTES = 2**26, 2**20, 2**12
+
+
+def model_digest(folder: Path) -> str:
+    """SHA-256 by which the model in a folder is known again, wherever the folder is and whenever it was written.
+
+    Over the names, sizes and contents of its configs, tokenizer and weights. Files of more than 64 MiB are sampled:
+    their first MiB, which has a safetensors file's header, and 4 KiB of each further one. So it takes no minutes, and
+    sees weights that were trained further; it does not see a change of single numbers.
+
+    Raises:
+        ConfigurationError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted({path for pattern in _OF_THE_MODEL for path in folder.glob(pattern) if path.is_file()}):
+        try:
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size} ".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(size if size <= _WHOLE_BYTES else _STRIDE_BYTES))
+                for place in range(_STRIDE_BYTES, size if size > _WHOLE_BYTES else 0, _STRIDE_BYTES):
+                    file.seek(place)
+                    digest.update(file.read(_SAMPLE_BYTES))
+        except OSError as error:
+            raise ConfigurationError(f"{path}: {error.strerror or first_line(error)}") from error
+    return digest.hexdigest()
+
+
 def weights_digest(folder: Path) -> str:
     """SHA-256 over the names and bytes of the files of weights; it does not depend on where the folder is."""
     digest = hashlib.sha256()
