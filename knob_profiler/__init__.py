@@ -1,0 +1,24 @@
+"""The profiler from Python: `profile` measures settings of the knobs, `load` reads a folder of results.
+
+    import knob_profiler as kp
+
+    results = kp.profile(task="reference_vqa", tiers=["low", "high"], top_k=[4, 8], samples=200)
+    results.frame()
+
+torch and transformers are imported when one of the names is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from knob_profiler.api import Results, load, profile
+
+__all__ = ["Results", "load", "profile"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from knob_profiler import api
+
+    return getattr(api, name)

@@ -34,15 +34,19 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def write_report(results_dirs: Sequence[Path], output: Path) -> None:
+    """Analyse the results and write the page; raises ResultsError, or ConfigurationError where plotly is missing."""
+    # Names of folders that are not UTF-8 have letters that it lacks.
+    page = page_of(report_of(analyse(results_dirs))).encode(errors="backslashreplace").decode()
+    write_text_atomically(page, output)
+
+
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the report. Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong."""
     given = build_parser().parse_args(argv)
     output = given.output or given.results_dirs[0] / "report.html"
-    report = report_of(analyse(given.results_dirs))
-    # Names of folders that are not UTF-8 have letters that it lacks.
-    page = page_of(report).encode(errors="backslashreplace").decode()
-    write_text_atomically(page, output)
+    write_report(given.results_dirs, output)
     print(output)
 
 
