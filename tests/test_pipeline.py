@@ -71,7 +71,8 @@ def results(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     assert not report.failed
     assert len(report.results) == 8
     assert report.csv_path == folder / "reference-vqa_settings.csv"
-    assert sorted(path.name for path in (folder / ".parts").iterdir()) == ["lock", "plan.json"]
+    ledger = f"ledger_{report.results[0].fingerprint}.json"
+    assert sorted(path.name for path in (folder / ".parts").iterdir()) == [ledger, "lock", "plan.json"]
     return {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 

@@ -98,7 +98,8 @@ def sweep(first_sweep: Sweep) -> Sweep:
 def contents(folder: Path, left_out: set[str] = NOT_COMPARED) -> Contents:
     """Every result of a folder that nobody works in any more, by name; nothing else may lie there."""
     left = {path.name for path in (folder / ".parts").iterdir()}
-    assert {"lock", "plan.json"} <= left <= {"lock", "plan.json", "seen_by_all"}
+    (ledger,) = (name for name in left if name.startswith("ledger_"))
+    assert {"lock", "plan.json", ledger} <= left <= {"lock", "plan.json", ledger, "seen_by_all"}
     names = sorted(path.name for path in folder.iterdir() if path.name not in (".parts", "drift"))
     tables = [name for name in names if name.endswith(".csv")]
     assert tables == [SAMPLES_NAME, CSV_NAME]
