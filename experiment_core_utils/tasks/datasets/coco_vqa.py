@@ -9,13 +9,13 @@ from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
     Place,
     PublishedTask,
-    QuestionRow,
     coco_splits,
     file_stem,
     list_of_records,
     picture_file,
     present,
 )
+from experiment_core_utils.tasks.datasets.questions import QuestionRow
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _KEPT = ("answer_type", "question_type", "multiple_choice_answer")

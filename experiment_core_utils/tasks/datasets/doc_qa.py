@@ -5,16 +5,14 @@ from types import MappingProxyType
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
-    UNTYPED,
     Place,
     PublishedTask,
-    QuestionRow,
     SplitSource,
     file_stem,
-    listed,
     picture_file,
     present,
 )
+from experiment_core_utils.tasks.datasets.questions import UNTYPED, QuestionRow, listed
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _PAGE = ("ucsf_document_id", "ucsf_document_page_no")

@@ -3,35 +3,20 @@
 The models here take one picture, so a question with several is a failed sample, counted with its reason.
 """
 
-import ast
 import string
 from types import MappingProxyType
 from typing import Any
 
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, QuestionRow, SplitSource, present
+from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, SplitSource, present
+from experiment_core_utils.tasks.datasets.questions import QuestionRow, literal_list
 from experiment_core_utils.tasks.datasets.tables import Row
 from experiment_core_utils.tasks.interface import Sample
 
 _PICTURES = tuple(f"image_{number}" for number in range(1, 8))
 _KEPT = ("subfield", "topic_difficulty", "img_type")
 _OPEN_STYLE = "vqa2"
-
-
-def literal_list(text: str, what: str) -> list[Any]:
-    """The list that a string holds in Python's notation; raises SampleError for anything else. Runs nothing."""
-    try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
-        raise SampleError(f"{what} is not a list: {shown(repr(text))}") from error
-    if not isinstance(found, list):
-        raise SampleError(f"{what} is not a list: {shown(repr(text))}")
-    odd = [each for each in found if not isinstance(each, str | int | float)]
-    if odd:
-        raise SampleError(f"{what} contains {shown(repr(odd[0]))}, neither a text nor a number")
-    return found
 
 
 def open_answers(text: str) -> list[Any]:

@@ -81,18 +81,21 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
         raise SampleError(f"picture {name} cannot be read: {shown(first_line(error))}") from error
 
 
-def find_picture(path: str, roots: Sequence[Path], folders: Sequence[Path]) -> Path:
+def find_picture(path: str, roots: Sequence[Path], folders: Sequence[Path], *, exactly: bool = False) -> Path:
     """The file of a picture that a row names by its path.
 
     Args:
         roots: the path is relative to one of them, with or without its subfolders: archives differ in whether they
             keep those.
         folders: the file, behind all links, has to lie in one of them.
+        exactly: only as the path is written.
 
     Raises:
         SampleError: there is none, or only outside the folders.
     """
-    candidates = [root / name for root in roots for name in (path, Path(path).name)] or [Path(path)]
+    candidates = [root / name for root in roots for name in ((path,) if exactly else (path, Path(path).name))] or [
+        Path(path)
+    ]
     # Not Path.is_file: it raises for a name that is too long or a folder that is closed to this user.
     there = [each for each in candidates if os.path.isfile(each)]
     inside = [each for each in there if is_inside(each, folders)]

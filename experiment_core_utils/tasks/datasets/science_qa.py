@@ -9,14 +9,13 @@ from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
     Place,
     PublishedTask,
-    QuestionRow,
     SplitSource,
     Table,
     file_stem,
-    listed,
     picture_file,
     present,
 )
+from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _FILES = ("problems.json", "pid_splits.json")

@@ -7,16 +7,15 @@ from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import (
-    UNTYPED,
     Place,
     PublishedTask,
-    QuestionRow,
     SplitSource,
     Table,
     file_stem,
     list_of_records,
     picture_file,
 )
+from experiment_core_utils.tasks.datasets.questions import UNTYPED, QuestionRow
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.tasks.datasets.published import (
+from experiment_core_utils.tasks.datasets.questions import (
     CHOICE_TEMPLATE,
     OPEN_TEMPLATE,
     check_template,

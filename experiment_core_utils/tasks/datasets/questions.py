@@ -1,0 +1,134 @@
+"""Questions read from rows of a table: texts that are checked, a picture that is opened, a prompt that is filled in."""
+
+import ast
+import json
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
+from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.tasks.datasets.pictures import find_picture, open_picture
+
+UNTYPED = "all"
+OPEN_TEMPLATE = " User: {style}: {question} Assistant:"
+CHOICE_TEMPLATE = " User: {style}: {question}\n{options} Assistant:"
+FIELDS = ("question", "style", "options")
+
+
+def options_block(options: Sequence[str]) -> str:
+    """One line for each option, ``A: text`` and a line break; raises SampleError above 26 options."""
+    if len(options) > len(string.ascii_uppercase):
+        raise SampleError(f"a question has {len(options)} options, more than there are letters")
+    return "".join(f"{letter}: {option}\n" for letter, option in zip(string.ascii_uppercase, options, strict=False))
+
+
+def check_template(template: str, required: Sequence[str]) -> str:
+    """`template` itself, if it names `required` fields and none that is unknown.
+
+    Raises:
+        ConfigurationError: an unknown or missing field, a conversion or format specification, a lone brace.
+    """
+    if not is_text(template):
+        raise ConfigurationError(f"prompt template {template!r} is not valid UTF-8; write it in UTF-8")
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"prompt template {template!r} is malformed ({error}): write a brace of the text itself as {{{{ or }}}}"
+        ) from error
+    named = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
+    known = ", ".join(f"{{{name}}}" for name in FIELDS)
+    for name, spec, conversion in named:
+        if name not in FIELDS or spec or conversion:
+            raise ConfigurationError(f"prompt template {template!r} has the field {{{name}}}: plain {known} are known")
+    missing = [f"{{{name}}}" for name in required if name not in {found for found, _, _ in named}]
+    if missing:
+        raise ConfigurationError(f"prompt template {template!r} leaves out {', '.join(missing)}, which this task needs")
+    return template
+
+
+def fill(template: str, style: str, question: str, options: Sequence[str]) -> str:
+    """The prompt; braces within the question or the options stay as they are."""
+    return template.format(style=style, question=question, options=options_block(options))
+
+
+@dataclass(frozen=True)
+class QuestionRow:
+    """A row read as a question; the fields are those of `Sample`, the picture still encoded."""
+
+    question_id: str
+    image_id: str
+    question: str
+    answers: tuple[str, ...]
+    picture: Mapping[str, Any] | None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    answer_index: int | None = None
+
+
+def check_texts(asked: QuestionRow) -> None:
+    """Raises SampleError where the question, an answer, an option or an id is not a text, or the rest is not JSON."""
+    if not is_text(asked.question) or not asked.question.strip():
+        raise SampleError(f"the question is {shown(repr(asked.question))}, not a text")
+    odd = [text for text in (*asked.answers, *asked.options) if not is_text(text)]
+    if odd:
+        raise SampleError(f"{shown(repr(odd[0]))} is among the answers or options, which must be texts")
+    for name, value in (("question's id", asked.question_id), ("picture's name", asked.image_id)):
+        if not is_text(value):
+            raise SampleError(f"the {name} is {shown(repr(value))}, not a text")
+    try:
+        json.dumps(dict(asked.metadata), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SampleError(f"what is kept of the row beside the question is not JSON ({first_line(error)})") from error
+
+
+def listed(values: Any, what: str) -> tuple[Any, ...]:
+    """The entries of a list; none of a null. Raises SampleError for anything else: letters would pass for answers."""
+    if values is None:
+        return ()
+    if not isinstance(values, list | tuple):
+        raise SampleError(f"the {what} are {shown(repr(values))}, not a list")
+    return tuple(values)
+
+
+def literal_list(text: str, what: str) -> list[Any]:
+    """The list that a string holds in Python's notation; raises SampleError for anything else. Runs nothing."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise SampleError(f"{what} is not a list: {shown(repr(text))}") from error
+    if not isinstance(found, list):
+        raise SampleError(f"{what} is not a list: {shown(repr(text))}")
+    odd = [each for each in found if not isinstance(each, str | int | float)]
+    if odd:
+        raise SampleError(f"{what} contains {shown(repr(odd[0]))}, neither a text nor a number")
+    return found
+
+
+def picture_of(
+    asked: QuestionRow, roots: Sequence[Path], folders: Sequence[Path], *, exactly: bool = False
+) -> Image.Image:
+    """The row's picture, decoded; arguments as of `find_picture`.
+
+    Raises:
+        SampleError: the row has none, or one that cannot be read.
+    """
+    if asked.picture is None:
+        raise SampleError("the row has no picture")
+    if not isinstance(asked.picture, Mapping):
+        raise SampleError(f"the picture is {type(asked.picture).__name__}, not bytes with a path as on the hub")
+    content, path = asked.picture.get("bytes"), asked.picture.get("path")
+    if isinstance(content, bytes):
+        return open_picture(content, asked.image_id)
+    if content is not None:
+        raise SampleError(f"the picture's bytes are {shown(repr(content))}, not bytes")
+    if path is None:
+        raise SampleError("the row has a picture without bytes and without a path")
+    if not isinstance(path, str):
+        raise SampleError(f"the picture's path is {shown(repr(path))}, not a text")
+    return open_picture(find_picture(path, roots, folders, exactly=exactly), path)
