@@ -6,8 +6,8 @@ from pathlib import Path
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, coco_splits, picture_file
-from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed
+from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, coco_splits
+from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 CAPTION_QUESTION = "Provide a one-sentence caption for the provided image."

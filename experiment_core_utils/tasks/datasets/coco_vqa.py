@@ -12,10 +12,9 @@ from experiment_core_utils.tasks.datasets.published import (
     coco_splits,
     file_stem,
     list_of_records,
-    picture_file,
     present,
 )
-from experiment_core_utils.tasks.datasets.questions import QuestionRow
+from experiment_core_utils.tasks.datasets.questions import QuestionRow, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _KEPT = ("answer_type", "question_type", "multiple_choice_answer")

@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.published import (
-    Place,
-    PublishedTask,
-    SplitSource,
-    file_stem,
-    picture_file,
-    present,
-)
-from experiment_core_utils.tasks.datasets.questions import UNTYPED, QuestionRow, listed
+from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, SplitSource, file_stem, present
+from experiment_core_utils.tasks.datasets.questions import UNTYPED, QuestionRow, listed, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _PAGE = ("ucsf_document_id", "ucsf_document_page_no")

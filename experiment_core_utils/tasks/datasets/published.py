@@ -309,11 +309,6 @@ def _blobs_of(folder: Path) -> tuple[Path, ...]:
     return tuple(each.parent / "blobs" for each in above if each.name == "snapshots")
 
 
-def picture_file(path: str) -> dict[str, Any]:
-    """A picture of the official files in the hub's form."""
-    return {"bytes": None, "path": path}
-
-
 def list_of_records(value: Any) -> list[Mapping[str, Any]]:
     """A list of objects, also where the `datasets` library stores it as an object of lists (its older `Sequence`)."""
     if isinstance(value, Mapping):

@@ -110,6 +110,11 @@ def literal_list(text: str, what: str) -> list[Any]:
     return found
 
 
+def picture_file(path: str) -> dict[str, Any]:
+    """A picture named by its path, in the hub's form."""
+    return {"bytes": None, "path": path}
+
+
 def picture_of(
     asked: QuestionRow, roots: Sequence[Path], folders: Sequence[Path], *, exactly: bool = False
 ) -> Image.Image:

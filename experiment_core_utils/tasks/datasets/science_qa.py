@@ -6,16 +6,8 @@ from types import MappingProxyType
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.published import (
-    Place,
-    PublishedTask,
-    SplitSource,
-    Table,
-    file_stem,
-    picture_file,
-    present,
-)
-from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed
+from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, SplitSource, Table, file_stem, present
+from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _FILES = ("problems.json", "pid_splits.json")

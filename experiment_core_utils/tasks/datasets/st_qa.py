@@ -10,16 +10,8 @@ from types import MappingProxyType
 import numpy as np
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.published import (
-    Place,
-    PublishedTask,
-    SplitSource,
-    Table,
-    file_stem,
-    picture_file,
-    present,
-)
-from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed
+from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, SplitSource, Table, file_stem, present
+from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 VALIDATION_SIZE = 1024

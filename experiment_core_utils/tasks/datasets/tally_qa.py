@@ -13,9 +13,8 @@ from experiment_core_utils.tasks.datasets.published import (
     Table,
     file_stem,
     list_of_records,
-    picture_file,
 )
-from experiment_core_utils.tasks.datasets.questions import UNTYPED, QuestionRow
+from experiment_core_utils.tasks.datasets.questions import UNTYPED, QuestionRow, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 

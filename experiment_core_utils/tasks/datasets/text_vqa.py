@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, SplitSource, picture_file, present
-from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed
+from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, SplitSource, present
+from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 # The training and validation pictures come in one archive.
