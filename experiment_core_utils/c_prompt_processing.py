@@ -15,7 +15,7 @@ from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.interface import Sample, Task
-from experiment_core_utils.tasks.registry import load_task
+from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
 
 # Samples whose pictures are opened to see whether there are any.
@@ -23,8 +23,22 @@ _INSPECTED_SAMPLES = 8
 
 
 def open_task(config: TaskConfig) -> Task:
-    """The requested split of the dataset; raises ConfigurationError where it is not there."""
-    return load_task(
+    """The requested task: rows of a file, or a split of a dataset.
+
+    Raises:
+        ConfigurationError: it is not there or has no row that can be used, or there is no such metric.
+    """
+    if config.task_module is not None:
+        load_task_module(config.task_module)
+    if config.data_file is not None:
+        return load_data_file(
+            config.data_file,
+            config.metric,
+            data_dir=config.data_dir,
+            cache_dir=config.hf_cache_dir,
+            prompt_template=config.prompt_template,
+        )
+    task = load_task(
         config.dataset_name,
         config.split,
         data_dir=config.data_dir,
@@ -32,6 +46,24 @@ def open_task(config: TaskConfig) -> Task:
         prompt_template=config.prompt_template,
         revision=config.dataset_revision,
     )
+    if config.metric is not None:
+        task.metric = get_metric(config.metric).name
+    return task
+
+
+def open_tasks(config: TaskConfig, names: Sequence[str]) -> dict[str, Task]:
+    """Tasks by name, each once; the rows of a file are the one task that there is.
+
+    Raises:
+        ConfigurationError: one of them is not there, or is not what the file is called.
+    """
+    if config.data_file is None:
+        return {name: open_task(config.model_copy(update={"dataset_name": name})) for name in dict.fromkeys(names)}
+    task = open_task(config)
+    others = [name for name in dict.fromkeys(names) if name != task.name]
+    if others:
+        raise ConfigurationError(f"--data_file {config.data_file} is the task {task.name}, not {others[0]}; drop one")
+    return {task.name: task}
 
 
 def draw_samples(task: Task, config: TaskConfig, *, may_stop_early: bool = False) -> SampledDataset[Sample]:

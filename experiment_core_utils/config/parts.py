@@ -125,10 +125,23 @@ class TaskConfig(Part):
     dataset_name: str = Field(
         default="reference_vqa", description="name of the task (default: reference_vqa, needs no download)"
     )
+    data_file: FilePath | None = Field(
+        default=None,
+        description="your own questions in place of a task: a .jsonl, .csv or .parquet file with the columns image, "
+        "question, answer or answers, options, type",
+    )
+    task_module: FilePath | None = Field(
+        default=None, description="Python file that registers tasks or metrics of your own (register_task)"
+    )
+    metric: str | None = Field(
+        default=None, description="metric that scores the answers (default: the task's own; of a file mc or em_lenient)"
+    )
     split: str | None = Field(
         default=None, description="split of the task (default: the task's own, for most validation)"
     )
-    data_dir: FilePath | None = Field(default=None, description="folder of a local copy of the dataset")
+    data_dir: FilePath | None = Field(
+        default=None, description="folder of a local copy of the dataset, or of the pictures of --data_file"
+    )
     hf_cache_dir: FilePath | None = Field(default=None, description="cache folder for models and datasets of the hub")
     dataset_revision: str | None = Field(default=None, description="commit, tag or branch on the hub (default: main)")
     prompt_template: str | None = Field(default=None, description="text around the question (default: the task's own)")
@@ -143,6 +156,13 @@ class TaskConfig(Part):
     max_new_tokens: CountInMemory | None = Field(
         default=None, description="largest number of tokens of an answer (default: the task's own)"
     )
+
+    @model_validator(mode="after")
+    def _check_data_file(self) -> Self:
+        for name in ("dataset_name", "split", "dataset_revision"):
+            if self.data_file is not None and name in self.model_fields_set:
+                raise ConfigurationError(f"--data_file is the whole data set: --{name} cannot act; drop one")
+        return self
 
     @model_validator(mode="after")
     def _check_draw(self) -> Self:

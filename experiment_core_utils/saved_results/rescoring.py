@@ -28,7 +28,6 @@ from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
 
 AnyResult = TypeVar("AnyResult", bound=SettingResult)
-_SCORED_TOGETHER = frozenset(name for name in list_metrics() if not get_metric(name).scores_each_answer)
 # Where a result's provenance says under which conditions it was made, beside the knobs.
 _CONDITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -193,8 +192,9 @@ def compare_results(reference: SettingResult, result: SettingResult) -> PairedCo
     scores = [
         {key: ScoredSample(sample.metadata.image_id, sample.accuracy) for key, sample in side.items()} for side in sides
     ]
-    if sides[0].keys() != sides[1].keys() and metric_of(reference) in _SCORED_TOGETHER:
-        metric = get_metric(metric_of(reference))
+    name = metric_of(reference)
+    metric = get_metric(name) if name in list_metrics() else None
+    if sides[0].keys() != sides[1].keys() and metric is not None and not metric.scores_each_answer:
         scores = [{**own, **scored_together(side, shared, metric)} for side, own in zip(sides, scores, strict=True)]
     return compare_paired(scores[0], scores[1], reference.metric_best)
 

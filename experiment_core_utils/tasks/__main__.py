@@ -17,7 +17,13 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.saved_results.rescoring import by_task, compare_folder, rescore
 from experiment_core_utils.saved_results.terminal import comparison_table, few_samples_warning, rescoring_table
-from experiment_core_utils.tasks.registry import get_metric, get_metric_for_dataset, list_metrics, list_tasks
+from experiment_core_utils.tasks.registry import (
+    get_metric,
+    get_metric_for_dataset,
+    list_metrics,
+    list_tasks,
+    load_task_module,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -31,6 +37,10 @@ def build_parser() -> argparse.ArgumentParser:
     again.add_argument("--output", type=Path, metavar="DIR", help="default: RESULTS_DIR/rescored_<metric>")
     pairs = commands.add_parser("compare", help="every setting against one, on the same samples")
     pairs.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="folder of a run's JSON files")
+    for command in commands.choices.values():
+        command.add_argument(
+            "--task_module", type=Path, metavar="PATH", help="Python file that registers tasks or metrics"
+        )
     pairs.add_argument("--baseline", metavar="SETTING", help="default: the setting with all knobs at their largest")
     return parser
 
@@ -76,6 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 the files do not allow it, 2 the request cannot be met."""
     try:
         given = build_parser().parse_args(argv)
+        if given.task_module is not None:
+            load_task_module(given.task_module)
         if given.command == "list":
             print_list()
         elif given.command == "rescore":

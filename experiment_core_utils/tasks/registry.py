@@ -1,21 +1,34 @@
-"""The registry of tasks and metrics by name: the one place that knows which there are."""
+"""The registry of tasks and metrics by name, open to those of other modules.
 
+The one place that knows which there are.
+"""
+
+import string
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from experiment_core_utils.primitives.errors import ConfigurationError, package_of_extra
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    ProfilerError,
+    SampleError,
+    first_line,
+    package_of_extra,
+)
+from experiment_core_utils.primitives.files import check_file_name_part, refuse_unreadable
 from experiment_core_utils.primitives.texts import did_you_mean
+from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
 from experiment_core_utils.tasks.datasets.reference_reading import ReferenceReading
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
-from experiment_core_utils.tasks.interface import Metric, Task
+from experiment_core_utils.tasks.interface import Metric, Sample, Task, answer_to
 from experiment_core_utils.tasks.scoring.metrics import METRICS
 
 REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
@@ -28,18 +41,28 @@ REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
 
 
 @dataclass(frozen=True)
+class TaskSource:
+    """Where a dataset is read from, and how it is asked; generated tasks have no use for these."""
+
+    data_dir: Path | None = None  #: holds what the user put there
+    cache_dir: Path | None = None  #: what a download may leave
+    prompt_template: str | None = None  #: instead of the task's own prompts
+    revision: str | None = None  #: of the hub's copy, instead of the reader's own
+
+
+@dataclass(frozen=True)
 class TaskEntry:
     """How a task is opened, which metric scores it, and which split is meant where none is named."""
 
     metric: str
     default_split: str
-    open: Callable[..., Task]
+    open: Callable[[str, TaskSource], Task]
 
 
 def _generated(task: type[GeneratedTask]) -> TaskEntry:
-    def open_task(split: str, **source: Any) -> Task:
+    def open_task(split: str, source: TaskSource) -> Task:
         # Its scenes are generated, so the folders have nothing for it.
-        if any(source[name] is not None for name in ("data_dir", "prompt_template", "revision")):
+        if (source.data_dir, source.prompt_template, source.revision) != (None, None, None):
             raise ConfigurationError(
                 f"{task.name} is generated and takes no folder, prompt template or revision: leave them out"
             )
@@ -49,11 +72,11 @@ def _generated(task: type[GeneratedTask]) -> TaskEntry:
 
 
 def _published(module: str, reader: str, metric: str, default_split: str = "validation") -> TaskEntry:
-    def open_task(split: str, **source: Any) -> Task:
+    def open_task(split: str, source: TaskSource) -> Task:
         # Imported here, for the readers need the `datasets` library, which takes seconds that other tasks need not pay.
         with package_of_extra("datasets", "datasets"):
             task: Callable[..., Task] = getattr(import_module(f"experiment_core_utils.tasks.datasets.{module}"), reader)
-        return task(split, **source)
+        return task(split, **vars(source))
 
     return TaskEntry(metric=metric, default_split=default_split, open=open_task)
 
@@ -74,16 +97,62 @@ _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
 )
 
 _METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in METRICS})
+_registered_tasks: dict[str, TaskEntry] = {}
+_registered_metrics: dict[str, Metric] = {}
+
+
+def register_task(
+    name: str, open_task: Callable[[str, TaskSource], Task], *, metric: str, default_split: str = "validation"
+) -> None:
+    """Make a task known under `name`, as `--dataset_name` gives it; registered again, the later one counts.
+
+    Args:
+        open_task: opens one split; raises ConfigurationError for a split that is not there.
+        metric: name of the metric that scores it, as the task's own `metric`.
+        default_split: the one that is read where none is requested.
+
+    Raises:
+        ConfigurationError: a name that the project's own tasks have, or that cannot be part of a file's name.
+    """
+    check_file_name_part(name, "task")
+    if name in _TASKS:
+        raise ConfigurationError(f"task {name!r} is one of the project's own; register it under another name")
+    _registered_tasks[name] = TaskEntry(metric, default_split, open_task)
+
+
+def register_metric(metric: Metric) -> None:
+    """Make a metric known under its name; raises ConfigurationError for a name that the project's own metrics have."""
+    if metric.name in _METRICS:
+        raise ConfigurationError(f"metric {metric.name!r} is one of the project's own; give it another name")
+    _registered_metrics[metric.name] = metric
+
+
+def load_task_module(path: Path) -> None:
+    """Run a Python file that registers tasks and metrics; raises ConfigurationError where it cannot be run."""
+    refuse_unreadable(path, "--task_module")
+    spec = spec_from_file_location(f"task_module_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"--task_module {path} is not a Python file; give one that ends in .py")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    try:
+        spec.loader.exec_module(module)
+    except ProfilerError as error:
+        raise ConfigurationError(f"--task_module {path}: {error}") from error
+    except Exception as error:  # whatever the code of a user raises
+        raise ConfigurationError(
+            f"--task_module {path} cannot be run ({type(error).__name__}: {first_line(error)}); correct it"
+        ) from error
 
 
 def list_tasks() -> list[str]:
     """The names of all tasks, sorted."""
-    return sorted(_TASKS)
+    return sorted({**_TASKS, **_registered_tasks})
 
 
 def list_metrics() -> list[str]:
     """The names of all metrics, sorted."""
-    return sorted(_METRICS)
+    return sorted({**_METRICS, **_registered_metrics})
 
 
 def load_task(
@@ -109,13 +178,58 @@ def load_task(
         ConfigurationError: unknown task or split, a dataset that is not there, a template that cannot be filled.
     """
     entry = _entry(name)
-    return entry.open(
-        entry.default_split if split is None else split,
+    source = TaskSource(
         data_dir=None if data_dir is None else Path(data_dir),
         cache_dir=None if cache_dir is None else Path(cache_dir),
         prompt_template=prompt_template,
         revision=revision,
     )
+    return entry.open(entry.default_split if split is None else split, source)
+
+
+def load_data_file(
+    path: Path,
+    metric: str | None = None,
+    *,
+    data_dir: Path | None = None,
+    cache_dir: Path | None = None,
+    prompt_template: str | None = None,
+) -> Task:
+    """The rows of a JSONL, CSV or Parquet file as a task; arguments as of `DataFileTask`.
+
+    Args:
+        metric: name of the metric that scores it; None: `mc` where every row has options, `em_lenient` where none has.
+
+    Raises:
+        ConfigurationError: a file or template that `DataFileTask` refuses, or a metric that cannot score its rows.
+    """
+    task = DataFileTask(path, data_dir=data_dir, cache_dir=cache_dir, prompt_template=prompt_template)
+    if task.name in list_tasks():
+        raise ConfigurationError(f"--data_file {path} would be called like the task {task.name}; rename the file")
+    if metric is None and not task.metric:
+        raise ConfigurationError(
+            f"--data_file {path} has rows with options and rows without: say which metric scores both, such as "
+            "--metric mmmu_score"
+        )
+    task.metric = metric or task.metric
+    _check_scorable(task.first_usable, get_metric(task.metric), path)
+    return task
+
+
+def _check_scorable(sample: Sample, metric: Metric, path: Path) -> None:
+    """Raises ConfigurationError where the metric cannot score a sample, or gives its own right answer nothing."""
+    right = list(sample.answers[:1])
+    if sample.answer_index is not None:
+        right.append(string.ascii_uppercase[sample.answer_index])
+    try:
+        found = [metric.score([answer_to(sample, each)]).overall for each in right]
+    except SampleError as error:
+        raise ConfigurationError(f"--metric {metric.name} cannot score the rows of {path}: {error}") from error
+    if all(value == 0 for value in found):
+        raise ConfigurationError(
+            f"--metric {metric.name} gives even the right answer {right[0]!r} of {path} 0 (it has "
+            f"{len(sample.answers)} reference answers); choose another, such as em_lenient"
+        )
 
 
 def get_default_split(name: str) -> str:
@@ -130,18 +244,18 @@ def get_metric_for_dataset(name: str) -> str:
 
 def get_metric(metric_name: str) -> Metric:
     """The metric of that name, which scores the answers of a run; raises ConfigurationError if unknown."""
-    if metric_name not in _METRICS:
+    if metric_name not in list_metrics():
         raise ConfigurationError(
-            f"unknown metric {metric_name!r}{did_you_mean(metric_name, _METRICS)}: known are "
+            f"unknown metric {metric_name!r}{did_you_mean(metric_name, list_metrics())}: known are "
             f"{', '.join(list_metrics())}; use one of these names"
         )
-    return _METRICS[metric_name]
+    return {**_METRICS, **_registered_metrics}[metric_name]
 
 
 def _entry(name: str) -> TaskEntry:
-    if name not in _TASKS:
+    if name not in list_tasks():
         raise ConfigurationError(
-            f"unknown task {name!r}{did_you_mean(name, _TASKS)}: known are {', '.join(list_tasks())}; use one of these "
-            "names"
+            f"unknown task {name!r}{did_you_mean(name, list_tasks())}: known are {', '.join(list_tasks())}; use one of "
+            "these names"
         )
-    return _TASKS[name]
+    return {**_TASKS, **_registered_tasks}[name]

@@ -13,13 +13,12 @@ from functools import partial
 from typing import Any
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import draw_samples
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads
-from experiment_core_utils.tasks.registry import load_task
 from experiments.benchmarks.turns import best_in_turn
 
 Answers = list[tuple[int, ...]]
@@ -49,7 +48,7 @@ def main() -> None:
     config = parse_config(["--num_samples", str(own.num_samples), *flags])
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, find_model(config.model.model_path), choose_device(config.machine.device))
-    task = load_task(config.task.dataset_name, config.task.split)
+    task = open_task(config.task)
     steps = task.max_new_tokens if config.task.max_new_tokens is None else config.task.max_new_tokens
     samples = [task[sample_id] for sample_id in draw_samples(task, config.task).sample_ids]
     for target in config.knobs.vision_targets:

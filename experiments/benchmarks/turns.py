@@ -11,11 +11,11 @@ import torch
 from tqdm import tqdm
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.c_prompt_processing import open_task
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import choose_device, synchronize
 from experiment_core_utils.primitives.knobs import VisionTarget
-from experiment_core_utils.tasks.registry import load_task
 
 T = TypeVar("T")
 Name = TypeVar("Name", str, int)
@@ -42,7 +42,7 @@ def endless_model(config: ProfilingConfig) -> StagedModel:
 
 def first_inputs(model: StagedModel, config: ProfilingConfig, target: VisionTarget) -> Mapping[str, Any]:
     """The first sample of the task at a vision target, on the model's device."""
-    task = load_task(config.task.dataset_name, config.task.split)
+    task = open_task(config.task)
     return model.to_device(model.prepare(task[0], task.prompt(task[0]), target.crops).inputs)
 
 

@@ -35,7 +35,7 @@ from experiment_core_utils.blocks.importance import (
     select_block_sets,
 )
 from experiment_core_utils.blocks.proxies import activation_changes, gradient_importances
-from experiment_core_utils.c_prompt_processing import open_task
+from experiment_core_utils.c_prompt_processing import open_tasks
 from experiment_core_utils.config.block_choice import BlockChoice, read_importance
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
@@ -64,7 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--output", type=Path, required=True, help="scores.json, or with --select sets.json")
     parser.add_argument(
-        "--dataset_name", nargs="+", default=["reference_vqa"], help="tasks, which all have the same weight"
+        "--dataset_name", nargs="+", help="tasks, which all have the same weight (default: reference_vqa)"
     )
     parser.add_argument(
         "--num_samples", type=int, default=200, help="samples of each task; see --measure (default: %(default)s)"
@@ -178,9 +178,8 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
         raise ConfigurationError("--execution graph calls no modules, and blocks are scored by them; drop it")
     config = config.replaced(execution="eager")
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
-    tasks = tuple(
-        open_task(config.task.model_copy(update={"dataset_name": name})) for name in dict.fromkeys(own.dataset_name)
-    )
+    names = own.dataset_name or ([] if config.task.data_file else [config.task.dataset_name])
+    tasks = tuple(open_tasks(config.task, names).values())
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
     top_k = model.default_top_k if config.knobs.top_k_list is None else config.knobs.top_k_list[0]

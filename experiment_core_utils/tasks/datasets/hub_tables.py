@@ -155,12 +155,7 @@ def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | Non
             if hub.config is not None and copied == folder:
                 files = [path for path in files if _is_at_the_top(path, folder, split)]
             if files:
-                rows = datasets.load_dataset(
-                    kind,
-                    data_files={"read": [str(path) for path in files]},
-                    split="read",
-                    cache_dir=None if cache_dir is None else str(cache_dir),
-                )
+                rows = _loaded(kind, files, cache_dir)
                 listed = ", ".join(f"{path.relative_to(folder)} ({path.stat().st_size} bytes)" for path in files)
                 source = {"read_from": f"{kind} files", "path": str(folder), "split": split, "files": listed}
                 return HubTable(rows, (copied,), source)
@@ -168,6 +163,23 @@ def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | Non
         reason = shown(first_line(error.__cause__ or error))
         raise ConfigurationError(f"split {split!r} in {copied} cannot be read: {reason}") from error
     return None
+
+
+def read_parquet(path: Path, cache_dir: Path | None) -> HubTable:
+    """One Parquet file; raises ConfigurationError with the reason where it cannot be read."""
+    try:
+        return HubTable(_loaded("parquet", [path], cache_dir), (), {})
+    except _UNREADABLE as error:
+        raise ConfigurationError(shown(first_line(error.__cause__ or error))) from error
+
+
+def _loaded(kind: str, files: Sequence[Path], cache_dir: Path | None) -> datasets.Dataset:
+    return datasets.load_dataset(
+        kind,
+        data_files={"read": [str(path) for path in files]},
+        split="read",
+        cache_dir=None if cache_dir is None else str(cache_dir),
+    )
 
 
 def _saved(folder: Path, split: str) -> HubTable:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from experiment_core_utils.c_prompt_processing import draw_samples, open_task
+from experiment_core_utils.c_prompt_processing import draw_samples, open_task, open_tasks
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.progress import sample_lines
@@ -191,9 +191,7 @@ def _record(
                 f"{given.init_from} chooses among other knobs than the grid has ({differing}); give a checkpoint of "
                 "such a grid, or drop --init_from"
             )
-    tasks = {
-        name: open_task(config.task.model_copy(update={"dataset_name": name})) for name in dict.fromkeys(grid.tasks)
-    }
+    tasks = open_tasks(config.task, grid.tasks)
     refuse_other_source(grid, {name: task.split for name, task in tasks.items()}, source.name)
     asked = [(tasks[name], at) for name, at in zip(grid.tasks, grid.sample_ids, strict=True)]
     loaded = load_model(rest, given.init_from)

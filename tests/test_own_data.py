@@ -1,0 +1,180 @@
+"""Whole runs on data and tasks of one's own: failed rows, rescoring, comparing, resuming, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.c_prompt_processing import open_task, open_tasks
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.saved_results.rescoring import compare_folder, rescore
+from experiment_core_utils.tasks import registry
+from experiment_core_utils.tasks.__main__ import main as tasks_main
+from experiment_core_utils.tasks.registry import get_metric, list_metrics, list_tasks, load_data_file
+from tests.tasks.datasets.layouts import BLUE, RED, plain, write_picture
+
+PAGE = (REPOSITORY / "docs" / "datasets.md").read_text(encoding="utf-8")
+METRIC = """
+from experiment_core_utils.tasks.interface import Score
+from experiment_core_utils.tasks.registry import register_metric
+from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
+
+register_metric(AnswerMetric("length", lambda answer: Score(min(len(answer.prediction), 10) / 10)))
+"""
+
+
+def block(language: str, place: int = 0) -> str:
+    """A block of code of the page on datasets."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[place]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered_tasks", {})
+    monkeypatch.setattr(registry, "_registered_metrics", {})
+
+
+@pytest.fixture
+def data_file(tmp_path: Path) -> Path:
+    for name, colour in {"red": RED, "blue": BLUE}.items():
+        write_picture(tmp_path / f"{name}.png", plain(colour))
+    rows = [
+        {"image": "red.png", "question": "What colour?", "answer": "red", "type": "colour"},
+        {"question": "Two and two?", "answer": 4, "type": "sum"},
+        {"image": "green.png", "question": "What colour?", "answer": "green", "type": "colour"},
+        {"image": "blue.png", "question": "What colour?", "answer": "blue", "type": "colour"},
+    ]
+    path = tmp_path / "my.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "{torn\n")
+    return path
+
+
+def config_for(checkpoint: Path, output_dir: Path, **more: object) -> ProfilingConfig:
+    given = {
+        "model_path": str(checkpoint), "output_dir": output_dir, "num_runs_per_sample": 1, "num_warmup_runs": 0,
+        "num_threads": 1, "max_new_tokens": 4, "tier_list": ("low", "medium"), "top_k_list": (4,),
+        "num_active_blocks_list": (4,),
+    }  # fmt: skip
+    return ProfilingConfig.of(**(given | more))
+
+
+def test_a_run_on_a_file_has_all_that_a_run_on_a_task_has(
+    tiny_checkpoint: Path, tmp_path: Path, data_file: Path
+) -> None:
+    config = config_for(tiny_checkpoint, tmp_path / "results", data_file=data_file, metric="em")
+    report = run_profiling(config)
+    assert report.csv_path == tmp_path / "results" / "my_settings.csv" and not report.failed
+    assert len(report.results) == 2
+    for result in report.results:
+        assert [sample.sample_id for sample in result.per_sample_results] == [0, 1, 3]
+        assert (result.metric, result.provenance.task.name, result.provenance.task.split) == ("em", "my", "all")
+        missing, torn = result.failed_samples
+        assert missing.reason.startswith("my.jsonl line 3: picture green.png is missing")
+        assert torn.reason.startswith("my.jsonl line 5: it is not JSON")
+        assert set(result.accuracy_by_type) == {"colour", "sum"}
+        text = result.per_sample_results[1]
+        assert (text.actual_vision_tokens, text.T_vision_total) == (0, None)
+        assert text.metadata.answers == ["4"]
+    assert run_profiling(config).experiment_id is None  # nothing is left
+    (compared,) = compare_folder(tmp_path / "results", None)
+    assert (compared.task, compared.metric, len(compared.comparisons)) == ("my", "em", 1)
+    assert len(rescore(tmp_path / "results", get_metric("em_lenient"), None).after) == 2
+    task = open_task(config.task)
+    assert [task.question_type(index) for index in range(5)] == ["colour", "sum", "colour", "colour", "all"]
+
+
+def test_a_file_without_a_usable_row_is_refused_before_anything_is_written(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "my.jsonl").write_text("{torn\n")
+    config = config_for(tiny_checkpoint, tmp_path / "results", data_file=tmp_path / "my.jsonl")
+    with pytest.raises(ConfigurationError, match="has 1 rows and none can be used: my.jsonl line 1: it is not JSON"):
+        run_profiling(config)
+    assert not (tmp_path / "results").exists()
+
+
+def test_the_rows_of_the_page_can_be_used(tmp_path: Path) -> None:
+    rows = block("json")
+    assert rows.count("\n") == 10
+    for name in set(re.findall(r'"image": "([^"]+)"', rows)):
+        write_picture(tmp_path / name, plain(RED))
+    (tmp_path / "my.jsonl").write_text(rows)
+    task = load_data_file(tmp_path / "my.jsonl")
+    assert [task[index].image is None for index in range(10)] == [False] * 8 + [True] * 2
+    (tmp_path / "choice.jsonl").write_text(block("json", 1))
+    assert load_data_file(tmp_path / "choice.jsonl")[0].answer_index == 1
+
+
+def test_a_file_is_the_whole_data_set(data_file: Path) -> None:
+    for flag, value in {"dataset_name": "text_vqa", "split": "test", "dataset_revision": "v1"}.items():
+        with pytest.raises(ConfigurationError, match=f"--data_file is the whole data set: --{flag} cannot act"):
+            parse_config(["--data_file", str(data_file), f"--{flag}", value])
+    config = parse_config(["--data_file", str(data_file)]).task
+    assert list(open_tasks(config, [])) == list(open_tasks(config, ["my", "my"])) == ["my"]
+    with pytest.raises(ConfigurationError, match="is the task my, not text_vqa"):
+        open_tasks(config, ["my", "text_vqa"])
+
+
+def test_a_metric_may_be_another_than_the_tasks_own() -> None:
+    assert open_task(parse_config(["--metric", "em_lenient"]).task).metric == "em_lenient"
+    with pytest.raises(ConfigurationError, match="unknown metric 'bleu'"):
+        open_task(parse_config(["--metric", "bleu"]).task)
+
+
+def test_the_task_of_the_page_is_measured(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_tasks.py").write_text(block("python", 1))
+    config = config_for(
+        tiny_checkpoint, tmp_path / "results", task_module=tmp_path / "my_tasks.py", dataset_name="sums",
+        num_samples=2, tier_list=("low",), sample_by="question_type",
+    )  # fmt: skip
+    (result,) = run_profiling(config).results
+    assert (result.provenance.task.name, result.metric, result.num_samples) == ("sums", "em_lenient", 2)
+    assert {sample.question_type for sample in result.per_sample_results} == {"with zero", "without zero"}
+    assert "sums" in list_tasks()
+    with pytest.raises(ConfigurationError, match="sums has no split 'test'"):
+        open_task(config.task.model_copy(update={"split": "test"}))
+    first = result.fingerprint
+    (tmp_path / "my_tasks.py").write_text(block("python", 1) + "# another\n")
+    (result,) = run_profiling(config).results
+    assert result.fingerprint != first
+
+
+def test_a_metric_of_ones_own_scores_stored_answers(
+    tiny_checkpoint: Path, tmp_path: Path, data_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_profiling(config_for(tiny_checkpoint, tmp_path / "results", data_file=data_file, tier_list=("low",)))
+    (tmp_path / "my_metrics.py").write_text(METRIC)
+    arguments = ["rescore", str(tmp_path / "results"), "--metric", "length"]
+    assert tasks_main([*arguments, "--task_module", str(tmp_path / "my_metrics.py")]) == 0
+    assert "length" in list_metrics()
+    (path,) = (tmp_path / "results" / "rescored_length").glob("*.json")
+    for sample in json.loads(path.read_text())["per_sample_results"]:
+        assert sample["accuracy"] == min(len(sample["pred"]), 10) / 10
+    assert "rescored_length" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        ("import nothing_of_this_name", "cannot be run (ModuleNotFoundError"),
+        ("this is no Python", "cannot be run (SyntaxError"),
+        ("from experiment_core_utils.tasks.registry import register_task\n"
+         "register_task('text_vqa', None, metric='em')", "'text_vqa' is one of the project's own"),
+        ("from experiment_core_utils.tasks.registry import register_task\n"
+         "register_task('../x', None, metric='em')", "is part of file names"),
+        ("from experiment_core_utils.tasks.registry import register_metric, get_metric\n"
+         "register_metric(get_metric('em'))", "metric 'em' is one of the project's own"),
+    ],
+)  # fmt: skip
+def test_a_module_that_cannot_be_used_is_one_line(tmp_path: Path, content: str | None, words: str) -> None:
+    path = tmp_path / "my_tasks.py"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigurationError) as caught:
+        open_task(parse_config(["--task_module", str(path)]).task)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
