@@ -81,6 +81,26 @@ def _published(module: str, reader: str, metric: str, default_split: str = "vali
     return TaskEntry(metric=metric, default_split=default_split, open=open_task)
 
 
+def _of_lmms_eval(name: str) -> TaskEntry:
+    def open_task(split: str, source: TaskSource) -> Task:
+        if source.revision is not None:
+            raise ConfigurationError(f"{name} names its data itself: drop --dataset_revision")
+        try:
+            module = import_module("experiment_core_utils.tasks.datasets.lmms_eval_task")
+        except ImportError as error:
+            raise ConfigurationError(
+                f"{name} needs lmms-eval, which cannot be imported ({first_line(error)}); run `pip install lmms-eval`"
+            ) from error
+        include_path = None if source.data_dir is None else str(source.data_dir)
+        task = module.LmmsEvalTask(name.removeprefix(LMMS_EVAL), split, include_path, source.prompt_template)
+        register_metric(task.scorer)
+        opened: Task = task
+        return opened
+
+    return TaskEntry(metric="lmms-eval's own", default_split="", open=open_task)
+
+
+LMMS_EVAL = "lmms_eval:"
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     {
         **{task.name: _generated(task) for task in REFERENCE_TASKS},
@@ -253,6 +273,8 @@ def get_metric(metric_name: str) -> Metric:
 
 
 def _entry(name: str) -> TaskEntry:
+    if name.startswith(LMMS_EVAL):
+        return _of_lmms_eval(name)
     if name not in list_tasks():
         raise ConfigurationError(
             f"unknown task {name!r}{did_you_mean(name, list_tasks())}: known are {', '.join(list_tasks())}; use one of "
