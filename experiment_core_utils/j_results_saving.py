@@ -238,15 +238,17 @@ def _run_times(run: StagedRun | None) -> dict[str, Any]:
 
 
 def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[MeasuredSample]) -> str:
-    """The published name; a tier carries the mean number of crops, rounded to a whole one.
+    """The published name of a setting's file."""
+    return result_file_name(task_name, setting.vision, mean_crops(samples), setting.decoder_label)
+
+
+def result_file_name(task_name: str, target: VisionTarget, mean_crops: float | None, decoder: str) -> str:
+    """The published name; a tier carries the mean number of crops of its pictures, rounded to a whole one.
 
     `reference-vqa_imgsizetier-low_crops2_topk8_blocks14.json`, `…_imgsizetokens1008_topk8_blocks14.json`.
     """
-    crops = ""
-    if setting.vision.tier is not None:
-        mean = mean_crops(samples)
-        crops = f"_crops{round(mean)}" if mean is not None else "_crops0"
-    return f"{task_name.replace('_', '-')}_imgsize{setting.vision.label}{crops}_{setting.decoder_label}.json"
+    crops = "" if target.tier is None else f"_crops{round(mean_crops or 0)}"
+    return f"{task_name.replace('_', '-')}_imgsize{target.label}{crops}_{decoder}.json"
 
 
 def setting_result(

@@ -1,5 +1,6 @@
 """In: the JSON files of a run's settings or of text experiments; out: tidy CSV files."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiment_core_utils.j_results_saving import result_file_name
 from experiment_core_utils.primitives.csv_tables import (
     Cell,
     checked_rows,
@@ -22,7 +24,8 @@ from experiment_core_utils.primitives.csv_tables import (
 )
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
-from experiment_core_utils.primitives.knobs import decoder_label, own_target, tier_target, token_target
+from experiment_core_utils.primitives.knobs import VisionTarget, decoder_label, own_target, tier_target, token_target
+from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.result_files import read_rows
 from experiment_core_utils.records.setting_result import SampleResult, SettingResult, read_setting
 
@@ -83,6 +86,8 @@ SAMPLE_COLUMNS = (
     SampleColumn("accuracy_batch_size", "accuracy_batch_size", int),
     SampleColumn("question", "metadata.question", str),
     SampleColumn("pred", "pred", str),
+    SampleColumn("answers", "metadata.answers", str, "`metadata.answers`, the reference answers, as a JSON list"),
+    SampleColumn("prompt", "metadata.prompt", str),
 )
 _IN_NO_CSV = re.compile("[\0\ud800-\udfff]")
 
@@ -121,6 +126,8 @@ def samples_csv_text(rows: Iterable[Mapping[str, Cell]]) -> str:
 
 def _values(samples: Sequence[SampleResult], source: str) -> list[Cell]:
     values: list[Any] = list(map(attrgetter(source), samples))
+    if source == "metadata.answers":
+        return [json.dumps(value, ensure_ascii=False) for value in values]
     return [len(value) if isinstance(value, list) else value for value in values]
 
 
@@ -188,6 +195,42 @@ CORRECT_ANSWER_COLUMNS = {
 }
 
 
+# Who a row of the CSV of settings is: it can be told from the rows of other tables. Names beside what they are from.
+IDENTITY_COLUMNS = {
+    "task": "`provenance.task.name`",
+    "setting": "key of the setting, such as `tier-low_topk8_blocks16`",
+    "model_name": "`provenance.model.name`",
+    "precision": "`provenance.model.dtype`",
+    "device": "`provenance.hardware`: `gpu_name`, on the CPU `device`",
+    "execution": "`provenance.model.execution`",
+}
+ORIGIN_COLUMNS = {
+    "experiment_id": "`provenance.experiment_id`",
+    "file": "name of the JSON file of the setting",
+}
+RATE_COLUMNS = {
+    "tokens_per_second": "output tokens / `T_total`, over the measured samples, one request at a time",
+    "requests_per_second": "measured samples / `T_total`, one request at a time",
+    "peak_memory_bytes": "`memory.peak_memory_bytes`",
+    "process_rss_bytes": "`memory.process_rss_bytes`",
+}
+# What people read first; the other columns follow in the order of `settings_frame`, the origin at the end.
+READ_FIRST = (
+    *IDENTITY_COLUMNS,
+    *SETTING_COLUMNS[:9],
+    "metric",
+    "T_total_mean_ms",
+    "T_total_p95_ms",
+    "T_first_token_mean_ms",
+    "T_decode_per_token_mean_ms",
+    *RATE_COLUMNS,
+    "energy_end_to_end_j",
+    "energy_j_per_output_token",
+)
+# Digits that are kept of a number in the CSV of settings; the JSON files have all.
+_DIGITS = 6
+
+
 def read_results(folder: Path) -> dict[str, SettingResult]:
     """The settings' files in `folder` itself, by file name in alphabetical order; files of other names are not read.
 
@@ -204,9 +247,12 @@ def read_results(folder: Path) -> dict[str, SettingResult]:
 
 def setting_key(result: SettingResult) -> str:
     """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
+    return f"{_target_of(result).label}_{decoder_label(result.top_k, result.num_active_blocks)}"
+
+
+def _target_of(result: SettingResult) -> VisionTarget:
     tier, tokens = result.tier, result.vision_tokens_target
-    target = tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
-    return f"{target.label}_{decoder_label(result.top_k, result.num_active_blocks)}"
+    return tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
 
 
 def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
@@ -214,11 +260,66 @@ def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
     return pd.DataFrame([_setting_row(result) for result in results])
 
 
+def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
+    """`settings_frame` with who each row is, rates and memory, as people read it; columns without a value left out."""
+    further = pd.DataFrame([_identity(result) | _rates(result) for result in results])
+    frame = pd.concat([further, settings_frame(results)], axis=1)
+    return frame[in_reading_order(list(frame.columns))].dropna(axis="columns", how="all")
+
+
+def in_reading_order(names: Sequence[str]) -> list[str]:
+    """The columns of the CSV of settings as people read them."""
+    return [*READ_FIRST, *(name for name in names if name not in (*READ_FIRST, *ORIGIN_COLUMNS)), *ORIGIN_COLUMNS]
+
+
+def _identity(result: SettingResult) -> dict[str, Any]:
+    made, decoder = result.provenance, decoder_label(result.top_k, result.num_active_blocks)
+    return {
+        "task": made.task.name,
+        "setting": setting_key(result),
+        "model_name": made.model.name,
+        "precision": made.model.dtype,
+        "device": made.hardware.gpu_name or made.hardware.device,
+        "execution": made.model.execution,
+        "experiment_id": made.experiment_id,
+        "file": result_file_name(made.task.name, _target_of(result), result.selected_crops_mean, decoder),
+    }
+
+
+def _rates(result: SettingResult) -> dict[str, Any]:
+    measured = [sample for sample in result.per_sample_results if sample.T_total is not None]
+    total_s = sum(sample.T_total or 0.0 for sample in measured) / 1000
+    return {
+        "tokens_per_second": rate(sum(sample.output_tokens for sample in measured), total_s),
+        "requests_per_second": rate(len(measured), total_s),
+        "peak_memory_bytes": getattr(result.memory, "peak_memory_bytes", None),
+        "process_rss_bytes": getattr(result.memory, "process_rss_bytes", None),
+    }
+
+
 def write_settings_csv(results: Sequence[SettingResult], path: Path) -> None:
-    """`settings_frame` as CSV, written whole or not at all; no text in it is run by a spreadsheet."""
-    frame = settings_frame(results)
+    """`table_of_settings` as CSV, written whole or not at all; six digits of a number."""
+    frame = table_of_settings(results)
     rows: list[Any] = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    write_text_atomically(csv_of_rows(rows, list(frame.columns)), path)
+    short = [{name: _short(cell) for name, cell in row.items()} for row in rows]
+    write_text_atomically(csv_of_rows(short, list(frame.columns)), path)
+
+
+def _short(cell: Any) -> Any:
+    return float(f"{cell:.{_DIGITS}g}") if isinstance(cell, float) else cell
+
+
+def write_tables(results: Sequence[SettingResult], task_name: str, folder: Path) -> Path:
+    """The tables of one task's settings and of their samples; returns the path of the former.
+
+    Raises:
+        ResultsError: a number that is not finite.
+        ResultsNotSaved: the disk does not take them.
+    """
+    settings_csv = folder / f"{task_name.replace('_', '-')}_settings.csv"
+    write_settings_csv(results, settings_csv)
+    write_samples_csv(results, samples_csv_beside(settings_csv))
+    return settings_csv
 
 
 def samples_csv_beside(settings_csv: Path) -> Path:
@@ -266,7 +367,7 @@ def reorder_csv_columns(csv_file_path: Path | str, priority_columns: Sequence[st
     rows = checked_rows(csv_content(path), str(path))
     names = [cell.text for cell in rows[0]]
     wanted = [spreadsheet_safe(name) for name in priority_columns]
-    if set(SETTING_COLUMNS) <= set(names):
+    if {"num_active_blocks", "num_samples"} <= set(names):
         wanted += [name for name in names if name not in wanted]
     places = [names.index(name) for name in reordered_columns(names, wanted)]
     write_text_atomically(csv_text([row[place] for place in places] for row in rows), path)

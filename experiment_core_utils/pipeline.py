@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import check_energy, meters_of
-from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside, write_samples_csv, write_settings_csv
+from experiment_core_utils.l_results_csv_cleaning import write_tables
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.collectives import (
     check_folder_is_shared,
@@ -104,7 +104,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), folder, None)
         results = tuple(result for key in asked.keys if (result := ledger.result(key)) is not None)
-        csv_path = write_tables(results, asked.task.name, folder)
+        csv_path = write_tables(results, asked.task.name, folder) if results else None
     return RunReport(
         experiment_id,
         True,
@@ -163,16 +163,6 @@ def check_and_make_folder(asked: RequestedRun, energy: StageMeasurement | None) 
 def new_run_id(output_dir: Path, accelerator: Accelerator) -> str:
     """The next run id, from where this run's state is kept."""
     return generate_unique_id(accelerator, state_folder(output_dir) / ID_NAME, RESULTS)
-
-
-def write_tables(results: Sequence[SettingResult], task_name: str, folder: Path) -> Path | None:
-    """The tables of all settings and of their samples; returns the path of the former, None without results."""
-    if not results:
-        return None
-    csv_path = folder / f"{task_name.replace('_', '-')}_settings.csv"
-    write_settings_csv(results, csv_path)
-    write_samples_csv(results, samples_csv_beside(csv_path))
-    return csv_path
 
 
 def make_output_dir(folder: Path) -> None:

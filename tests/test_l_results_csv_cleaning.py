@@ -37,18 +37,13 @@ from tests.hand_made_records import (
 )
 
 HEADER = (
-    "tier,vision_tokens_target,top_k,num_active_blocks,num_samples,num_failed_samples,accuracy,accuracy_ci95_low,"
-    "accuracy_ci95_high,selected_crops_mean,actual_vision_tokens_mean,T_vision_total_mean_ms,T_LLM_prefill_mean_ms,"
-    "T_LLM_decode_mean_ms,T_total_mean_ms,T_total_std_ms,T_total_p50_ms,T_total_p95_ms,T_total_p99_ms,"
-    "T_decode_per_token_mean_ms,T_first_token_mean_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,"
-    "vision_flops_mean,prefill_flops_mean,decode_flops_per_token_mean,"
-    "metric,metric_best,num_unparsed,share_unparsed,share_truncated,share_failed,"
-    "num_latency_samples,share_outlier_runs,"
-    "energy_vision_j,energy_prefill_j,energy_decode_j,energy_decode_j_per_token,energy_end_to_end_j,"
-    "energy_end_to_end_uncertainty_j,energy_end_to_end_idle_j,energy_end_to_end_net_j,energy_j_per_output_token,"
-    "energy_closure_residual_share,energy_source_ratio,energy_source,energy_kind,energy_sample_j_mean,"
-    "mfu_vision,mfu_prefill,mfu_decode,mbu_decode,"
-    "energy_j_per_correct_answer,energy_j_per_correct_answer_ci95_low,energy_j_per_correct_answer_ci95_high"
+    "task,setting,tier,vision_tokens_target,top_k,num_active_blocks,num_samples,num_failed_samples,accuracy,"
+    "accuracy_ci95_low,accuracy_ci95_high,metric,T_total_mean_ms,T_total_p95_ms,T_first_token_mean_ms,"
+    "T_decode_per_token_mean_ms,tokens_per_second,requests_per_second,selected_crops_mean,"
+    "actual_vision_tokens_mean,T_vision_total_mean_ms,T_LLM_prefill_mean_ms,T_LLM_decode_mean_ms,T_total_std_ms,"
+    "T_total_p50_ms,T_total_p99_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,vision_flops_mean,"
+    "prefill_flops_mean,decode_flops_per_token_mean,metric_best,num_unparsed,share_unparsed,share_truncated,"
+    "share_failed,num_latency_samples,file"
 )
 
 
@@ -99,6 +94,42 @@ def test_rows_by_hand(results: list[SettingResult], tmp_path: Path) -> None:
     assert (tokens["T_LLM_decode_mean_ms"], tokens["T_decode_per_token_mean_ms"], tokens["vision_flops_mean"]) == (
         "", "", "",
     )  # fmt: skip
+
+
+def test_each_row_says_who_it_is_in_few_digits(results: list[SettingResult], tmp_path: Path) -> None:
+    made = results[0].provenance
+    named = made.with_keys(
+        experiment_id="0007",
+        model=made.model.with_keys(name="checkpoints/tiny", dtype="float32", execution="cpu"),
+        hardware=made.hardware.with_keys(device="cpu"),
+    )
+    write_settings_csv([results[0].with_keys(provenance=named), results[1]], tmp_path / "settings.csv")
+    tier, tokens = read_results_csv(tmp_path / "settings.csv")
+    identity = ("task", "setting", "model_name", "precision", "device", "execution", "experiment_id", "file")
+    assert [tier[name] for name in identity] == [
+        "signs", "tier-low_topk2_blocks3", "checkpoints/tiny", "float32", "cpu", "cpu", "0007",
+        "signs_imgsizetier-low_crops2_topk2_blocks3.json",
+    ]  # fmt: skip
+    assert tokens["file"] == "signs_imgsizetokens720_topk4_blocks1.json"
+    # Two samples of 1 s with 3 tokens each; one of 0.75 s with 1 token.
+    assert [(row["tokens_per_second"], row["requests_per_second"]) for row in (tier, tokens)] == [
+        (3.0, 1.0),
+        (1.33333, 1.33333),
+    ]
+
+
+def test_the_published_list_finds_the_columns_of_the_table_of_settings(
+    results: list[SettingResult], tmp_path: Path
+) -> None:
+    made = results[0].provenance
+    named = made.with_keys(experiment_id="0007", model=made.model.with_keys(name="tiny", dtype="float32"))
+    path = tmp_path / "settings.csv"
+    write_settings_csv([results[0].with_keys(provenance=named)], path)
+    before = path.read_text().splitlines()[0].split(",")
+    published = ["experiment_id", "model_name", "precision", "batch_size", "tokens_per_second", "total_energy_kwh"]
+    reorder_csv_columns(path, published)
+    first = ["experiment_id", "model_name", "precision", "tokens_per_second"]
+    assert path.read_text().splitlines()[0].split(",") == [*first, *(name for name in before if name not in first)]
 
 
 def test_a_setting_without_samples_has_a_row_of_empty_cells() -> None:

@@ -22,7 +22,8 @@ HEADER = (
     "actual_num_crops,pooled_image_features,actual_vision_tokens,image_marker_tokens,input_text_tokens,prompt_tokens,"
     "output_tokens,output_ended,accuracy,parse_status,T_vision_total_ms,T_LLM_prefill_ms,T_LLM_decode_ms,T_total_ms,"
     "T_decode_per_token_ms,T_first_token_ms,T_preprocess_ms,T_transfer_ms,num_runs,num_outlier_runs,vision_flops,"
-    "prefill_flops,decode_flops_per_token,energy_j,energy_source,accuracy_batch_size,question,pred"
+    "prefill_flops,decode_flops_per_token,energy_j,energy_source,accuracy_batch_size,question,pred,"
+    "answers,prompt"
 )
 
 
@@ -42,7 +43,7 @@ def test_rows_by_hand_and_absent_is_empty(tmp_path: Path) -> None:
     path = write(tmp_path, measured_sample(0, staged_run(inter_token_s=())), answered_sample(1))
     assert path.read_text().splitlines()[1] == (
         "signs,tier-low_topk2_blocks3,low,,2,3,0,picture-0,reading,2,2,432,384,28,10,422,1,true,1.0,text,"
-        '500.0,250.0,,750.0,,750.0,2.0,1.0,1,,,,,,,,what?,"1.0"'
+        '500.0,250.0,,750.0,,750.0,2.0,1.0,1,,,,,,,,what?,"1.0","[""stop""]",'
     )
     measured, answered = read_results_csv(path)
     assert (measured["T_decode_per_token_ms"], measured["energy_j"], measured["pred"]) == (None, None, "1.0")

@@ -272,6 +272,8 @@ class Metadata(Record):
     options: list[Text] = []  #: the choices, in the order of their letters; [] for none
     #: which option is right, counted from 0; None if not known, or there are no options
     answer_index: Count | None = None
+    #: the whole text that was asked, before a chat template; None if from before it was noted
+    prompt: Text | None = None
 
 
 class SampleResult(Record):

@@ -16,10 +16,8 @@ from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, score_fields
 from experiment_core_utils.l_results_csv_cleaning import (
     read_results,
-    samples_csv_beside,
     setting_key,
-    write_samples_csv,
-    write_settings_csv,
+    write_tables,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SampleResult, SettingResult
@@ -80,11 +78,7 @@ def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:
     after = {name: rescored_result(result, name, metric) for name, result in before.items()}
     for name, result in after.items():
         save_setting_result(result, target / name)
-    csv_paths = []
-    for task, results in by_task(after.values()).items():
-        csv_paths.append(target / f"{task.replace('_', '-')}_settings.csv")
-        write_settings_csv(results, csv_paths[-1])
-        write_samples_csv(results, samples_csv_beside(csv_paths[-1]))
+    csv_paths = [write_tables(results, task, target) for task, results in by_task(after.values()).items()]
     return Rescored(tuple(before.values()), tuple(after.values()), target, tuple(csv_paths))
 
 

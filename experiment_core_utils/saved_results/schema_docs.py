@@ -20,7 +20,10 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.l_results_csv_cleaning import (
     CORRECT_ANSWER_COLUMNS,
     ENERGY_COLUMNS,
+    IDENTITY_COLUMNS,
     LATENCY_COLUMNS,
+    ORIGIN_COLUMNS,
+    RATE_COLUMNS,
     SAMPLE_COLUMNS,
     SCORING_COLUMNS,
     SETTING_COLUMNS,
@@ -28,6 +31,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
     STEADINESS_COLUMNS,
     UTILISATION_COLUMNS,
     SampleColumn,
+    in_reading_order,
 )
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
@@ -143,20 +147,22 @@ def settings_columns() -> list[tuple[str, str]]:
         "accuracy_ci95_high": "second number of `accuracy_ci95`",
     }
     same = "the same key"
-    return [
-        *((name, interval.get(name, same)) for name in SETTING_COLUMNS),
-        *(
-            (f"{name}_ms", "`aggregate_stats`, without `_ms`") if name.startswith("T_") else (name, "`aggregate_stats`")
-            for name in STAT_COLUMNS
-        ),
-        *((name, same) for name in SCORING_COLUMNS),
-        *((name, f"{same}; in files from before it was there, `num_samples`") for name in LATENCY_COLUMNS),
-        *((name, same) for name in STEADINESS_COLUMNS),
-        *((name, f"`energy.summary.{key}`") for name, key in ENERGY_COLUMNS.items()),
-        ("energy_sample_j_mean", "`energy_j_mean` of `aggregate_stats`: apportioned, over samples"),
-        *((name, "`hardware_utilisation`") for name in UTILISATION_COLUMNS),
-        *((name, f"`energy.summary.{key}`") for name, key in CORRECT_ANSWER_COLUMNS.items()),
-    ]
+    found = {
+        **IDENTITY_COLUMNS,
+        **RATE_COLUMNS,
+        **ORIGIN_COLUMNS,
+        **{name: interval.get(name, same) for name in SETTING_COLUMNS},
+        **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in STAT_COLUMNS if name.startswith("T_")},
+        **{name: "`aggregate_stats`" for name in STAT_COLUMNS if not name.startswith("T_")},
+        **dict.fromkeys(SCORING_COLUMNS, same),
+        **dict.fromkeys(LATENCY_COLUMNS, f"{same}; in files from before it was there, `num_samples`"),
+        **dict.fromkeys(STEADINESS_COLUMNS, same),
+        **{name: f"`energy.summary.{key}`" for name, key in ENERGY_COLUMNS.items()},
+        "energy_sample_j_mean": "`energy_j_mean` of `aggregate_stats`: apportioned, over samples",
+        **dict.fromkeys(UTILISATION_COLUMNS, "`hardware_utilisation`"),
+        **{name: f"`energy.summary.{key}`" for name, key in CORRECT_ANSWER_COLUMNS.items()},
+    }
+    return [(name, found[name]) for name in in_reading_order(list(found))]
 
 
 def _source(column: SampleColumn) -> str:

@@ -248,8 +248,10 @@ class SamplePreparer:
     def prepare(self, key: RequestKey) -> PrefetchedRequest:
         """Raises SampleError for a sample that cannot be read or used."""
         sample = self._sample(key.sample_id)
-        request = self._model.prepare(sample, self._task.prompt(sample), key.crops)
-        return PrefetchedRequest(replace(sample, image=None), replace(request, inputs=dict(request.inputs)))
+        prompt = self._task.prompt(sample)
+        request = self._model.prepare(sample, prompt, key.crops)
+        asked = replace(sample, image=None, metadata={**sample.metadata, "prompt": prompt})
+        return PrefetchedRequest(asked, replace(request, inputs=dict(request.inputs)))
 
     def _sample(self, sample_id: int) -> Sample:
         if sample_id in self._samples:

@@ -47,7 +47,7 @@ STEPS: tuple[tuple[Any, str, str], ...] = (
     (measurement, "run_staged", RUNS),
     (Journal, "append", "journal"),
     (profiling_run.ProfilingRun, "_merge_and_save", "merging, scoring, saving"),
-    (pipeline, "write_settings_csv", "CSV"),
+    (pipeline, "write_tables", "CSV"),
 )
 
 

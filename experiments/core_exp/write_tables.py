@@ -11,7 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside, write_samples_csv, write_settings_csv
+from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside
+from experiment_core_utils.l_results_csv_cleaning import write_tables as write_task_tables
 from experiments.analyses.sweeps import load_sweep
 
 
@@ -26,10 +27,7 @@ def write_tables(results_dir: Path) -> list[Path]:
     written = []
     for task in sweep.provenance.tasks:
         own = [each for each in sweep.settings if each.task == task]
-        settings_csv = own[0].path.parent / f"{task.replace('_', '-')}_settings.csv"
-        results = [each.result for each in own]
-        write_settings_csv(results, settings_csv)
-        write_samples_csv(results, samples_csv_beside(settings_csv))
+        settings_csv = write_task_tables([each.result for each in own], task, own[0].path.parent)
         written += [settings_csv, samples_csv_beside(settings_csv)]
     return written
 

@@ -256,3 +256,4 @@ def test_a_request_has_the_tasks_prompt_and_the_crops_asked_for() -> None:
     ready = SamplePreparer(task, model, 0).prepare(RequestKey(0, CropRange(4, 8)))
     assert model.calls == [f"prepare {' User: ' + sample.question + ' Assistant:'!r} 4-8"]
     assert ready.request.shape.prompt_tokens == len(task.prompt(sample))
+    assert ready.sample.metadata == {**sample.metadata, "prompt": task.prompt(sample)}
