@@ -261,10 +261,14 @@ def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
 
 
 def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
-    """`settings_frame` with who each row is, rates and memory, as people read it; columns without a value left out."""
+    """`settings_frame` with who each row is, rates and memory, in reading order.
+
+    Knobs and accuracy are always there; other columns without any value are left out.
+    """
     further = pd.DataFrame([_identity(result) | _rates(result) for result in results])
     frame = pd.concat([further, settings_frame(results)], axis=1)
-    return frame[in_reading_order(list(frame.columns))].dropna(axis="columns", how="all")
+    names = in_reading_order(list(frame.columns))
+    return frame[[name for name in names if name in SETTING_COLUMNS or frame[name].notna().any()]]
 
 
 def in_reading_order(names: Sequence[str]) -> list[str]:

@@ -72,7 +72,7 @@ def test_columns_of_the_settings_are_those_of_the_file() -> None:
     names, in_file = [name for name, _ in settings_columns()], HEADER.split(",")
     assert [name for name in names if name in in_file] == in_file
     assert len(set(names)) == len(names) == 68
-    # Of a run on the CPU without energy these have no value.
+    # Of results made by hand these have no value.
     absent = [name for name in names if name not in in_file and not name.startswith(("energy_", "mfu_"))]
     assert absent == [
         "model_name", "precision", "device", "execution", "peak_memory_bytes", "process_rss_bytes",
