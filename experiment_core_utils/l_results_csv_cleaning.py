@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiment_core_utils.config.parts import TableFormat
 from experiment_core_utils.j_results_saving import result_file_name
 from experiment_core_utils.primitives.csv_tables import (
     Cell,
@@ -23,7 +24,7 @@ from experiment_core_utils.primitives.csv_tables import (
     table_text,
 )
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
 from experiment_core_utils.primitives.knobs import VisionTarget, decoder_label, own_target, tier_target, token_target
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.result_files import read_rows
@@ -313,8 +314,13 @@ def _short(cell: Any) -> Any:
     return float(f"{cell:.{_DIGITS}g}") if isinstance(cell, float) else cell
 
 
-def write_tables(results: Sequence[SettingResult], task_name: str, folder: Path) -> Path:
-    """The tables of one task's settings and of their samples; returns the path of the former.
+def write_tables(
+    results: Sequence[SettingResult], task_name: str, folder: Path, table_format: TableFormat = "csv"
+) -> Path:
+    """The tables of one task's settings and of their samples; returns the path of the former's CSV.
+
+    Args:
+        table_format: `parquet` writes Parquet files, with all digits, beside the CSV files.
 
     Raises:
         ResultsError: a number that is not finite.
@@ -322,7 +328,13 @@ def write_tables(results: Sequence[SettingResult], task_name: str, folder: Path)
     """
     settings_csv = folder / f"{task_name.replace('_', '-')}_settings.csv"
     write_settings_csv(results, settings_csv)
-    write_samples_csv(results, samples_csv_beside(settings_csv))
+    samples_csv = samples_csv_beside(settings_csv)
+    write_samples_csv(results, samples_csv)
+    if table_format == "parquet":
+        samples = pd.DataFrame(sample_columns((result, setting_key(result)) for result in results))
+        for frame, path in ((table_of_settings(results), settings_csv), (samples, samples_csv)):
+            with replaced_whole(path.with_suffix(".parquet")) as temporary:
+                frame.to_parquet(temporary, index=False)
     return settings_csv
 
 

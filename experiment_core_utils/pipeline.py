@@ -104,7 +104,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), folder, None)
         results = tuple(result for key in asked.keys if (result := ledger.result(key)) is not None)
-        csv_path = write_tables(results, asked.task.name, folder) if results else None
+        csv_path = write_tables(results, asked.task.name, folder, config.machine.format) if results else None
     return RunReport(
         experiment_id,
         True,

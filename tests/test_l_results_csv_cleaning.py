@@ -18,6 +18,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
     setting_key,
     settings_frame,
     write_settings_csv,
+    write_tables,
 )
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
@@ -116,6 +117,21 @@ def test_each_row_says_who_it_is_in_few_digits(results: list[SettingResult], tmp
         (3.0, 1.0),
         (1.33333, 1.33333),
     ]
+
+
+def test_parquet_stands_beside_csv_with_all_digits(results: list[SettingResult], tmp_path: Path) -> None:
+    assert write_tables(results, "some_signs", tmp_path, "parquet") == tmp_path / "some-signs_settings.csv"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"some-signs_{table}.{ending}" for table in ("samples", "settings") for ending in ("csv", "parquet")
+    ]
+    for table in ("settings", "samples"):
+        cells, numbers = (
+            pd.read_csv(tmp_path / f"some-signs_{table}.csv"),
+            pd.read_parquet(tmp_path / f"some-signs_{table}.parquet"),
+        )
+        assert list(cells.columns) == list(numbers.columns) and len(cells) == len(numbers)
+    settings = pd.read_parquet(tmp_path / "some-signs_settings.parquet")
+    assert settings["tokens_per_second"].tolist() == [3.0, 1 / 0.75]
 
 
 def test_the_published_list_finds_the_columns_of_the_table_of_settings(

@@ -29,6 +29,7 @@ Precision = Literal["auto", "float32", "bfloat16", "float16"]
 ExecutionMode = Literal["auto", "eager", "graph"]
 EnergyMode = Literal["off", "required", "optional"]
 ProfilerMode = Literal["minimal", "full"]
+TableFormat = Literal["csv", "parquet"]
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(distinct)]
 FilePath = Annotated[Path, Field(strict=False)]
 Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
@@ -335,6 +336,9 @@ class MachineConfig(Part):
     """On what it runs, with how much of it, and where the results go."""
 
     output_dir: FilePath = Field(default=Path("results/core_exp"), description="folder of the results")
+    format: TableFormat = Field(
+        default="csv", description="tables of settings and samples; parquet: as Parquet files, too, beside the CSV"
+    )
     dry_run: bool = Field(
         default=False, description="print the plan with estimates of time and memory, and measure nothing"
     )

@@ -142,7 +142,7 @@ def replaced_whole(path: Path, ending: str = ".tmp") -> Iterator[Path]:
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what writers that were killed left beside their files, which may never be written again."""
-    for kind in ("json", "csv"):
+    for kind in ("json", "csv", "parquet"):
         for path in folder.glob(f".*.{kind}.tmp"):
             path.unlink(missing_ok=True)
 

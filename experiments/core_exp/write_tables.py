@@ -6,17 +6,19 @@ python experiments/core_exp/write_tables.py results/core_exp
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.parts import TableFormat
 from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside
 from experiment_core_utils.l_results_csv_cleaning import write_tables as write_task_tables
 from experiments.analyses.sweeps import load_sweep
 
 
-def write_tables(results_dir: Path) -> list[Path]:
+def write_tables(results_dir: Path, table_format: TableFormat = "csv") -> list[Path]:
     """Write two tables for each task, of all its saved settings, beside their files; returns the paths.
 
     Raises:
@@ -27,7 +29,7 @@ def write_tables(results_dir: Path) -> list[Path]:
     written = []
     for task in sweep.provenance.tasks:
         own = [each for each in sweep.settings if each.task == task]
-        settings_csv = write_task_tables([each.result for each in own], task, own[0].path.parent)
+        settings_csv = write_task_tables([each.result for each in own], task, own[0].path.parent, table_format)
         written += [settings_csv, samples_csv_beside(settings_csv)]
     return written
 
@@ -37,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Write the tables. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="write_tables.py", description="CSV files of the settings and samples of a sweep.")
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
-    for path in write_tables(parser.parse_args(argv).results_dir):
+    parser.add_argument("--format", choices=get_args(TableFormat), default="csv", help="parquet: beside the CSV, too")
+    given = parser.parse_args(argv)
+    for path in write_tables(given.results_dir, given.format):
         print(path)
 
 
