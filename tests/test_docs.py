@@ -48,7 +48,7 @@ DOCS = REPOSITORY / "docs"
 SCHEMA = (DOCS / "results_schema.md").read_text(encoding="utf-8")
 PROFILING = (DOCS / "profiling.md").read_text(encoding="utf-8")
 # Objects whose keys are data: described in words, not row by row.
-KEYS_ARE_DATA = {"versions", "source"}
+KEYS_ARE_DATA = {"versions", "source", "prompt_form"}
 
 
 def first_cells(section: str, text: str = SCHEMA) -> set[str]:

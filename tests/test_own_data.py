@@ -79,6 +79,9 @@ def test_a_run_on_a_file_has_all_that_a_run_on_a_task_has(
         text = result.per_sample_results[1]
         assert (text.actual_vision_tokens, text.T_vision_total) == (0, None)
         assert text.metadata.answers == ["4"]
+        assert text.metadata.prompt == " User: vqa2: Two and two? Assistant:"
+        form = result.provenance.task.prompt_form
+        assert form is not None and form["open"] == " User: {style}: {question} Assistant:"
     assert run_profiling(config).experiment_id is None  # nothing is left
     (compared,) = compare_folder(tmp_path / "results", None)
     assert (compared.task, compared.metric, len(compared.comparisons)) == ("my", "em", 1)

@@ -104,6 +104,9 @@ class TaskDescription(Record):
     max_new_tokens: Count | None = None  #: the task's own limit of tokens
     #: object of texts: where the samples come from (hub id and the commit that it gave, files, or the generator's seed)
     source: dict[str, Any] | None = None
+    #: object of texts: `style`, Molmo's name of the kind of question, and the templates in force, `open` and, with
+    #: options, `choice`; each sample has its whole prompt; None if the task does not tell
+    prompt_form: dict[str, Any] | None = None
 
 
 class ExecutionStages(Record):

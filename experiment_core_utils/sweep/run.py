@@ -288,6 +288,7 @@ def provenance_of_run(
                 metric=task.metric,
                 max_new_tokens=task.max_new_tokens,
                 source=dict(task.source),
+                prompt_form=dict(getattr(task, "prompt_form", {})) or None,
             ),
             "experimental_variables": variables_of(config, max_new_tokens_of(config.task, task), choice),
             "caveats": sentences(caveats),

@@ -42,6 +42,8 @@ class Task(Protocol):
 
     Attributes:
         source: where its samples come from: hub id with the commit that it gave, files, or generator.
+
+    A task may also have `prompt_form`: its `style` and its templates, `open` and `choice`, which a result keeps.
     """
 
     name: str

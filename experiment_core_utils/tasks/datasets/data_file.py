@@ -128,10 +128,19 @@ class DataFileTask:
         found = None if isinstance(row, str) else _text(row.get("type"))
         return found if is_text(found) and found else UNTYPED
 
+    @property
+    def prompt_form(self) -> Mapping[str, str]:
+        """The styles and the templates in force."""
+        return {
+            "style": f"{OPEN_STYLE}, with options {CHOICE_STYLE}",
+            "open": self._template or OPEN_TEMPLATE,
+            "choice": self._template or CHOICE_TEMPLATE,
+        }
+
     def prompt(self, sample: Sample) -> str:
         """See `Task`."""
-        style, own = (CHOICE_STYLE, CHOICE_TEMPLATE) if sample.options else (OPEN_STYLE, OPEN_TEMPLATE)
-        return fill(own if self._template is None else self._template, style, sample.question, sample.options)
+        style, kind = (CHOICE_STYLE, "choice") if sample.options else (OPEN_STYLE, "open")
+        return fill(self.prompt_form[kind], style, sample.question, sample.options)
 
     def _checked(self, index: int) -> int:
         if not 0 <= index < len(self):

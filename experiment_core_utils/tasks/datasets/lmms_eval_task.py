@@ -41,6 +41,7 @@ class LmmsEvalTask:
         if prompt_template is not None:
             check_template(prompt_template, ("question",))
         self._template = prompt_template or "{question}"
+        self.prompt_form: Mapping[str, str] = {"open": self._template}
         self._task = _open(name, include_path)
         config = self._task.config
         self.split = str(config.test_split or config.validation_split)

@@ -228,11 +228,18 @@ class PublishedTask(ABC):
             self._types = [self._type_at(rows[place.row], place) for place in self._places]
         return self._types[index]
 
+    @property
+    def prompt_form(self) -> Mapping[str, str]:
+        """The style and the templates in force."""
+        return {
+            "style": self.style,
+            "open": self._template or OPEN_TEMPLATE,
+            "choice": self._template or CHOICE_TEMPLATE,
+        }
+
     def prompt(self, sample: Sample) -> str:
         """See `Task`."""
-        template = self._template
-        if template is None:
-            template = CHOICE_TEMPLATE if sample.options else OPEN_TEMPLATE
+        template = self.prompt_form["choice" if sample.options else "open"]
         return fill(template, self.style_of(sample), sample.question, sample.options)
 
     # --- reading ---

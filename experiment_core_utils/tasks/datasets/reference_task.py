@@ -264,6 +264,11 @@ class GeneratedTask:
         """The type of the question at `index`, from the scene's plan alone."""
         return self._requested(index)[0].question_type
 
+    @property
+    def prompt_form(self) -> Mapping[str, str]:
+        """The template of an open question and of one with options."""
+        return {"open": prompt_of("{question}"), "choice": prompt_of("{question}", ("{first}", "{second}", "..."))}
+
     def prompt(self, sample: Sample) -> str:
         """The prompt text; the answer follows it as a space and the text."""
         return prompt_of(sample.question, sample.options)
