@@ -71,7 +71,7 @@ def test_a_record_of_an_answer_has_no_times() -> None:
     assert (sample.runs, sample.run, sample.transfer_s, sample.outputs_identical) == ((), None, None, None)
     assert sample.answer == BatchedAnswer((1, 2, EOS), True, 2, 2)
     assert (sample.prediction, sample.output_tokens, sample.ended) == ("1 2", 3, True)
-    assert sample.metadata == {"question": "1"}
+    assert sample.metadata == {"question": "1", "prompt": "1"}
     assert isinstance(second[0], MeasuredSample)
     assert second[0].answer == BatchedAnswer((1, 2, EOS), True, 1, 2)
 
