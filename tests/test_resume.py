@@ -110,7 +110,9 @@ def contents(folder: Path, left_out: set[str] = NOT_COMPARED) -> Contents:
 
 
 def _without_times(table: pd.DataFrame) -> str:
-    return table.drop(columns=[name for name in table if name.startswith("T_") or name.endswith("_ms")]).to_csv()
+    of_a_run = {"experiment_id", "tokens_per_second", "requests_per_second", "process_rss_bytes"}
+    times = [name for name in table if name in of_a_run or name.startswith("T_") or name.endswith("_ms")]
+    return table.drop(columns=times).to_csv()
 
 
 # Caveats that two runs of the same settings need not share: their sentences, and their kinds.
