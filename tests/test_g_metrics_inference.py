@@ -87,24 +87,22 @@ def test_accuracy_and_its_spread() -> None:
     assert accuracy.metric_details == {"answers": 4}
 
 
-def test_zeros_and_ones_get_wilsons_interval() -> None:
+def test_zeros_and_ones_get_the_exact_interval() -> None:
     accuracy = summary_of([measured_sample(i) for i in range(4)]).accuracy
     assert accuracy.accuracy == 1.0
-    # All four right, z = 1.96: lower bound 1 / (1 + z^2 / 4) = 4 / 7.8415.
-    assert accuracy.accuracy_ci95 == pytest.approx((4 / 7.8415, 1.0), abs=1e-4)
+    # All four right: p^4 = 0.025.
+    assert accuracy.accuracy_ci95 == pytest.approx((0.025**0.25, 1.0))
 
 
 def test_questions_about_one_picture_count_as_one_picture() -> None:
-    """Four right answers about two pictures say as much as two right answers: 1 / (1 + z^2 / 2) = 2 / 5.8415."""
+    """Four right answers about two pictures say as much as two right answers: p^2 = 0.025."""
     accuracy = summary_of([measured_sample(i, image_id="ab"[i % 2]) for i in range(4)]).accuracy
-    assert accuracy.accuracy_ci95 == pytest.approx((2 / 5.8415, 1.0), abs=1e-4)
+    assert accuracy.accuracy_ci95 == pytest.approx((0.025**0.5, 1.0))
 
 
 def test_the_interval_is_in_the_metrics_own_unit() -> None:
     samples = [measured_sample(i, prediction="10") for i in range(4)]
-    assert summary_of(samples, metric=ReadOff(best=10.0)).accuracy.accuracy_ci95 == pytest.approx(
-        (40 / 7.8415, 10.0), abs=1e-3
-    )
+    assert summary_of(samples, metric=ReadOff(best=10.0)).accuracy.accuracy_ci95 == pytest.approx((10 * 0.025**0.25, 10.0))
 
 
 def test_accuracy_of_each_type_in_alphabetical_order() -> None:

@@ -163,9 +163,9 @@ def test_the_closing_table(results: list[SettingResult]) -> None:
     head, tier, tokens = closing_table(results).splitlines()
     names = "vision top-k blocks crops tokens accuracy [95 %] vision ms prefill ms decode ms total ms p95 ms/token"
     assert head.split() == [*names.split(), "failed", "unparsed"]
-    # 2 of 2 right: Wilson's lower bound is 2 / (2 + 3.8415) = 0.34.
-    assert tier.split() == "low 2 3 2.0 422 1.000 [0.34, 1.00] 500.0 250.0 250.0 1000.0 1000.0 125.00 0 0".split()
-    assert tokens.split() == "720 4 1 2.0 422 0.000 [0.00, 0.79] 500.0 250.0 - 750.0 750.0 - 1 1".split()
+    # 2 of 2 right: p^2 = 0.025; 0 of 1: 1 - p = 0.025.
+    assert tier.split() == "low 2 3 2.0 422 1.000 [0.16, 1.00] 500.0 250.0 250.0 1000.0 1000.0 125.00 0 0".split()
+    assert tokens.split() == "720 4 1 2.0 422 0.000 [0.00, 0.97] 500.0 250.0 - 750.0 750.0 - 1 1".split()
 
 
 def test_the_closing_table_has_no_column_for_what_did_not_happen(results: list[SettingResult]) -> None:

@@ -1,4 +1,4 @@
-"""Distributions of numbers: percentiles by linear interpolation, intervals by t, Wilson or bootstrap; Pareto fronts."""
+"""Distributions of numbers: percentiles by linear interpolation, intervals of means and of scores; Pareto fronts."""
 
 import math
 from collections import defaultdict
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import betaincinv, stdtrit
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -68,32 +68,83 @@ def describe(values: Sequence[float]) -> Distribution | None:
 
 
 def bounded_mean_interval(
-    values: Sequence[float], clusters: Sequence[Hashable] | None = None, best: float = 1.0, seed: int = 0
+    values: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    best: float = 1.0,
+    worst: float = 0.0,
+    seed: int = 0,
 ) -> tuple[float, float] | None:
-    """95 % interval for the mean of scores in [0, `best`], inside [0, `best`]; None for no scores.
+    """95 % interval for the mean of scores in [`worst`, `best`], inside these bounds; None for no scores.
 
-    Scores of one cluster (questions about one picture) are not independent, so the spread is taken between clusters.
+    The one interval of an accuracy, and of a difference of accuracies (`worst` = -`best`). Each end is the 97.5 % bound
+    of N. Gaffke ("Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
+    variable", Mathematical Methods of Statistics 14 (2005); E. Learned-Miller and P. Thomas, arXiv:1905.06208): the
+    weighted mean of the scores and of one more score at that end, under weights that are uniform over all that add up
+    to 1. For scores of 0 or 1 it is Clopper's and Pearson's exact interval, which holds for any number of samples.
+    Where the weighted mean has no closed form, its quantile is that of `RESAMPLES` draws with a fixed seed.
 
-    - Scores that are all 0 or `best`: Wilson's interval (Wilson 1927, JASA 22:209), which holds for few samples and
-      at the ends, for the number of independent scores that would be as informative (`effective_number`).
-    - Others: a percentile bootstrap over clusters with a fixed seed.
-    - Others in which every cluster has the same mean, or there is one cluster: Wilson's for as many scores as clusters.
+    Scores of one cluster (questions about one picture) are not independent, so that weights are of clusters.
 
     Args:
         clusters: the cluster of each score; None where each score is one of its own.
     """
     if not values:
         return None
-    scores = np.asarray(values, dtype=np.float64) / best
-    sums, counts = cluster_totals(scores, clusters)
-    mean = float(scores.mean())
-    if np.isin(scores, (0.0, 1.0)).all():
-        low, high = _wilson(mean, effective_number(sums, counts))
-    elif np.ptp(sums / counts) < 1e-12:
-        low, high = _wilson(mean, len(sums))
-    else:
-        low, high = bootstrap_interval(sums, counts, seed)
-    return best * max(low, 0.0), best * min(high, 1.0)
+    sums, counts = cluster_totals(values, clusters)
+    ((low, high),) = bounded_mean_intervals(sums[None], counts, best, worst, seed)
+    return low, high
+
+
+def bounded_mean_intervals(
+    sums: np.ndarray, counts: np.ndarray, best: float = 1.0, worst: float = 0.0, seed: int = 0
+) -> list[tuple[float, float]]:
+    """`bounded_mean_interval` of each row of [K, G] sums of scores of clusters that hold [G] scores."""
+    ends = [_mean_bounds(sums, counts, end, seed) for end in (worst, best)]
+    # Rounding apart, each end is on its side of the mean.
+    return [(max(low, worst), min(high, best)) for low, high in zip(*ends, strict=True)]
+
+
+def _mean_bounds(sums: np.ndarray, counts: np.ndarray, end: float, seed: int) -> list[float]:
+    """Gaffke's bound of each of K rows, on the side of the range's `end`."""
+    clusters, means = len(counts), sums / counts
+    bounds, tail = [math.nan] * len(sums), (1 - CONFIDENCE) / 2
+    drawn = []
+    for row, own in enumerate(means):
+        apart = own[np.abs(own - end) > 1e-12]
+        if not len(apart):
+            bounds[row] = end
+        elif np.ptp(apart) < 1e-12 and np.ptp(counts) == 0:
+            # The weight of those at the end, with the one more, is Beta distributed.
+            weight = float(betaincinv(clusters - len(apart) + 1, len(apart), 1 - tail))
+            bounds[row] = float(apart[0] + weight * (end - apart[0]))
+        else:
+            drawn.append(row)
+    if drawn:
+        share = 1 - tail if end > means[drawn[0]].min() else tail
+        found = [_drawn_means(sums[drawn], counts, end, weights) for weights in _weights(clusters, seed)]
+        for row, bound in zip(drawn, np.quantile(np.concatenate(found), share, axis=0), strict=True):
+            bounds[row] = float(bound)
+    return bounds
+
+
+def _drawn_means(sums: np.ndarray, counts: np.ndarray, end: float, weights: np.ndarray) -> np.ndarray:
+    """[R, K] weighted means of the scores of clusters and of one more cluster at `end`, from [R, G + 1] weights."""
+    more = counts.mean() * weights[:, -1:]
+    return np.asarray((weights[:, :-1] @ sums.T + more * end) / (weights[:, :-1] @ counts[:, None] + more))
+
+
+def _weights(clusters: int, seed: int) -> Sequence[np.ndarray] | Iterator[np.ndarray]:
+    """[R, G + 1] weights in parts; divided by their sum they are uniform over all that add up to 1."""
+    if clusters <= _DRAWS_AT_ONCE // RESAMPLES:
+        return (_few_weights(clusters, seed),)
+    generator, rows = np.random.default_rng(seed), max(_DRAWS_AT_ONCE // clusters, 1)
+    sizes = [min(rows, RESAMPLES - begin) for begin in range(0, RESAMPLES, rows)]
+    return (generator.exponential(size=(size, clusters + 1)) for size in sizes)
+
+
+@lru_cache(maxsize=1)
+def _few_weights(clusters: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).exponential(size=(RESAMPLES, clusters + 1))
 
 
 def ratio_interval(
@@ -107,7 +158,8 @@ def ratio_interval(
     (A. Donner and G. Zou, "Closed-form confidence intervals for functions of the normal mean and standard deviation",
     Statistical Methods in Medical Research 21 (2012) 347; R. Newcombe, "MOVER-R confidence intervals for ratios and
     products of two independently estimated quantities", ibid. 25 (2016) 1774). With symmetrical intervals it is
-    Fieller's; it keeps the asymmetry of an interval such as Wilson's. The upper limit is None where l2 is not above 0.
+    Fieller's; it keeps the asymmetry of an interval such as an accuracy's. The upper limit is None where l2 is not
+    above 0.
     """
     (l1, u1), (l2, u2) = one_interval, other_interval
     middle = one * other
@@ -189,37 +241,6 @@ def _picks(clusters: int, seed: int) -> Iterator[np.ndarray]:
     rows = max(_DRAWS_AT_ONCE // clusters, 1)
     for begin in range(0, RESAMPLES, rows):
         yield generator.integers(0, clusters, size=(min(rows, RESAMPLES - begin), clusters))
-
-
-def effective_number(sums: np.ndarray, counts: np.ndarray) -> float:
-    """How many independent 0/1 scores say as much about their mean as these clusters of them do.
-
-    n divided by the design effect (the variance of the mean between clusters over that of n independent scores,
-    at least 1), and by the ratio of the squared t quantiles of G - 1 and n - 1 degrees of freedom, as in E. Korn and
-    B. Graubard, "Confidence intervals for proportions with small expected number of positive counts estimated from
-    survey data", Survey Methodology 24 (1998). The number of clusters G where all scores are equal.
-    """
-    n, clusters = float(counts.sum()), len(sums)
-    fraction = float(sums.sum()) / n
-    if clusters == n or fraction in (0.0, 1.0) or clusters == 1:
-        return clusters
-    between = clusters / (clusters - 1) * float(((sums - fraction * counts) ** 2).sum()) / n**2
-    design_effect = max(between / (fraction * (1 - fraction) / (n - 1)), 1.0)
-    quantile = 0.5 + CONFIDENCE / 2
-    small_sample = float(stdtrit(n - 1, quantile) / stdtrit(clusters - 1, quantile)) ** 2
-    return max(n / design_effect * small_sample, 1.0)
-
-
-def wilson_upper_bound_of_none(n: int) -> float:
-    """Upper end of Wilson's 95 % interval for a share of which none was seen among n."""
-    return _wilson(0.0, n)[1]
-
-
-def _wilson(fraction: float, n: float) -> tuple[float, float]:
-    z = float(ndtri(0.5 + CONFIDENCE / 2))
-    centre = (fraction + z * z / (2 * n)) / (1 + z * z / n)
-    half = z / (1 + z * z / n) * math.sqrt(fraction * (1 - fraction) / n + z * z / (4 * n * n))
-    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 def rate(one: float, other: float) -> float | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from scipy.special import bdtr
 
-from experiment_core_utils.primitives.statistics import bootstrap_interval, cluster_totals, wilson_upper_bound_of_none
+from experiment_core_utils.primitives.statistics import bounded_mean_interval
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class PairedComparison:
         n: those samples.
         num_excluded: samples that only one of them has a score for; not in any figure here.
         difference: mean of (setting - baseline); None where n is 0.
-        interval: 95 % interval of the difference, from a bootstrap over pictures with a fixed seed; where every sample
-            differs by the same, from how many pictures could have differed otherwise unseen (Wilson).
+        interval: 95 % interval of the difference over pictures, by `bounded_mean_interval`; for samples that are all
+            equal at both it is exact.
         better, worse, equal: samples on which the setting scores higher, lower, the same.
         p_value: exact two-sided sign test of better against worse, which for scores of 0 or 1 is McNemar's exact test.
             It takes samples as independent; where they share pictures, the interval is the one to trust.
@@ -65,20 +65,10 @@ def compare_paired(
         mean_baseline=sum(before) / len(shared),
         mean=sum(after) / len(shared),
         difference=sum(differences) / len(shared),
-        interval=difference_interval(differences, [baseline[key].image_id for key in shared], best),
+        interval=bounded_mean_interval(differences, [baseline[key].image_id for key in shared], best, -best),
         better=better,
         worse=worse,
         equal=len(shared) - better - worse,
         # Both tails of a fair coin.
         p_value=min(1.0, 2 * float(bdtr(min(better, worse), better + worse, 0.5))),
     )
-
-
-def difference_interval(differences: list[float], images: list[str], best: float) -> tuple[float, float]:
-    """95 % interval of the mean difference, inside [-`best`, `best`]; see `PairedComparison.interval`."""
-    sums, counts = cluster_totals(differences, images)
-    if max(differences) - min(differences) > 1e-12 and len(sums) > 1:
-        return bootstrap_interval(sums, counts)
-    mean = float(sums.sum() / counts.sum())
-    unseen = wilson_upper_bound_of_none(len(sums))
-    return mean - unseen * (best + mean), mean + unseen * (best - mean)

@@ -32,7 +32,6 @@ from experiment_core_utils.sweep.front_search import (
     random_order,
     run_search,
 )
-from experiment_core_utils.tasks.comparison import difference_interval
 from experiments.analyses.recorded_table import RecordedTable, read_table
 
 # Each side of a 95 % interval.
@@ -187,7 +186,7 @@ def _gained(table: RecordedTable, by: int, at: int) -> tuple[float, float]:
     scored = np.isfinite(table.scores[by]) & np.isfinite(table.scores[at])
     gains = (table.scores[by] - table.scores[at])[scored]
     pictures = [picture for picture, has in zip(table.pictures, scored, strict=True) if has]
-    return difference_interval(gains.tolist(), pictures, table.best)
+    return bounded_mean_interval(gains.tolist(), pictures, table.best, -table.best) or (-table.best, table.best)
 
 
 def _saved(table: RecordedTable, by: int, at: int) -> MeanBound:

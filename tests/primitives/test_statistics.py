@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from experiment_core_utils.primitives.statistics import (
     bootstrap_interval,
     bootstrap_intervals,
     bounded_mean_interval,
     describe,
-    effective_number,
     highest_of,
     mean_of,
     ratio_interval,
@@ -63,10 +63,24 @@ def test_the_interval_of_a_ratio_by_hand() -> None:
     assert (low, high) == (pytest.approx(10 / 0.3), None)
 
 
-def test_wilson_by_hand() -> None:
-    # 8 of 10: z = 1.959964, z^2 = 3.841459; centre (0.8 + 0.192073) / 1.384146 = 0.716740.
-    interval = bounded_mean_interval([1.0] * 8 + [0.0] * 2)
-    assert interval == pytest.approx((0.490162, 0.943318), abs=1e-5)
+@pytest.mark.parametrize("right", [0, 1, 5, 8, 10])
+def test_scores_of_0_and_1_have_the_exact_interval(right: int) -> None:
+    exact = stats.binomtest(right, 10).proportion_ci(0.95, method="exact")
+    interval = bounded_mean_interval([1.0] * right + [0.0] * (10 - right))
+    assert interval == pytest.approx((exact.low, exact.high))
+
+
+def test_drawn_ends_are_those_of_the_closed_form() -> None:
+    """Scores that differ by less than matters have no closed form: their ends are quantiles of draws."""
+    scores = [1.0] * 8 + [0.0] * 2
+    unequal = [score + 1e-9 * place for place, score in enumerate(scores)]
+    drawn = bounded_mean_interval(unequal, best=1 + 1e-7)
+    assert drawn == pytest.approx(bounded_mean_interval(scores), abs=0.02)
+
+
+def test_a_nearly_perfect_score_is_no_surer_than_a_perfect_one() -> None:
+    (low, _), (lower, _) = (bounded_mean_interval([1.0] * 15 + [last]) or (0.0, 0.0) for last in (1.0, 0.9))
+    assert lower <= low + 0.01  # the error of draws
 
 
 def test_all_right_is_not_certain() -> None:
@@ -82,7 +96,7 @@ def test_the_interval_holds_the_mean_and_stays_inside(scores: list[float]) -> No
     assert np.mean(scores) - 1e-9 <= high <= 1.0
 
 
-def test_the_bootstrap_covers_the_true_mean() -> None:
+def test_intervals_of_graded_scores_cover_the_true_mean() -> None:
     source = np.random.default_rng(3)
     scores, shares = np.array([0.0, 0.3, 1.0]), np.array([0.3, 0.2, 0.5])
     truth = float(scores @ shares)
@@ -102,18 +116,9 @@ def test_scores_on_their_own_are_clusters_of_one() -> None:
 
 
 def test_clusters_that_agree_within_count_once() -> None:
-    # 40 pictures, 4 alike questions each. Between clusters 40/39 * 40 * 4 / 160^2 (each deviates by 4 * 0.5), over
-    # 0.25 / 159 independent: design effect 4.0769; t quantiles 1.97500 (159) and 2.02269 (39).
-    sums, counts = np.array([0.0, 4.0] * 20), np.full(40, 4.0)
-    assert effective_number(sums, counts) == pytest.approx(160 / 4.0769 * (1.97500 / 2.02269) ** 2, rel=1e-3)
-
-
-def test_clusters_say_no_more_than_their_scores_would_alone() -> None:
-    # Every picture has one right and one wrong answer: no variance between pictures, design effect held at 1.
-    sums, counts = np.ones(50), np.full(50, 2.0)
-    assert 95 < effective_number(sums, counts) <= 100
-    assert effective_number(np.array([3.0]), np.array([4.0])) == 1  # one picture
-    assert effective_number(np.array([4.0, 4.0]), np.array([4.0, 4.0])) == 2  # all right
+    scores = [1.0] * 28 + [0.0] * 12  # 10 pictures, 4 alike questions each
+    clustered = bounded_mean_interval(scores, [place // 4 for place in range(40)])
+    assert clustered == pytest.approx(bounded_mean_interval([1.0] * 7 + [0.0] * 3))
 
 
 def test_many_scores_of_one_cluster_are_as_good_as_one() -> None:

@@ -50,10 +50,17 @@ def test_the_interval_is_over_pictures() -> None:
 
 
 def test_no_difference_seen_is_not_certainly_none() -> None:
-    # Wilson's upper bound for 0 of 16: 3.8415 / (16 + 3.8415).
+    # A change of probability p is unseen in 16 samples with (1 - p)^16 = 0.025.
     found = compare_paired(scored(*[1.0, 0.0] * 8), scored(*[1.0, 0.0] * 8))
     assert (found.difference, found.equal, found.p_value) == (0.0, 16, 1.0)
-    assert found.interval == pytest.approx((-0.19361, 0.19361), abs=1e-4)
+    assert found.interval == pytest.approx((-0.20591, 0.20591), abs=1e-5)
+
+
+def test_one_change_seen_says_no_less_than_none() -> None:
+    """One of 16 worse: the lower end is that of 1 of 16 (Clopper and Pearson 0.30232), the upper one still above 0."""
+    found = compare_paired(scored(*[1.0] * 16), scored(0.0, *[1.0] * 15))
+    assert found.interval is not None and found.difference == -1 / 16
+    assert found.interval == (pytest.approx(-0.30232, abs=1e-5), pytest.approx(0.176, abs=0.015))
 
 
 def test_a_paired_interval_is_narrower_than_the_settings_own() -> None:

@@ -58,8 +58,8 @@ def test_comparing_prints_a_row_for_each_other_setting(results: Path, capsys: py
     assert main(["compare", str(results / "rescored_vqa_score")]) == 0
     title, _, row, warning = capsys.readouterr().out.splitlines()
     assert title == "signs, vqa_score: settings against tier-low_topk4_blocks4, on the samples that both have"
-    # All three worse: Wilson's bound for 0 of 3, 3.8415 / 6.8415 = 0.561, twice that from -1.
-    assert row.split() == "tier-low_topk2_blocks3 0.000 -1.000 [-1.000, +0.123] 0 3 0 0.25 0".split()
+    # All three worse: unseen with a probability p of (1 - p)^3 = 0.025, p = 0.7076; -1 + 2 * 0.7076.
+    assert row.split() == "tier-low_topk2_blocks3 0.000 -1.000 [-1.000, +0.415] 0 3 0 0.25 0".split()
     assert warning.startswith("warning: only 3 samples")
 
 

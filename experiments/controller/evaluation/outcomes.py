@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiment_core_utils.primitives.statistics import bootstrap_interval, cluster_totals
-from experiment_core_utils.tasks.comparison import difference_interval
+from experiment_core_utils.primitives.statistics import bootstrap_interval, bounded_mean_interval, cluster_totals
 from experiments.controller.knob_choices import KnobChoice
 from experiments.fitting.scores import mean_of
 
@@ -82,8 +81,8 @@ class Difference:
     """The difference of a policy and a baseline on the same requests.
 
     Attributes:
-        ci95: bootstrap over pictures. Where every request differs by the same (by nothing, say), for shares from how
-            many pictures could have differed otherwise unseen (Wilson), for latencies None.
+        ci95: over pictures: of shares by `bounded_mean_interval`, of latencies by bootstrap, None where every request
+            differs by the same.
     """
 
     value: float
@@ -192,7 +191,7 @@ def _fraction_difference(values: np.ndarray, pictures: Sequence[str]) -> Differe
     if not known:
         return None
     own = [float(values[place]) for place in known]
-    return Difference(float(np.mean(own)), difference_interval(own, [pictures[place] for place in known], 1.0))
+    return Difference(float(np.mean(own)), bounded_mean_interval(own, [pictures[place] for place in known], 1.0, -1.0))
 
 
 def _difference(values: np.ndarray, pictures: Sequence[str]) -> Difference:

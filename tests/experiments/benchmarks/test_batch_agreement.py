@@ -31,8 +31,8 @@ def test_the_flip_rate_of_four_prompts() -> None:
 def test_no_difference_is_not_certainty() -> None:
     agreement = compare([[1]] * 10, [[1]] * 10)
     assert agreement.flip_rate == 0.0
-    # Wilson's upper bound of 0 among 10: z^2 / (10 + z^2), z^2 = 3.8415.
-    assert agreement.interval == (0.0, pytest.approx(3.8415 / 13.8415, abs=1e-4))
+    # 0 among 10: (1 - p)^10 = 0.025.
+    assert agreement.interval == (0.0, pytest.approx(1 - 0.025**0.1))
 
 
 def test_runs_over_different_prompts_are_refused() -> None:

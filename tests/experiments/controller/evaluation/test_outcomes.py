@@ -57,16 +57,16 @@ def test_the_share_of_the_oracles_gain():
 
 
 def test_a_difference_that_every_request_shares_may_hide_others():
-    """Wilson's upper bound of none among 4 pictures is z^2 / (4 + z^2) = 3.8415 / 7.8415 = 0.4899."""
+    """None among 4 pictures: (1 - p)^4 = 0.025 at p = 0.6024."""
     own = outcomes([[1, 1, 10, 10]], [[0.2] * 4])
     other = outcomes([[0, 0, 0, 0]], [[0.1] * 4], "other")
     found = paired(own, other, [0.3], REQUESTS, [0])
     assert found.accuracy is not None and found.accuracy_in_time is not None
-    # 1 - 0.4899 * (1 + 1), and no better than 1; 0 -+ 0.4899.
+    # 1 - 0.6024 * (1 + 1), and no better than 1; 0 -+ 0.6024.
     assert found.accuracy.value == 1.0
-    assert found.accuracy.ci95 == pytest.approx((0.0202, 1.0), abs=1e-4)
+    assert found.accuracy.ci95 == pytest.approx((-0.2047, 1.0), abs=1e-4)
     assert found.accuracy_in_time.ci95 == found.accuracy.ci95
-    assert found.violation_rate is not None and found.violation_rate.ci95 == pytest.approx((-0.4899, 0.4899), abs=1e-4)
+    assert found.violation_rate is not None and found.violation_rate.ci95 == pytest.approx((-0.6024, 0.6024), abs=1e-4)
     assert found.latency_s.value == pytest.approx(0.1)
     assert found.latency_s.ci95 is None
 
@@ -91,15 +91,15 @@ def test_the_mean_over_budgets_counts_each_the_same():
 
 
 def test_pictures_are_drawn_whole():
-    """Four requests of one picture say no more than one: Wilson's bound of none in 1 is 3.8415 / 4.8415 = 0.7935."""
+    """Four requests of one picture say no more than one: none in 1 has the bound 0.975."""
     own = outcomes([[1, 0, 10, 0]], [[0.1, 0.2, 0.3, 0.4]])
     other = outcomes([[0, 0, 0, 0]], [[0.1] * 4], "other")
     together = AnsweredRequests(REQUESTS.tasks, ("a",) * 4, REQUESTS.best)
     found = paired(own, other, [1.0], together, [0]).accuracy
     apart = paired(own, other, [1.0], REQUESTS, [0]).accuracy
     assert found is not None and apart is not None
-    # 0.5 - 0.7935 * 1.5 and 0.5 + 0.7935 * 0.5
+    # 0.5 - 0.975 * 1.5 and 0.5 + 0.975 * 0.5
     assert found.value == 0.5
-    assert found.ci95 == pytest.approx((-0.6902, 0.8967), abs=1e-4)
-    # Of four independent 0/1 values, two of them 1, a draw is all 0 with probability 1/16: inside 2.5 %.
-    assert apart.ci95 == (0.0, 1.0)
+    assert found.ci95 == pytest.approx((-0.9625, 0.9875), abs=1e-4)
+    # 2 of 4 are 1: Clopper's and Pearson's upper bound; the lower one is for values down to -1.
+    assert apart.ci95 == (pytest.approx(-0.46, abs=0.03), pytest.approx(0.9324, abs=1e-4))
