@@ -102,7 +102,8 @@ def test_questions_about_one_picture_count_as_one_picture() -> None:
 
 def test_the_interval_is_in_the_metrics_own_unit() -> None:
     samples = [measured_sample(i, prediction="10") for i in range(4)]
-    assert summary_of(samples, metric=ReadOff(best=10.0)).accuracy.accuracy_ci95 == pytest.approx((10 * 0.025**0.25, 10.0))
+    accuracy = summary_of(samples, metric=ReadOff(best=10.0)).accuracy
+    assert accuracy.accuracy_ci95 == pytest.approx((10 * 0.025**0.25, 10.0))
 
 
 def test_accuracy_of_each_type_in_alphabetical_order() -> None:

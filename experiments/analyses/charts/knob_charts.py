@@ -104,7 +104,8 @@ def _front_panel(each: FrontAnalysis) -> Panel:
         own = [point for point in drawn if point.status == status]
         if own:
             is_on = own[0].on_front
-            ends = [(point.cost_ci95[0] / scale, point.cost_ci95[1] / scale) for point in own]
+            costs = [point.cost_ci95 or (point.cost, point.cost) for point in own]
+            ends = [(low / scale, high / scale) for low, high in costs]
             marks.append(
                 Dots(
                     [point.cost / scale for point in own], [point.accuracy for point in own], colour, name,
@@ -148,9 +149,10 @@ def _labels(each: FrontAnalysis) -> dict[str, str]:
 
 
 def _point_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
+    cost_ends = " to ".join(f"{end / scale:.4g}" for end in point.cost_ci95 or ())
     lines = [
         f"accuracy {point.accuracy:.3f} [{point.accuracy_ci95[0]:.3f} to {point.accuracy_ci95[1]:.3f}]",
-        f"{point.cost / scale:.4g} {unit} [{point.cost_ci95[0] / scale:.4g} to {point.cost_ci95[1] / scale:.4g}]",
+        f"{point.cost / scale:.4g} {unit} [{cost_ends or 'too few pictures for an interval'}]",
         f"{STATUS_MARKS[point.status][0]}; on it in {100 * point.probability:.0f} % of the draws",
     ]
     if point.dominated_by is not None:

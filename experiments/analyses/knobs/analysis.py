@@ -46,7 +46,9 @@ def _analyse_task(grid: TaskGrid, costs: Sequence[Cost], num_draws: int, seed: i
             levels = {knob: [point.value(knob) for point in each.found.points] for knob in KNOBS}
             if "accuracy" not in split:
                 split["accuracy"] = effects(levels, each.found.accuracy, each.found.accuracy_draws)
-            split[each.found.of.name] = effects(levels, each.found.cost, each.found.cost_draws)
+            split[each.found.of.name] = effects(
+                levels, each.found.cost, each.found.cost_draws, allows_verdict=each.found.no_verdict is None
+            )
     return TaskAnalysis(grid, fronts, split)
 
 

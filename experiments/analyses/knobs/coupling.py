@@ -1,18 +1,20 @@
 """How much of the front is lost with a knob fixed, and which knobs' best values depend on other knobs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from typing import Literal
 
 import numpy as np
+from scipy import stats
 
 from experiment_core_utils.primitives.statistics import on_front
 from experiments.analyses.files import MOST_VALUES
 from experiments.analyses.knobs.fronts import area, areas, areas_beside_slower, reference_cost_of
 from experiments.analyses.knobs.grid import KNOBS, levels_of
-from experiments.analyses.knobs.objectives import TAIL, Objectives
+from experiments.analyses.knobs.objectives import Objectives
 from experiments.fitting.intervals import interval
+from experiments.fitting.verdicts import TAIL
 
 Value = str | int
 Dependence = Literal["established", "within_noise", "none"]
@@ -100,6 +102,10 @@ class Coupling:
         dependence: `none`: one value is best throughout; `established`: of two values each is confidently better than
             the other at some value of `given`, by more than drift makes; `within_noise`: best values differ, not so
             surely.
+        p_value: that no two values do so, for all pairs of values and all values of `given` together (Bonferroni); 1
+            where there are too few pictures for a verdict.
+        family_p_value: the same for all couplings of the task and cost (false discovery rate, Benjamini and Hochberg);
+            `established` is at 2.5 %.
         witness: for `established`, the two values of `knob` and the two of `given`.
         regret_share: hypervolume lost by the one value of `knob` that is best over all of `given`, against the best at
             each, as a fraction of the latter; None where these settings have no right answer.
@@ -111,6 +117,8 @@ class Coupling:
     dependence: Dependence
     witness: tuple[Value, Value, Value, Value] | None
     regret_share: float | None
+    p_value: float
+    family_p_value: float
 
 
 def fixed_values(found: Objectives) -> list[FixedValue]:
@@ -169,13 +177,25 @@ def couplings(found: Objectives) -> list[Coupling]:
         return []
     moving = moving_knobs(found)
     cells = {pair: _cells(found, pair) for pair in combinations(moving, 2)}
-    return [
+    each_alone = [
         each
         for knob, given in permutations(moving, 2)
         for pair in [(knob, given) if (knob, given) in cells else (given, knob)]
         for own in [{(cell[pair.index(given)], cell[pair.index(knob)]): at for cell, at in cells[pair].items()}]
         for each in _coupling(found, knob, given, own)
     ]
+    if not each_alone:
+        return []
+    family = stats.false_discovery_control([each.p_value for each in each_alone]).tolist()
+    return [_as_one_of_family(each, p_value) for each, p_value in zip(each_alone, family, strict=True)]
+
+
+def _as_one_of_family(coupling: Coupling, p_value: float) -> Coupling:
+    """The coupling by its p-value among all; one whose best values do not differ depends on nothing either way."""
+    if p_value <= TAIL:
+        return replace(coupling, family_p_value=p_value, dependence="established")
+    one_for_all = len({each.best for each in coupling.best_values}) == 1
+    return replace(coupling, family_p_value=p_value, dependence="none" if one_for_all else "within_noise", witness=None)
 
 
 def moving_knobs(found: Objectives) -> tuple[str, ...]:
@@ -222,16 +242,17 @@ def _coupling(found: Objectives, knob: str, given: str, cells: Mapping[tuple[Val
     draws = np.array([[each[1] for each in row] for row in all_areas])  # [given, knob, B]
     slowed = np.array([[each[2] for each in row] for row in all_areas])
     best_values = tuple(_best_value(at, values, volumes[row], draws[row]) for row, at in enumerate(complete))
-    witness = _witness(values, complete, draws, slowed)
-    one_for_all = len({each.best for each in best_values}) == 1
+    p_value, witness = _witness(found, values, complete, draws, slowed)
     return [
         Coupling(
             knob=knob,
             given=given,
             best_values=best_values,
-            dependence="established" if witness is not None else "none" if one_for_all else "within_noise",
+            dependence="within_noise",
             witness=witness,
             regret_share=_regret_fraction(volumes),
+            p_value=p_value,
+            family_p_value=p_value,
         )
     ]
 
@@ -277,16 +298,32 @@ def _best_value(given: Value, values: Sequence[Value], volumes: np.ndarray, draw
 
 
 def _witness(
-    values: Sequence[Value], given: Sequence[Value], draws: np.ndarray, slowed: np.ndarray
-) -> tuple[Value, Value, Value, Value] | None:
-    """Two values of the knob whose order confidently changes between two values of the other knob.
+    found: Objectives, values: Sequence[Value], given: Sequence[Value], draws: np.ndarray, slowed: np.ndarray
+) -> tuple[float, tuple[Value, Value, Value, Value] | None]:
+    """The two values of the knob whose order most surely changes between two values of the other, with the p-value.
+
+    Differences of hypervolumes over their standard deviation over draws are taken as Student's t over pictures.
 
     Args:
         slowed: as `draws`, with costs longer by the drift; what is ahead must be so with them.
     """
-    for one, other in combinations(range(len(values)), 2):
-        ahead = (slowed[:, one] > draws[:, other]).mean(axis=1) >= 1 - TAIL
-        behind = (draws[:, one] < slowed[:, other]).mean(axis=1) >= 1 - TAIL
-        if ahead.any() and behind.any():
-            return values[one], values[other], given[int(ahead.argmax())], given[int(behind.argmax())]
-    return None
+    pairs = list(combinations(range(len(values)), 2))
+    pictures = min(found.num_cost_pictures, found.num_pictures)
+    if found.no_verdict is not None or pictures < 2:
+        return 1.0, None
+    lowest: tuple[float, tuple[Value, Value, Value, Value] | None] = (1.0, None)
+    for one, other in pairs:
+        ahead = _p_of_gain(slowed[:, one] - draws[:, other], pictures)
+        behind = _p_of_gain(slowed[:, other] - draws[:, one], pictures)
+        p_value = min(float(max(ahead.min(), behind.min())) * len(given) * len(pairs), 1.0)
+        if p_value < lowest[0]:
+            lowest = p_value, (values[one], values[other], given[int(ahead.argmin())], given[int(behind.argmin())])
+    return lowest
+
+
+def _p_of_gain(gains: np.ndarray, pictures: int) -> np.ndarray:
+    """[G], the p-value that gains [G, B] over draws are not above 0."""
+    means, errors = gains.mean(axis=1), gains.std(axis=1, ddof=1)
+    same = errors <= 1e-12 * np.abs(means)
+    ratios = np.divide(means, errors, out=np.where(means > 0, np.inf, -np.inf), where=~same)
+    return np.asarray(stats.t.sf(ratios, pictures - 1))

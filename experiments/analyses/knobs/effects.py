@@ -19,8 +19,8 @@ import numpy as np
 from scipy import stats
 
 from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
-from experiments.analyses.knobs.objectives import TAIL
 from experiments.fitting.intervals import interval
+from experiments.fitting.verdicts import TAIL
 
 Value = str | int
 _TOLERANCE = 1e-9
@@ -41,6 +41,8 @@ class Term:
         p_value: probability that noise alone gives so much: of the draws, centred on the figures.
         settings_p_value: the same by the F test against the highest interaction; None for that one, and where it is 0
             or the grid does not show it.
+        family_p_value: the larger of the two, corrected for the number of terms of the figure (false discovery rate,
+            Benjamini and Hochberg); None where the figure allows no verdict.
     """
 
     knobs: tuple[str, ...]
@@ -50,6 +52,7 @@ class Term:
     noise_share: float | None
     p_value: float | None
     settings_p_value: float | None
+    family_p_value: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,14 @@ class Effects:
     reason: str | None
 
 
-def effects(levels: Mapping[str, Sequence[Value]], figures: np.ndarray, draws: np.ndarray) -> Effects:
+def effects(
+    levels: Mapping[str, Sequence[Value]], figures: np.ndarray, draws: np.ndarray, *, allows_verdict: bool = True
+) -> Effects:
     """Split the spread of [S] figures, with [B, S] draws.
 
     Args:
         levels: knob -> its value at each of the S settings.
+        allows_verdict: whether there are enough pictures for draws of the figure to be trusted.
     """
     moving = {knob: values for knob, values in levels.items() if len(set(values)) > 1}
     combinations_there = set(zip(*moving.values(), strict=True))
@@ -118,6 +124,8 @@ def effects(levels: Mapping[str, Sequence[Value]], figures: np.ndarray, draws: n
         return Effects(is_full, std, (), None, means, f"{NOT_SPLIT} {MOST_SETTINGS} settings")
     split = [_term(knobs, codes, figures, draws, total) for knobs in _subsets(tuple(codes))]
     terms = tuple(replace(each, settings_p_value=_against(each, split[-1])) for each in split)
+    if allows_verdict:
+        terms = _corrected(terms)
     return Effects(is_full, std, terms, 1 - sum(each.share or 0.0 for each in terms), means, None)
 
 
@@ -160,6 +168,15 @@ def _term(
         p_value=(1 + int((noise >= squares).sum())) / (1 + len(noise)),
         settings_p_value=None,
     )
+
+
+def _corrected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    """The terms with their `family_p_value`; one that the grid does not show has none."""
+    larger = {at: max(each.p_value, each.settings_p_value or 0.0) for at, each in enumerate(terms) if each.p_value}
+    if not larger:
+        return terms
+    family = dict(zip(larger, stats.false_discovery_control(list(larger.values())).tolist(), strict=True))
+    return tuple(replace(each, family_p_value=family.get(at)) for at, each in enumerate(terms))
 
 
 def _against(term: Term, highest: Term) -> float | None:
@@ -216,8 +233,5 @@ def _knob_means(
 
 
 def is_beyond_noise(term: Term) -> bool:
-    """Whether neither kind of noise alone would give so large a term with a probability above 5 %."""
-    level = 2 * TAIL
-    if term.p_value is None or term.p_value > level:
-        return False
-    return term.settings_p_value is None or term.settings_p_value <= level
+    """Whether neither kind of noise alone would give so large a term, with a false discovery rate of 5 %."""
+    return term.family_p_value is not None and term.family_p_value <= 2 * TAIL

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy import stats
 
 from experiment_core_utils.primitives.statistics import on_front
 from experiments.analyses.knobs.objectives import Objectives
-from experiments.fitting.intervals import interval, intervals
+from experiments.fitting.intervals import interval
+from experiments.fitting.verdicts import TAIL
 
 # The largest budget, over the cost of the most expensive setting.
 REFERENCE_FACTOR = 1.1
@@ -32,13 +34,17 @@ class FrontPoint:
     """A setting's place relative to the front.
 
     Attributes:
-        accuracy_ci95: percentile interval over draws; as `cost_ci95`.
+        accuracy_ci95: as every accuracy's interval.
+        cost_ci95: of a mean by Student's t, of a percentile by order statistics; None for too few pictures.
         on_front: by the figures of all samples.
         probability: fraction of draws that put it on the front.
         drift_probability: the same, had all other latencies been longer by the drift that the run showed.
-        status: `established`: on the front, and confidently better in accuracy or in cost than each other setting;
-            `within_noise`: on the front, but not so against `not_better_than`; `possible`: off it, but with a
-            `drift_probability` of at least 5 %; `dominated`: off it.
+        p_value: that it is not better, in accuracy or in cost, than each other setting: the highest over them of
+            twice the smaller of the two p-values; 1 off the front.
+        status: `established`: on the front, and better in accuracy or in cost than each other setting, with a false
+            discovery rate of 2.5 % over all settings (Benjamini and Hochberg); `within_noise`: on the front, but not
+            so against `not_better_than`; `possible`: off it, but with a `drift_probability` of at least 5 %, or with
+            too few pictures for a verdict on the cost; `dominated`: off it.
         not_better_than: settings that it is better than, if at all, only within noise; of the front's points only.
         dominated_by: the cheapest of the most accurate settings that dominate it; None on the front.
     """
@@ -47,10 +53,11 @@ class FrontPoint:
     accuracy: float
     accuracy_ci95: tuple[float, float]
     cost: float
-    cost_ci95: tuple[float, float]
+    cost_ci95: tuple[float, float] | None
     on_front: bool
     probability: float
     drift_probability: float
+    p_value: float
     status: Status
     not_better_than: tuple[str, ...]
     dominated_by: str | None
@@ -222,10 +229,28 @@ def front(found: Objectives) -> Front:
         with_drift = on_front(found.cost_draws, found.accuracy_draws, found.drift_allowance).mean(axis=0)
     dominators = _dominators(found.cost, found.accuracy)
     keys = [point.key for point in found.points]
-    accuracy_ends, cost_ends = intervals(found.accuracy_draws), intervals(found.cost_draws)
+    beaten = {at: _pair_p_values(found, at) for at in np.flatnonzero(is_on).tolist()}
+    p_values = np.array([float(beaten[at].max()) if at in beaten else 1.0 for at in range(len(keys))])
+    # What the next setting by p-value would have to keep below to be established too.
+    num_established = int((stats.false_discovery_control(p_values) <= TAIL).sum())
+    level = TAIL * min(num_established + 1, len(keys)) / len(keys)
+    intervals = zip(found.accuracy_intervals(), found.cost_intervals(), strict=True)
     points = [
-        _point(found, keys, at, bool(is_on[at]), float(probabilities[at]), float(with_drift[at]), ends, dominator)
-        for at, (*ends, dominator) in enumerate(zip(accuracy_ends, cost_ends, dominators.tolist(), strict=True))
+        FrontPoint(
+            key=keys[at],
+            accuracy=float(found.accuracy[at]),
+            accuracy_ci95=accuracy_ends,
+            cost=float(found.cost[at]),
+            cost_ci95=cost_ends,
+            on_front=at in beaten,
+            probability=float(probabilities[at]),
+            drift_probability=float(with_drift[at]),
+            p_value=float(p_values[at]),
+            status=_status(found, at in beaten, bool(p_values[at] <= level), float(with_drift[at])),
+            not_better_than=tuple(keys[other] for other in np.flatnonzero(beaten[at] > level)) if at in beaten else (),
+            dominated_by=None if at in beaten else keys[dominators[at]],
+        )
+        for at, (accuracy_ends, cost_ends) in enumerate(intervals)
     ]
     return Front(
         points=tuple(sorted(points, key=lambda each: (each.cost, -each.accuracy))),
@@ -234,36 +259,17 @@ def front(found: Objectives) -> Front:
     )
 
 
-def _point(
-    found: Objectives,
-    keys: Sequence[str],
-    at: int,
-    is_on: bool,
-    probability: float,
-    drift_probability: float,
-    ends: Sequence[tuple[float, float]],
-    dominator: int,
-) -> FrontPoint:
-    noise: tuple[str, ...] = ()
+def _pair_p_values(found: Objectives, at: int) -> np.ndarray:
+    """[S], the p-value that this setting is better than each in neither accuracy nor cost; 0 for itself."""
+    both = np.minimum(2 * np.minimum(found.accuracy_p_values(at), found.cost_p_values(at)), 1.0)
+    both[at] = 0.0
+    return np.asarray(both)
+
+
+def _status(found: Objectives, is_on: bool, is_sure: bool, drift_probability: float) -> Status:
     if is_on:
-        better = found.more_accurate(at) | found.cheaper(at)
-        noise = tuple(keys[other] for other in np.flatnonzero(~better).tolist() if other != at)
-    status: Status = "dominated" if drift_probability < FEWEST_ON_FRONT else "possible"
-    if is_on:
-        status = "within_noise" if noise else "established"
-    return FrontPoint(
-        key=keys[at],
-        accuracy=float(found.accuracy[at]),
-        accuracy_ci95=ends[0],
-        cost=float(found.cost[at]),
-        cost_ci95=ends[1],
-        on_front=is_on,
-        probability=probability,
-        drift_probability=drift_probability,
-        status=status,
-        not_better_than=noise,
-        dominated_by=None if is_on else keys[dominator],
-    )
+        return "established" if is_sure else "within_noise"
+    return "dominated" if drift_probability < FEWEST_ON_FRONT and found.no_verdict is None else "possible"
 
 
 def _dominators(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:

@@ -4,7 +4,9 @@ Draws are a bootstrap over pictures: in each draw all settings get the same pict
 hard picture, a long answer) does not blur their differences. Pictures with times and those without are drawn apart,
 each as many as there are, so that every draw has times. A draw says how the figures would differ had other samples of
 the task been drawn. It says nothing of a device whose speed drifts while settings take turns: a latency is therefore
-confidently lower only where it is so by more than the drift that the run's control setting showed.
+confidently lower only where it is so by more than the drift that the run's control setting showed. Whether a setting is
+better than another is not read off draws, which call too many equal percentiles different, but tested
+(`experiments/fitting/verdicts.py`).
 """
 
 from dataclasses import dataclass
@@ -12,18 +14,25 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
+from scipy import stats
 
+from experiment_core_utils.primitives.statistics import bounded_mean_intervals
 from experiment_core_utils.sweep.front_search import normal_quantile, t_quantile
 from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.fitting.intervals import draw_counts
+from experiments.fitting.verdicts import (
+    TAIL,
+    fewest_for,
+    first_of_each,
+    mean_p_values,
+    means_and_errors,
+    tail_interval,
+    tail_p_values,
+)
 
 Statistic = Literal["mean", "p95", "p99"]
 PERCENT = {"p95": 95.0, "p99": 99.0}
-# One side of a 95 % interval: a difference is confident where it fails with this probability at most.
-TAIL = 0.025
-# Fewer pairs that all agree could do so by chance with more than TAIL (0.5 ** 6 < 0.025 < 0.5 ** 5).
-FEWEST_PICTURES = 6
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,8 @@ class Objectives:
             drift was read.
         scores: [S, n], of the samples on which all have one.
         clusters: [n], the number of each of these samples' picture.
+        sample_costs: [S, m], of the samples on which all have one.
+        cost_clusters: [m], the number of each of these samples' picture.
     """
 
     task: str
@@ -87,6 +98,18 @@ class Objectives:
     drift_allowance: float
     scores: np.ndarray
     clusters: np.ndarray
+    sample_costs: np.ndarray
+    cost_clusters: np.ndarray
+
+    @property
+    def no_verdict(self) -> str | None:
+        """The reason why no setting is said to cost less than another: too few pictures; None where there are
+        enough.
+        """
+        fewest = fewest_for(PERCENT.get(self.of.statistic))
+        if self.num_cost_pictures >= fewest:
+            return None
+        return f"{self.of.label} of {self.num_cost_pictures} pictures: settings are told apart from {fewest} on"
 
     @cached_property
     def cost_order(self) -> np.ndarray:
@@ -94,23 +117,58 @@ class Objectives:
         return np.argsort(self.cost_draws, axis=1, kind="stable")
 
     def more_accurate(self, at: int) -> np.ndarray:
-        """Whether this setting is confidently more accurate than each of [S].
+        """Whether this setting is confidently more accurate than each of [S]; one pair at a time."""
+        return self.accuracy_p_values(at) <= TAIL
+
+    def cheaper(self, at: int) -> np.ndarray:
+        """Whether this setting costs confidently less than each of [S]; one pair at a time."""
+        return self.cost_p_values(at) <= TAIL
+
+    def accuracy_p_values(self, at: int) -> np.ndarray:
+        """[S], the p-value that this setting is not more accurate than each.
 
         By Student's t over pictures with a few made-up samples, since few samples that differ may all agree.
         """
         highest, means = float(self.scores.max()), self.scores.mean(axis=1)
-        found = np.zeros(len(means), dtype=bool)
+        found = np.ones(len(means))
         lower = np.flatnonzero(means[at] > means)
         if highest > 0 and len(lower):
-            found[lower] = _lower_bounds(self.scores[at] - self.scores[lower], self.clusters, highest) > 0
+            found[lower] = _score_p_values(self.scores[at] - self.scores[lower], self.clusters, highest)
         return found
 
-    def cheaper(self, at: int) -> np.ndarray:
-        """Whether this setting costs confidently less than each of [S]."""
-        if self.num_cost_pictures < FEWEST_PICTURES:
-            return np.zeros(len(self.points), dtype=bool)
-        cost = self.cost_draws[:, [at]] * (1 + self.drift_allowance)
-        return np.asarray((cost < self.cost_draws).mean(axis=0) >= 1 - TAIL)
+    def cost_p_values(self, at: int) -> np.ndarray:
+        """[S], the p-value that this setting does not cost less than each; all 1 where there is no verdict."""
+        found = np.ones(len(self.points))
+        cost = self.cost[at] * (1 + self.drift_allowance)
+        higher = np.flatnonzero(cost < self.cost)
+        if self.no_verdict is not None or not len(higher):
+            return found
+        own, others = self.sample_costs[at] * (1 + self.drift_allowance), self.sample_costs[higher]
+        if self.of.statistic == "mean":
+            found[higher] = mean_p_values(others - own, self.cost_clusters)
+        else:
+            alone = first_of_each(self.cost_clusters)
+            found[higher] = tail_p_values(own[alone], others[:, alone], PERCENT[self.of.statistic])
+        return found
+
+    def cost_intervals(self) -> list[tuple[float, float] | None]:
+        """95 % interval of each setting's cost: of a mean by Student's t over pictures, of a percentile by order
+        statistics of one sample of each picture; None where there are too few pictures.
+        """
+        if self.of.statistic != "mean":
+            alone = self.sample_costs[:, first_of_each(self.cost_clusters)]
+            return [tail_interval(row, PERCENT[self.of.statistic]) for row in alone]
+        means, errors, degrees = means_and_errors(self.sample_costs, self.cost_clusters)
+        if degrees < 1:
+            return [None] * len(means)
+        half = t_quantile(TAIL, degrees) * errors
+        return list(zip((means - half).tolist(), (means + half).tolist(), strict=True))
+
+    def accuracy_intervals(self) -> list[tuple[float, float]]:
+        """95 % interval of each setting's accuracy, by the function that every accuracy's is by."""
+        counts = np.bincount(self.clusters).astype(np.float64)
+        indicators = np.eye(len(counts))[self.clusters]
+        return bounded_mean_intervals(self.scores @ indicators, counts, self.best)
 
 
 @dataclass(frozen=True)
@@ -165,6 +223,8 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
         drift_allowance=allowance,
         scores=scores[:, scored],
         clusters=np.unique(np.asarray(grid.pictures, dtype=str)[scored], return_inverse=True)[1],
+        sample_costs=costs[:, paid],
+        cost_clusters=np.unique(np.asarray(grid.pictures, dtype=str)[paid], return_inverse=True)[1],
     )
 
 
@@ -188,19 +248,19 @@ def _unseen(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.where(number > 0, unseen @ scores.T / np.maximum(number, 1), np.nan)
 
 
-def _lower_bounds(differences: np.ndarray, clusters: np.ndarray, best: float) -> np.ndarray:
-    """The lower end [R] of `mean_bound` for each row of [R, n] differences, none of them nan."""
+def _score_p_values(differences: np.ndarray, clusters: np.ndarray, best: float) -> np.ndarray:
+    """The one-sided p-value [R] of each row of [R, n] differences, with the made-up samples of `mean_bound`."""
     counts = np.bincount(clusters).astype(np.float64)
     # In the order of the samples, as np.bincount adds.
     sums = np.zeros((len(differences), len(counts)))
     for sample, cluster in enumerate(clusters):
         sums[:, cluster] += differences[:, sample]
     if len(counts) < 2:
-        return np.full(len(differences), -np.inf)
+        return np.ones(len(differences))
     outcomes = normal_quantile(TAIL) ** 2 / 8
     groups, n = len(counts) + 4 * outcomes, differences.shape[1] + 4 * outcomes
     mean = sums.sum(axis=1) / n
     squares = ((sums - counts * mean[:, None]) ** 2).sum(axis=1)
     squares += outcomes * ((best - mean) ** 2 + (best + mean) ** 2 + 2 * mean**2)
-    half = t_quantile(TAIL, len(counts) - 1) * np.sqrt(squares * groups / (groups - 1)) / n
-    return np.asarray(mean - half)
+    error = np.sqrt(squares * groups / (groups - 1)) / n
+    return np.asarray(stats.t.sf(mean / error, len(counts) - 1))

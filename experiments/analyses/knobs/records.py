@@ -12,8 +12,9 @@ from experiments.analyses.knobs.coupling import Coupling, FixedValue, SingleKnob
 from experiments.analyses.knobs.effects import Effects, is_beyond_noise
 from experiments.analyses.knobs.fronts import Front, TaskDifference
 from experiments.analyses.knobs.grid import KNOBS, TaskGrid, levels_of
-from experiments.analyses.knobs.objectives import FEWEST_PICTURES, Cost, NoObjectives, Objectives
+from experiments.analyses.knobs.objectives import PERCENT, Cost, NoObjectives, Objectives
 from experiments.fitting.scores import mean_of
+from experiments.fitting.verdicts import TAIL, fewest_for
 
 Row = dict[str, Cell]
 # Below, percentiles depend on the one or two longest times.
@@ -81,8 +82,14 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[s
             task, of, n = each.found.task, each.found.of, each.found.num_cost_samples
             if n < FEWEST_FOR.get(of.statistic, 0):
                 found.append(f"{task}: {of.label} is based on {n} samples, so on the longest one or two of them")
-            if each.found.num_cost_pictures < FEWEST_PICTURES:
-                found.append(f"{task}: {of.label} of fewer than {FEWEST_PICTURES} pictures is never confidently less")
+            if each.found.no_verdict is not None:
+                found.append(f"{task}: no verdict on the {each.found.no_verdict}")
+            fewest = fewest_for(PERCENT.get(of.statistic), TAIL / (2 * len(each.found.points)))
+            if each.found.num_cost_pictures < fewest and of.statistic != "mean":
+                found.append(
+                    f"{task}: of {len(each.found.points)} settings, the first one is established by {of.label} from "
+                    f"{fewest} pictures on; here are {each.found.num_cost_pictures}"
+                )
             if each.found.num_dropped_samples:
                 found.append(
                     f"{task}, {of.name}: {each.found.num_dropped_samples} samples that some settings lack are left out"
@@ -170,11 +177,12 @@ def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
             "accuracy_ci95_low": point.accuracy_ci95[0],
             "accuracy_ci95_high": point.accuracy_ci95[1],
             "cost_value": point.cost,
-            "cost_ci95_low": point.cost_ci95[0],
-            "cost_ci95_high": point.cost_ci95[1],
+            "cost_ci95_low": None if point.cost_ci95 is None else point.cost_ci95[0],
+            "cost_ci95_high": None if point.cost_ci95 is None else point.cost_ci95[1],
             "on_front": point.on_front,
             "front_probability": point.probability,
             "front_drift_probability": point.drift_probability,
+            "front_p_value": point.p_value,
             "status": point.status,
             "dominated_by": point.dominated_by,
         }
@@ -222,6 +230,7 @@ def effect_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
             "noise_share": term.noise_share,
             "p_value": term.p_value,
             "settings_p_value": term.settings_p_value,
+            "family_p_value": term.family_p_value,
             "beyond_noise": is_beyond_noise(term),
         }
         for analysis in analyses
@@ -251,6 +260,8 @@ def _front_fields(each: FrontAnalysis | NoObjectives) -> dict[str, Any]:
         "num_cost_samples": found.num_cost_samples,
         "num_pictures": found.num_pictures,
         "num_dropped_samples": found.num_dropped_samples,
+        "num_cost_pictures": found.num_cost_pictures,
+        "no_verdict": found.no_verdict,
         "drift_allowance": found.drift_allowance,
         "reference_point": {"accuracy": 0.0, "cost": front.reference_cost},
         "hypervolume": asdict(front.hypervolume),

@@ -90,13 +90,15 @@ def test_noise_is_told_from_an_effect() -> None:
 
 def test_what_is_no_larger_than_the_highest_interaction_may_be_drift() -> None:
     # No noise over samples, but the three-way term is as large as that of top-k: F = 1 with 1 and 1 degrees, p = 0.5.
-    found = split(lambda v, k, b: 10 + 30 * v + k + v * k * b, noise=1e-6)
+    found = split(lambda v, k, b: 10 + 300 * v + k + v * k * b, noise=1e-6)
     by_name = {" x ".join(term.knobs): term for term in found.terms}
     assert by_name["top_k"].p_value == pytest.approx(1 / 501)
     assert by_name["top_k"].settings_p_value == pytest.approx(0.5)
     assert not is_beyond_noise(by_name["top_k"])
-    # 900 against 1.
-    assert is_beyond_noise(by_name["vision"]) and found.terms[-1].settings_p_value is None
+    # F = 90000: p = 0.0021, of seven terms the smallest but for the three-way one's 1 / 501.
+    vision, highest = by_name["vision"], found.terms[-1]
+    assert is_beyond_noise(vision) and highest.settings_p_value is None
+    assert highest.family_p_value == vision.family_p_value == pytest.approx(3.5 * (vision.settings_p_value or 0.0))
 
 
 def test_equal_figures_and_single_settings_are_not_split() -> None:
