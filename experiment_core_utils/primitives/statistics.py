@@ -73,6 +73,7 @@ def bounded_mean_interval(
     best: float = 1.0,
     worst: float = 0.0,
     seed: int = 0,
+    tail: float = (1 - CONFIDENCE) / 2,
 ) -> tuple[float, float] | None:
     """95 % interval for the mean of scores in [`worst`, `best`], inside these bounds; None for no scores.
 
@@ -87,28 +88,33 @@ def bounded_mean_interval(
 
     Args:
         clusters: the cluster of each score; None where each score is one of its own.
+        tail: probability with which each end may fail.
     """
     if not values:
         return None
     sums, counts = cluster_totals(values, clusters)
-    ((low, high),) = bounded_mean_intervals(sums[None], counts, best, worst, seed)
+    ((low, high),) = bounded_mean_intervals(sums[None], counts, best, worst, seed, tail)
     return low, high
 
 
 def bounded_mean_intervals(
-    sums: np.ndarray, counts: np.ndarray, best: float = 1.0, worst: float = 0.0, seed: int = 0
+    sums: np.ndarray,
+    counts: np.ndarray,
+    best: float = 1.0,
+    worst: float = 0.0,
+    seed: int = 0,
+    tail: float = (1 - CONFIDENCE) / 2,
 ) -> list[tuple[float, float]]:
     """`bounded_mean_interval` of each row of [K, G] sums of scores of clusters that hold [G] scores."""
-    ends = [_mean_bounds(sums, counts, end, seed) for end in (worst, best)]
+    ends = [_mean_bounds(sums, counts, end, seed, tail) for end in (worst, best)]
     # Rounding apart, each end is on its side of the mean.
     return [(max(low, worst), min(high, best)) for low, high in zip(*ends, strict=True)]
 
 
-def _mean_bounds(sums: np.ndarray, counts: np.ndarray, end: float, seed: int) -> list[float]:
+def _mean_bounds(sums: np.ndarray, counts: np.ndarray, end: float, seed: int, tail: float) -> list[float]:
     """Gaffke's bound of each of K rows, on the side of the range's `end`."""
     clusters, means = len(counts), sums / counts
-    bounds, tail = [math.nan] * len(sums), (1 - CONFIDENCE) / 2
-    drawn = []
+    bounds, drawn = [math.nan] * len(sums), []
     for row, own in enumerate(means):
         apart = own[np.abs(own - end) > 1e-12]
         if not len(apart):

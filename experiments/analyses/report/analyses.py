@@ -10,12 +10,12 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.files import Steps
 from experiments.analyses.knobs.analysis import KnobAnalysis, analyse_knobs
 from experiments.analyses.knobs.grid import grids_of
-from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_P95
+from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.latency.analysis import LatencyModel, analyse_latency
 from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages
 from experiments.analyses.sweeps import Sweep, load_sweep, samples_frame, settings_frame
 
-COSTS = (LATENCY_P95, ENERGY, FLOPS)
+COSTS = (LATENCY_P95, LATENCY_MEAN, ENERGY, FLOPS)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""The findings of a report in sentences, whose numbers and choices are all computed."""
+"""The findings of a report in sentences, whose numbers and choices are all computed.
+
+What E2 calls noise, or has too few pictures to say, is no finding.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,12 +11,18 @@ from experiment_core_utils.models.interface import STAGES
 from experiments.analyses.charts.chart import milliseconds
 from experiments.analyses.charts.knob_charts import KNOB_NAMES
 from experiments.analyses.charts.latency_charts import AIM
-from experiments.analyses.knobs.effects import LevelMean
+from experiments.analyses.knobs.effects import LevelMean, is_beyond_noise
+from experiments.analyses.knobs.objectives import LATENCY_MEAN
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.report.analyses import Analyses, Missing
 from experiments.analyses.stages.analysis import StageAnalysis
 from experiments.analyses.stages.fractions import grouped, tokens_until_decode_is_half
+from experiments.analyses.sweeps import StoredSetting
+from experiments.fitting.verdicts import TAIL
+
+# Kinds of caveats that explain a long time by something else than the setting.
+DISTURBANCES = ("throttled", "foreign_load_cpu", "foreign_load_gpu")
 
 
 def report_statements(found: Analyses) -> list[str]:
@@ -21,10 +30,9 @@ def report_statements(found: Analyses) -> list[str]:
     stages, model, shared = found.stages, found.model, found.sweep.provenance
     lines = [] if isinstance(stages, Missing) else [_longest_stage(stages)]
     for task in shared.tasks:
-        own = [*_extremes(found.settings[found.settings["task"] == task])]
-        if not isinstance(stages, Missing):
-            own += _decode(stages, task)
+        own = [] if isinstance(stages, Missing) else [*_decode(stages, task)]
         for analysis in (each for each in found.knobs.tasks if each.grid.task == task):
+            own = [*_extremes(analysis, _disturbed(found.sweep.settings, task)), *own]
             own += _knobs(analysis)
             own += [] if shared.random_weights else _fronts(analysis)
         lines += [f"{task}: {each}" for each in own] if len(shared.tasks) > 1 else own
@@ -32,17 +40,45 @@ def report_statements(found: Analyses) -> list[str]:
     return lines if isinstance(model, Missing) else [*lines, *_prediction(model), *_budget(model)]
 
 
-def _extremes(frame: pd.DataFrame) -> Iterator[str]:
-    known = frame[frame["T_total_mean_ms"].notna()]
-    if len(known) < 2:
-        return
-    by_time = known.sort_values("T_total_mean_ms", kind="stable")
-    fast, slow = by_time.iloc[0], by_time.iloc[-1]
-    low, high = fast["T_total_mean_ms"], slow["T_total_mean_ms"]
-    yield (
-        f"The fastest of {len(known)} settings is {fast['setting']} with {milliseconds(low)} a request on average, the "
-        f"slowest {slow['setting']} with {milliseconds(high)}, {high / low:.2f} times as long."
-    )
+def _disturbed(settings: Sequence[StoredSetting], task: str) -> set[str]:
+    """Keys of the task's settings that were measured beside other load, or throttled."""
+    return {
+        each.key
+        for each in settings
+        for caveat in each.result.provenance.caveat_records
+        if each.task == task and caveat.kind in DISTURBANCES
+    }
+
+
+def _extremes(analysis: TaskAnalysis, disturbed: set[str]) -> Iterator[str]:
+    """The fastest and the slowest setting by mean time, where E2 tells the two apart among all pairs."""
+    for each in present(analysis):
+        found = each.found
+        total = len(found.points)
+        if found.of != LATENCY_MEAN or total < 2:
+            continue
+        low, high = milliseconds(found.cost.min()), milliseconds(found.cost.max())
+        calm = [at for at, point in enumerate(found.points) if point.key not in disturbed]
+        if found.no_verdict is not None:
+            yield f"Mean times of a request are {low} to {high}; no setting is named, for the {found.no_verdict}."
+        elif len(calm) < 2:
+            yield (
+                f"Mean times of a request are {low} to {high}; no setting is named, since other load or throttling "
+                f"disturbed {total - len(calm)} of {total}."
+            )
+        else:
+            fast, slow = (choose(calm, key=found.cost.__getitem__) for choose in (min, max))
+            if found.cost_p_values(fast)[slow] * total * (total - 1) > TAIL:
+                yield f"Mean times of a request are {low} to {high}; no setting is surely faster than another."
+                continue
+            times = [float(found.cost[at]) for at in (fast, slow)]
+            names = [found.points[at].key for at in (fast, slow)]
+            beside = "" if len(calm) == total else " measured without other load or throttling"
+            yield (
+                f"The fastest of {len(calm)} settings{beside} is {names[0]} with {milliseconds(times[0])} a request on "
+                f"average, the slowest {names[1]} with {milliseconds(times[1])}, {times[1] / times[0]:.2f} times as "
+                "long."
+            )
 
 
 def _longest_stage(found: StageAnalysis) -> str:
@@ -67,27 +103,32 @@ def _decode(found: StageAnalysis, task: str) -> Iterator[str]:
 
 
 def _knobs(analysis: TaskAnalysis) -> Iterator[str]:
-    """Statements about what each knob changes in the tail latency between its ends."""
-    for each in present(analysis)[:1]:
-        means = analysis.effects[each.found.of.name].level_means
-        ends = [_ends([mean for mean in means if mean.knob == knob]) for knob in dict.fromkeys(m.knob for m in means)]
-        if ends and each.found.of.unit == "ms":
-            yield f"What moves the {each.found.of.label}: {'; '.join(ends)}."
+    """Statements about what each knob changes in the latency between its ends, where that is beyond noise."""
+    found = [each for each in present(analysis) if each.found.of.unit == "ms"]
+    for each in [each for each in found if each.found.no_verdict is None][:1]:
+        effects, label = analysis.effects[each.found.of.name], each.found.of.label
+        beyond = {term.knobs[0] for term in effects.terms if len(term.knobs) == 1 and is_beyond_noise(term)}
+        knobs = [knob for knob in dict.fromkeys(mean.knob for mean in effects.level_means) if knob in beyond]
+        ends = [_ends([mean for mean in effects.level_means if mean.knob == knob]) for knob in knobs]
+        if ends:
+            yield f"What moves the {label}: {'; '.join(ends)}."
+        elif effects.terms:
+            yield f"No knob moves the {label} beyond noise."
 
 
 def _ends(means: Sequence[LevelMean]) -> str:
     first, last = means[0], means[-1]
     low, high = last.change_ci95
-    sure = "" if low > 0 or high < 0 else ", within noise"
     share = 100 * last.change / first.mean
     return (
         f"{KNOB_NAMES[last.knob]} {first.value} → {last.value}: {last.change:+.0f} ms, {share:+.0f} % "
-        f"[{low:+.0f} to {high:+.0f} ms{sure}]"
+        f"[{low:+.0f} to {high:+.0f} ms]"
     )
 
 
 def _fronts(analysis: TaskAnalysis) -> Iterator[str]:
-    for each in present(analysis)[:1]:
+    found = present(analysis)
+    for each in [each for each in found if each.found.no_verdict is None][:1] or found[:1]:
         if len(each.found.points) < 2:
             continue
         yield _best_and_cheaper(each)
@@ -102,7 +143,7 @@ def _fronts(analysis: TaskAnalysis) -> Iterator[str]:
 def _best_and_cheaper(each: FrontAnalysis) -> str:
     best = max(each.front.points, key=lambda point: (point.accuracy, -point.cost))
     places = {point.key: at for at, point in enumerate(each.found.points)}
-    beaten = each.found.more_accurate(places[best.key])
+    beaten = each.found.accuracy_p_values(places[best.key]) * len(places) <= TAIL
     # Nothing is surely lost with a setting that the best one is not confidently more accurate than.
     level = [point for point in each.front.points if point.key == best.key or not beaten[places[point.key]]]
     cheapest = min(level, key=lambda point: point.cost)

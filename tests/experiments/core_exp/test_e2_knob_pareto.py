@@ -74,9 +74,11 @@ def test_tasks_from_two_folders_are_compared(tmp_path: Path) -> None:
     assert main([str(one), str(two), "--output_dir", str(tmp_path / "out"), "--num_draws", "200"]) == 0
     fronts = read(tmp_path / "out")[1]
     compared = {each["cost"]: each["settings"] for each in fronts["tasks_compared"]}
-    (only,) = compared["latency_p95"]
-    assert only["key"] == "tier-high_topk1_blocks3"
+    (only,), (tail,) = compared["latency_mean"], compared["latency_p95"]
+    assert only["key"] == tail["key"] == "tier-high_topk1_blocks3"
     assert only["statuses"] == {"counts": "dominated", "signs": "established"}
+    # A P95 of ten pictures says nothing against another.
+    assert tail["statuses"]["counts"] == "possible" and tail["difference"] == "within_noise"
 
 
 def test_the_percentile_and_the_seed_are_asked_for(tmp_path: Path) -> None:

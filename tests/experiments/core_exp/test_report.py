@@ -17,16 +17,20 @@ from experiment_core_utils.records.caveats import caveat
 from experiments.analyses.charts.chart import thinned
 from experiments.analyses.charts.latency_charts import errors_chart, guardrail_chart, predicted_chart
 from experiments.analyses.charts.plotly_charts import numbers, plotly_of
+from experiments.analyses.knobs.analysis import analyse_knobs
+from experiments.analyses.knobs.objectives import LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.latency.estimator import Prediction
 from experiments.analyses.latency.guardrail import GuardrailCounts
 from experiments.analyses.latency.stage_regression import PREDICTED
 from experiments.analyses.latency.validation import Coverage, Errors, Repeatability, Validation
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of
+from experiments.analyses.report.findings import _extremes, _knobs
 from experiments.analyses.report.page import page_of, plots_of
 from experiments.analyses.report.parts import Report
 from experiments.core_exp.report import main
 from tests.experiments.analyses.latency.synthetic_samples import working_samples
+from tests.experiments.hand_made_grid import grid, point
 from tests.experiments.hand_made_sweep import result, setting, write
 from tests.experiments.reported_sweep import HOSTILE, reported_folder
 from tests.hand_made_records import answered_sample, measured_sample
@@ -48,14 +52,37 @@ def test_the_statements_are_of_the_data(report: Report) -> None:
     # 2 blocks: vision 100, prefill 80 x (1, 1.01, 1.02, 1.03), decode 20 x (2, 3.03, 2.04, 3.09) ms: mean 232 ms.
     # 4 blocks: twice the prefill and decode: 100 + 2 x 132 = 364 ms.
     assert (
-        "The fastest of 4 settings is tier-low_topk2_blocks2 with 232 ms a request on average, the slowest "
-        "tier-low_topk2_blocks4 with 364 ms, 1.57 times as long."
+        "Mean times of a request are 232 ms to 364 ms; no setting is named, for the mean end-to-end latency of 4 "
+        "pictures: settings are told apart from 6 on."
     ) in report.statements
+    assert not any("What moves" in each or "fastest" in each for each in report.statements)
     # Prefill is 81.2 ms with 2 blocks, 121.8 and 162.4 ms with 3 and 4.
     assert "The stage that takes longest is vision in 2, prefill in 2 of the 4 settings." in report.statements
     # Every sample has half of the points at every setting.
     assert any("tier-low_topk2_blocks2" in each and "0.500" in each for each in report.statements[2:])
     assert not any("Energy" in each or "predicted" in each for each in report.statements)
+
+
+def findings_of(disturbed: set[str], times: np.ndarray) -> list[str]:
+    made = grid([point("low", top_k) for top_k in (1, 2, 4)], np.ones(times.shape), times)
+    (analysis,) = analyse_knobs([made], (LATENCY_P95, LATENCY_MEAN), num_draws=100).tasks
+    return [*_extremes(analysis, disturbed), *_knobs(analysis)]
+
+
+def test_settings_are_named_as_far_as_e2_tells_them_apart() -> None:
+    times = np.outer([10.0, 20.0, 30.0], np.linspace(0.95, 1.05, 16))
+    named = findings_of(set(), times)
+    assert named[0] == (
+        "The fastest of 3 settings is tier-low_topk1_blocks12 with 10.0 ms a request on average, the slowest "
+        "tier-low_topk4_blocks12 with 30.0 ms, 3.00 times as long."
+    )
+    # Other load on the machine while the slowest was measured.
+    calm = findings_of({"tier-low_topk4_blocks12"}, times)
+    assert calm[0].startswith("The fastest of 2 settings measured without other load or throttling is tier-low_topk1")
+    assert "topk4" not in calm[0] and "slowest tier-low_topk2_blocks12 with 20.0 ms" in calm[0]
+    # The same times in another order: all settings have the same mean.
+    noise = np.stack([np.roll(times[0] * np.arange(1, 17), shift) for shift in (0, 5, 9)])
+    assert findings_of(set(), noise)[0].endswith("no setting is surely faster than another.")
 
 
 def test_the_caveats_are_each_said_once_with_their_settings(report: Report) -> None:

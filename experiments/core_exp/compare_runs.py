@@ -1,0 +1,80 @@
+"""Two runs, one verdict: latency, energy and accuracy of the same settings in two folders, of two commits, machines,
+precisions or models.
+
+python experiments/core_exp/compare_runs.py results/before results/after --fail_on_slower
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import pandas as pd
+
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.units import check_within
+from experiment_core_utils.saved_results.rescoring import other_conditions
+from experiments.analyses.files import json_text
+from experiments.analyses.sweeps import load_sweep
+from experiments.analyses.two_runs import RunDifference, compare_runs, slower
+
+
+def table(lines: Sequence[RunDifference]) -> str:
+    """A row for each setting and quantity."""
+    has_tasks = len({each.task for each in lines}) > 1
+    rows = [
+        ({"task": each.task} if has_tasks else {})
+        | {
+            "setting": each.setting,
+            "quantity": each.quantity,
+            "A": f"{each.one:.4g}",
+            "B": f"{each.other:.4g}",
+            "change": f"{each.change:+.3f}" if each.quantity == "accuracy" else f"x {each.change:.3f}",
+            "[95 % together]": "-" if each.interval is None else f"[{each.interval[0]:.3f}, {each.interval[1]:.3f}]",
+            "n": f"{each.n[0]}" if each.is_paired else f"{each.n[0]} and {each.n[1]}",
+            "verdict": each.verdict,
+        }
+        for each in lines
+    ]
+    return pd.DataFrame(rows).to_string(index=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare. Exit code: 0 done, 1 the files do not allow it or, on request, a latency got longer, 2 a wrong flag."""
+    parser = OneLineParser(prog="compare_runs.py", description="The same settings in two runs, with a verdict each.")
+    parser.add_argument("run_a", type=Path, metavar="RUN_A", help="--output_dir of the first run")
+    parser.add_argument("run_b", type=Path, metavar="RUN_B", help="--output_dir of the second run")
+    parser.add_argument("--margin", type=float, default=0.02, metavar="M",
+                        help="change of latency and energy that is SAME (default: 0.02, which is 2 %%)")  # fmt: skip
+    parser.add_argument("--accuracy_margin", type=float, default=0.01, metavar="M",
+                        help="change of accuracy that is SAME, part of the best score (default: 0.01)")  # fmt: skip
+    parser.add_argument("--fail_on_slower", action="store_true", help="exit code 1 where a latency is SLOWER")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the lines as JSON")
+    try:
+        given: argparse.Namespace = parser.parse_args(argv)
+        check_within("--margin", given.margin, 0, 1)
+        check_within("--accuracy_margin", given.accuracy_margin, 0, 1)
+        runs = load_sweep(given.run_a), load_sweep(given.run_b)
+        lines = compare_runs(*runs, given.margin, given.accuracy_margin)
+        print(table(lines))
+        counts = pd.Series([each.verdict for each in lines]).value_counts()
+        print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+        for condition in other_conditions([each.result for run in runs for each in run.settings]):
+            print(f"differs: {condition}")
+        if given.output is not None:
+            content = {"schema_version": 1, "margin": given.margin, "accuracy_margin": given.accuracy_margin}
+            write_text_atomically(json_text(content | {"lines": [asdict(each) for each in lines]}), given.output)
+    except ProfilerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 1 if given.fail_on_slower and slower(lines) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,103 @@
+"""Two runs of the same settings: ratios, intervals and verdicts, and the command's exit code."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.analyses.two_runs import mean_ratio, verdict_of
+from experiments.core_exp.compare_runs import main
+from tests.experiments.hand_made_sweep import result, setting, write
+from tests.hand_made_records import measured_sample, staged_run
+
+
+def run_of(folder: Path, factor: float, samples: range = range(20), drift: float | None = None) -> Path:
+    """Top-k 2 and 4, samples of 1000 to 1190 ms times the factor; half a second of each is prefill and decode."""
+    seconds = [factor * (1 + 0.01 * (number % 100)) for number in samples]
+    made = [
+        measured_sample(number, staged_run(vision_s=total - 0.5))
+        for number, total in zip(samples, seconds, strict=True)
+    ]
+    reading = [] if drift is None else [{"rank": 0, "control": "c", "before": 1.0, "after": drift, "reason": None}]
+    return write(folder, *(result(setting(top_k=top_k), made) | {"drift": reading} for top_k in (2, 4)))
+
+
+def lines_of(tmp_path: Path, *runs: Path) -> dict[tuple[str, str], dict[str, object]]:
+    assert main([*map(str, runs), "--output", str(tmp_path / "lines.json")]) == 0
+    content = json.loads((tmp_path / "lines.json").read_text())
+    return {(each["setting"], each["quantity"]): each for each in content["lines"]}
+
+
+def test_the_ratio_of_means_is_fiellers() -> None:
+    one, other = np.array([10.0, 12.0, 14.0, 9.0, 15.0, 12.0]), np.array([20.0, 25.0, 27.0, 19.0, 31.0, 22.0])
+    numbers = np.arange(6)
+    ends = mean_ratio(one, numbers, other, numbers, 0.025, is_paired=True)
+    # At each end r, Student's t of other - r * one is at its 2.5 % bound.
+    t = stats.t.isf(0.025, 5)
+    found = [stats.ttest_1samp(other - ratio * one, 0).statistic for ratio in ends or ()]
+    assert found == pytest.approx([t, -t])
+    apart = mean_ratio(one, numbers, other, numbers, 0.025, is_paired=False)
+    assert apart is not None and ends is not None and apart[0] < ends[0] < ends[1] < apart[1]
+    assert mean_ratio(one[:5], numbers[:5], other[:5], numbers[:5], 0.025, is_paired=True) is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "verdict"),
+    [
+        ((0.90, 0.97), "FASTER"),
+        ((1.01, 1.30), "SLOWER"),
+        ((0.99, 1.01), "SAME"),
+        ((1.005, 1.015), "SAME"),
+        ((0.95, 1.05), "CANNOT TELL"),
+        (None, "CANNOT TELL"),
+    ],
+)
+def test_the_verdict_by_the_interval(ends: tuple[float, float] | None, verdict: str) -> None:
+    assert verdict_of(ends, (1 / 1.02, 1.02), 1.0, ("FASTER", "SLOWER")) == verdict
+
+
+def test_a_slower_run_is_told_and_fails_on_request(tmp_path: Path) -> None:
+    before, after = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 1.1)
+    found = lines_of(tmp_path, before, after)
+    line = found["tier-low_topk2_blocks3", "mean latency"]
+    assert line["verdict"] == "SLOWER" and line["is_paired"] and line["change"] == pytest.approx(1.1, rel=1e-3)
+    assert line["interval"] == pytest.approx([1.1, 1.1], rel=1e-3)
+    # 20 pictures allow no verdict on a P95.
+    tail = found["tier-low_topk2_blocks3", "P95 latency"]
+    assert (tail["verdict"], tail["interval"]) == ("CANNOT TELL", None)
+    assert main([str(before), str(after), "--fail_on_slower"]) == 1
+    assert main([str(after), str(before), "--fail_on_slower"]) == 0
+    assert main([str(before), str(before), "--fail_on_slower"]) == 0
+
+
+def test_a_run_that_drifted_by_more_says_nothing(tmp_path: Path) -> None:
+    runs = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 1.1, drift=1.2)
+    line = lines_of(tmp_path, *runs)["tier-low_topk2_blocks3", "mean latency"]
+    assert line["verdict"] == "CANNOT TELL"
+    assert line["interval"] == pytest.approx([1.1 / 1.2, 1.1 * 1.2], rel=1e-3)
+
+
+def test_a_run_is_the_same_as_itself(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "a", 1.0)
+    found = lines_of(tmp_path, run, run)
+    assert found["tier-low_topk4_blocks3", "mean latency"]["verdict"] == "SAME"
+    # None of 20 changed; two settings are compared: (1 - p)^20 = 0.0125.
+    accuracy = found["tier-low_topk4_blocks3", "accuracy"]
+    assert accuracy["interval"] == pytest.approx([0.0125**0.05 - 1, 1 - 0.0125**0.05])
+    assert accuracy["verdict"] == "CANNOT TELL"
+
+
+def test_other_samples_are_compared_by_intervals(tmp_path: Path) -> None:
+    runs = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 2.0, range(100, 120))
+    line = lines_of(tmp_path, *runs)["tier-low_topk2_blocks3", "mean latency"]
+    assert not line["is_paired"] and line["n"] == [20, 20] and line["verdict"] == "SLOWER"
+
+
+def test_runs_without_a_common_setting_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = run_of(tmp_path / "a", 1.0)
+    (tmp_path / "b").mkdir()
+    other = write(tmp_path / "b", result(setting(blocks=2), [measured_sample(0)]))
+    assert main([str(one), str(other)]) == 1
+    assert "no setting of one task in common" in capsys.readouterr().err
