@@ -342,6 +342,11 @@ class MachineConfig(Part):
     dry_run: bool = Field(
         default=False, description="print the plan with estimates of time and memory, and measure nothing"
     )
+    detect: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None,
+        description="with --dry_run: also print how many samples show this difference in accuracy (a part of the best "
+        "score) and in latency (relative)",
+    )
     device: Device = Field(default="auto", description="auto: a GPU where there is one, else the CPU")
     num_processes: NumProcesses = None
     num_threads: NumThreads = None
@@ -352,6 +357,12 @@ class MachineConfig(Part):
         "processes here)",
     )
     enable_memory_optimization: bool = Field(default=False, description="release cached GPU memory after each setting")
+
+    @model_validator(mode="after")
+    def _check_detect(self) -> Self:
+        if self.detect is not None and not self.dry_run:
+            raise ConfigurationError("--detect is answered before a run; give --dry_run too, or drop it")
+        return self
 
     @model_validator(mode="after")
     def _check_threads(self) -> Self:

@@ -42,7 +42,9 @@ from experiment_core_utils.sweep.estimate import (
     work_of,
 )
 from experiment_core_utils.sweep.plan import agreed_fingerprint, max_new_tokens_of, requested_run
+from experiment_core_utils.sweep.power import pair_spread, power_sentences
 from experiment_core_utils.tasks.interface import Task
+from experiment_core_utils.tasks.registry import get_metric
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,13 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
         *less_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
+        *power_sentences(
+            len(drawn),
+            len(drawn) if measuring.num_latency_samples is None else min(measuring.num_latency_samples, len(drawn)),
+            pair_spread(earlier.by_key),
+            config.machine.detect,
+            get_metric(task.metric).best,
+        ),
     ]
     return PlanReport(accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines))
 

@@ -10,6 +10,7 @@ from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.device import matmul_flops_per_second
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.sweep.dry_run import describe_plan
 from experiment_core_utils.tasks.registry import load_task
 from experiments.core_exp.acc_lat_profiling import main
@@ -102,3 +103,14 @@ def test_the_driver_prints_the_plan(
 def test_a_matrix_product_has_a_speed() -> None:
     # Between a pocket calculator and the fastest machine there is.
     assert 1e6 < matmul_flops_per_second(torch.device("cpu"), torch.float32) < 1e18
+
+
+def test_the_plan_says_what_its_samples_can_show(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    lines = describe_plan(config_of(tiny_checkpoint, tmp_path, "--detect", "0.02")).text.splitlines()
+    assert lines[-2].startswith("differences that two settings can show (95 % interval, 80 % power): accuracy none")
+    assert lines[-1] == "to show 0.02: accuracy 1960 samples; mean latency (2.0%) 199 timed samples"
+
+
+def test_detect_is_of_a_plan(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="give --dry_run too"):
+        parse_config(flags(tiny_checkpoint, tmp_path, "--detect", "0.02"))
