@@ -92,13 +92,13 @@ def latency_shown(num_samples: int, spread: float) -> float | None:
     """The smallest relative difference in mean latency that so many samples show; None for fewer than 6."""
     if num_samples < 6:
         return None
-    quantiles = stats.t.ppf([0.5 + CONFIDENCE / 2, POWER], num_samples - 1)
-    return float(quantiles.sum()) * spread / math.sqrt(num_samples)
+    quantiles = sum(float(stats.t.ppf(each, num_samples - 1)) for each in (0.5 + CONFIDENCE / 2, POWER))
+    return quantiles * spread / math.sqrt(num_samples)
 
 
 def samples_for_latency(difference: float, spread: float) -> int:
     """Samples that show a relative difference in mean latency."""
-    normal = float(stats.norm.ppf([0.5 + CONFIDENCE / 2, POWER]).sum())
+    normal = sum(float(stats.norm.ppf(each)) for each in (0.5 + CONFIDENCE / 2, POWER))
     number = max(math.floor((normal * spread / difference) ** 2), 6)
     # Student's t is wider than the normal by a few samples.
     while (latency_shown(number, spread) or math.inf) > difference:

@@ -22,6 +22,14 @@ def test_means_are_compared_by_students_t() -> None:
     assert mean_p_values(np.repeat(differences, 2, axis=1), np.arange(12) // 2) == pytest.approx(expected)
 
 
+def test_a_downward_skew_makes_a_higher_mean_less_sure() -> None:
+    # Mean 0.5, variance 1.5, third moment -2.5: skew -1.36083, t = 1, lowered by 1.36083 * 3 / (6 * sqrt(6)) = 0.27778.
+    found = mean_p_values(np.array([[1.0, 1.0, 1.0, 1.0, 1.0, -2.0]]), np.arange(6))
+    assert found == pytest.approx([stats.t.sf(0.72222, 5)], abs=1e-5)
+    # Upwards it stays as it is.
+    assert mean_p_values(np.array([[0.0, 0.0, 0.0, 0.0, 0.0, 3.0]]), np.arange(6)) == pytest.approx([stats.t.sf(1, 5)])
+
+
 def test_differences_that_are_all_the_same_are_sure_from_six_pictures_on() -> None:
     for pictures, expected in ((5, [1.0, 1.0, 1.0]), (6, [0.0, 1.0, 1.0])):
         rows = np.outer([0.1, -0.1, 0.0], np.ones(pictures))
