@@ -73,13 +73,13 @@ def test_settings_are_named_as_far_as_e2_tells_them_apart() -> None:
     times = np.outer([10.0, 20.0, 30.0], np.linspace(0.95, 1.05, 16))
     named = findings_of(set(), times)
     assert named[0] == (
-        "The fastest of 3 settings is tier-low_topk1_blocks12 with 10.0 ms a request on average, the slowest "
-        "tier-low_topk4_blocks12 with 30.0 ms, 3.00 times as long."
+        "The fastest of 3 settings is tier-low_topk1_blocks12 with 10 ms a request on average, the slowest "
+        "tier-low_topk4_blocks12 with 30 ms, 3.00 times as long."
     )
     # Other load on the machine while the slowest was measured.
     calm = findings_of({"tier-low_topk4_blocks12"}, times)
     assert calm[0].startswith("The fastest of 2 settings measured without other load or throttling is tier-low_topk1")
-    assert "topk4" not in calm[0] and "slowest tier-low_topk2_blocks12 with 20.0 ms" in calm[0]
+    assert "topk4" not in calm[0] and "slowest tier-low_topk2_blocks12 with 20 ms" in calm[0]
     # The same times in another order: all settings have the same mean.
     noise = np.stack([np.roll(times[0] * np.arange(1, 17), shift) for shift in (0, 5, 9)])
     assert findings_of(set(), noise)[0].endswith("no setting is surely faster than another.")

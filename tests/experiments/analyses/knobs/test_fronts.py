@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.primitives.statistics import on_front
+from experiment_core_utils.primitives.statistics import bounded_mean_interval, on_front
 from experiment_core_utils.sweep.front_search import Standing, front_of
 from experiments.analyses.knobs.fronts import (
     Front,
@@ -22,6 +22,7 @@ from experiments.analyses.knobs.fronts import (
     reference_cost_of,
     scored_area,
 )
+from experiments.analyses.knobs.objectives import LATENCY_P95
 from experiments.analyses.recorded_table import read_table
 from tests.experiments.hand_made_grid import grid, measured, point
 
@@ -109,6 +110,42 @@ def test_twins_are_both_on_the_front_and_noise_to_each_other() -> None:
     same = [1.0] * 15 + [0.0] * 15
     found = front(measured(grid(POINTS[:2], [same, same], times(10, 10))))
     assert [each.status for each in found.points] == ["within_noise"] * 2
+
+
+def test_a_percentile_of_few_pictures_gives_no_verdict() -> None:
+    made = grid(POINTS[:2], [[1.0] * 15 + [0.0] * 15] * 2, times(10, 20))
+    tail, mean = measured(made, LATENCY_P95), measured(made)
+    assert tail.no_verdict == "P95 of end-to-end latency of 30 pictures: settings are told apart from 86 on"
+    assert mean.no_verdict is None
+    assert [each.status for each in front(mean).points] == ["established", "dominated"]
+    # Twice as slow on every sample, but nothing is said of a P95, nor has it an interval.
+    assert [(each.status, each.cost_ci95) for each in front(tail).points] == [
+        ("within_noise", None),
+        ("possible", None),
+    ]
+
+
+def test_among_more_settings_the_same_difference_says_less() -> None:
+    # 1 ms more, 1.468 either way: t = sqrt(19) / 1.468 = 2.969 of 19, p = 0.0039, twice that for accuracy or cost.
+    alike = np.outer([10.0, 11.0], np.ones(20))
+    alike[1] += np.tile([1.468, -1.468], 10)
+    slow = np.full((8, 20), 30.0)
+    points = [point("low", top_k, blocks) for top_k in (1, 2) for blocks in range(1, 6)]
+    scores = np.tile([1.0, 0.0], (10, 10))
+    few, many = (
+        front(measured(grid(points[: len(rows)], scores[: len(rows)], rows)))
+        for rows in (alike, np.concatenate([alike, slow]))
+    )
+    assert few.points[0].p_value == many.points[0].p_value == pytest.approx(0.0079, abs=1e-4)
+    # 0.025 / 2 for the first of two settings, 0.025 / 10 for the first of ten.
+    assert (few.points[0].status, many.points[0].status) == ("established", "within_noise")
+    assert many.points[0].not_better_than == (points[1].key,)
+
+
+def test_an_accuracy_has_the_interval_of_every_accuracy() -> None:
+    (only,) = front(measured(grid(POINTS[:1], [[1.0] * 10 + [0.0] * 6], [[10.0] * 16]))).points
+    assert only.accuracy_ci95 == pytest.approx(bounded_mean_interval([1.0] * 10 + [0.0] * 6))
+    assert only.accuracy_ci95 == pytest.approx((0.3543, 0.8480), abs=1e-4)
 
 
 def test_a_single_setting_is_its_front() -> None:
