@@ -150,6 +150,8 @@ def _best_and_cheaper(each: FrontAnalysis) -> str:
     text = f"The most accurate setting is {best.key} with {best.accuracy:.3f} on {each.found.num_score_samples} samples"
     if cheapest.key == best.key:
         return f"{text}; every cheaper one is confidently less accurate."
+    if each.found.cost_p_values(places[cheapest.key])[places[best.key]] * len(places) > TAIL:
+        return f"{text}; of those not confidently less accurate none is surely cheaper."
     return (
         f"{text}; the cheapest that is not confidently less accurate is {cheapest.key} ({cheapest.accuracy:.3f}), at "
         f"{100 * cheapest.cost / best.cost:.0f} % of its {each.found.of.label}."
