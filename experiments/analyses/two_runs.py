@@ -16,6 +16,7 @@ from scipy import stats
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.records.setting_result import SampleResult, SettingResult
+from experiments.analyses.knobs.grid import largest_drift
 from experiments.analyses.sweeps import Sweep
 from experiments.fitting.verdicts import FEWEST_PICTURES, TAIL, first_of_each, tail_interval
 
@@ -93,7 +94,7 @@ def compare_runs(one: Sweep, other: Sweep, margin: float, accuracy_margin: float
         metrics = {side[task, key].metric for side in sides}
         if len(metrics) > 1:
             raise ResultsError(f"{task} is scored by {' and by '.join(sorted(metrics))}; rescore one run")
-    drift = max(_drift(run) for run in (one, other))
+    drift = drift_of(one, other)
     lines = []
     for quantity, read in READ.items():
         found = [(*place, _sides(sides[0][place], sides[1][place], read)) for place in shared]
@@ -110,15 +111,9 @@ def compare_runs(one: Sweep, other: Sweep, margin: float, accuracy_margin: float
     return lines
 
 
-def _drift(run: Sweep) -> float:
-    ratios = [
-        ratio
-        for each in run.settings
-        for entry in each.result.drift
-        for ratio in (entry.before, entry.after)
-        if ratio is not None
-    ]
-    return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=0.0)
+def drift_of(one: Sweep, other: Sweep) -> float:
+    """The larger drift of two runs, as a fraction; 0 where neither read any."""
+    return max(largest_drift(run.settings) or 0.0 for run in (one, other))
 
 
 def _sides(

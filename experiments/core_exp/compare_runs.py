@@ -22,7 +22,7 @@ from experiment_core_utils.primitives.units import check_within
 from experiment_core_utils.saved_results.rescoring import other_conditions
 from experiments.analyses.files import json_text
 from experiments.analyses.sweeps import load_sweep
-from experiments.analyses.two_runs import RunDifference, compare_runs, slower
+from experiments.analyses.two_runs import RunDifference, compare_runs, drift_of, slower
 
 
 def table(lines: Sequence[RunDifference]) -> str:
@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(table(lines))
         counts = pd.Series([each.verdict for each in lines]).value_counts()
         print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+        if (drift := drift_of(*runs)) > 0:
+            print(f"intervals of latencies are wider by the drift of a control setting, up to {drift:.0%}")
         for condition in other_conditions([each.result for run in runs for each in run.settings]):
             print(f"differs: {condition}")
         if given.output is not None:

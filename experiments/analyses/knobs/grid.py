@@ -114,7 +114,7 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         total_ms=_matrix(rows, ids, lambda sample: sample.T_total),
         energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
         flops=_matrix(rows, ids, request_flops),
-        drift=max((max(ratio, 1 / ratio) - 1 for ratio in drift_ratios(settings)), default=None),
+        drift=largest_drift(settings),
     )
 
 
@@ -126,6 +126,11 @@ def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, flo
         raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
     (only,) = metrics
     return only
+
+
+def largest_drift(settings: Sequence[StoredSetting]) -> float | None:
+    """Largest change of the control setting's time around any of these, as a fraction; None where none was read."""
+    return max((max(ratio, 1 / ratio) - 1 for ratio in drift_ratios(settings)), default=None)
 
 
 def _picture(sample: SampleResult) -> str:
