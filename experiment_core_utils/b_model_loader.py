@@ -37,26 +37,17 @@ MODEL_HINT = "give a folder with config.json and safetensors, or a hub id such a
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A checkpoint that was found, before any weight is read.
+    """A checkpoint that was found, before any weight is read."""
 
-    Attributes:
-        name: the path or hub id as given.
-        folder: where the files lie.
-        config: the native config of a MolmoE, converted where the checkpoint has the published layout; else the one of
-            transformers.
-        limits: what can be set in it.
-        is_published_layout: tensors have MolmoE's published Hugging Face names.
-        revision: commit of the hub, None for a local folder.
-        hf: of a model of transformers; None for MolmoE.
-    """
-
-    name: str
-    folder: Path
+    name: str  #: the path or hub id as given
+    folder: Path  #: where the files lie
+    #: the native config of a MolmoE, converted where the checkpoint has the published layout; else the one of
+    #: transformers
     config: PreTrainedConfig
-    limits: KnobLimits
-    is_published_layout: bool
-    revision: str | None
-    hf: HFSource | None = None
+    limits: KnobLimits  #: what can be set in it
+    is_published_layout: bool  #: tensors have MolmoE's published Hugging Face names
+    revision: str | None  #: commit of the hub, None for a local folder
+    hf: HFSource | None = None  #: of a model of transformers; None for MolmoE
 
     @property
     def takes_pictures(self) -> bool:

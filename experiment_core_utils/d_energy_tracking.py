@@ -104,20 +104,14 @@ class _Codecarbon:
 
 @dataclass
 class EnergyTracker:
-    """A window that is being measured; for `stop_energy_tracking` alone.
-
-    Attributes:
-        path: of codecarbon's file.
-        gpus: those that are to be measured, by the driver's ids.
-        is_running: False once it was stopped.
-    """
+    """A window that is being measured; for `stop_energy_tracking` alone."""
 
     experiment_id: str
-    path: Path
-    gpus: tuple[str, ...]
+    path: Path  #: of codecarbon's file
+    gpus: tuple[str, ...]  #: those that are to be measured, by the driver's ids
     codecarbon: _Codecarbon
     instruments: InstrumentWindow
-    is_running: bool = True
+    is_running: bool = True  #: False once it was stopped
 
 
 def start_energy_tracking(
@@ -376,17 +370,12 @@ def energy_of_setting(
 
 @dataclass(frozen=True)
 class EnergySources:
-    """What energy is read with; None is found on the machine.
-
-    Attributes:
-        instruments: calibrated.
-        gpus: that this process sees, by the driver's ids.
-    """
+    """What energy is read with; None is found on the machine."""
 
     library: CodecarbonLibrary | None = None
-    instruments: Instruments | None = None
+    instruments: Instruments | None = None  #: calibrated
     idle_s: float = IDLE_S
-    gpus: tuple[str, ...] | None = None
+    gpus: tuple[str, ...] | None = None  #: that this process sees, by the driver's ids
 
 
 class TextEnergy:

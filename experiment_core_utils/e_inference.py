@@ -69,14 +69,10 @@ WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True)
 class OwnPrompts:
-    """Prompts of one process.
+    """Prompts of one process."""
 
-    Attributes:
-        indices: their places among all prompts, ascending.
-        input_ids, attention_mask: [N, T] on the host, padded on the left.
-    """
-
-    indices: tuple[int, ...]
+    indices: tuple[int, ...]  #: their places among all prompts, ascending
+    #: input_ids, attention_mask: [N, T] on the host, padded on the left
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
 
@@ -94,12 +90,7 @@ class OwnPrompts:
 
 @dataclass(frozen=True)
 class TextShard:
-    """The part of a text run that one process does.
-
-    Attributes:
-        power: read beside the run, for the energy of its batches, on the generator's clock; None where energy was not
-            asked for.
-    """
+    """The part of a text run that one process does."""
 
     generator: TextGenerator
     tokeniser: Any
@@ -107,6 +98,7 @@ class TextShard:
     config: TextConfig
     process_index: int
     num_processes: int
+    #: read beside the run, for the energy of its batches, on the generator's clock; None where energy was not asked for
     power: Instruments | None = None
 
     def warm_up(self) -> None:

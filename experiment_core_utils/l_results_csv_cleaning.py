@@ -33,19 +33,12 @@ from experiment_core_utils.records.setting_result import SampleResult, SettingRe
 
 @dataclass(frozen=True)
 class SampleColumn:
-    """A column of the table of samples.
+    """A column of the table of samples."""
 
-    Attributes:
-        name: with the unit, where it is not a count, a name, a share or a score.
-        source: key of `per_sample_results`; dotted for one inside an object; in brackets what is not a key of it.
-        kind: of the values.
-        meaning: the content of a cell; "" where `source` says all.
-    """
-
-    name: str
-    source: str
-    kind: type[str] | type[int] | type[float] | type[bool]
-    meaning: str = ""
+    name: str  #: with the unit, where it is not a count, a name, a share or a score
+    source: str  #: key of `per_sample_results`; dotted for one inside an object; in brackets what is not a key of it
+    kind: type[str] | type[int] | type[float] | type[bool]  #: of the values
+    meaning: str = ""  #: the content of a cell; "" where `source` says all
 
 
 SAMPLE_COLUMNS = (

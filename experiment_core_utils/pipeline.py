@@ -46,24 +46,19 @@ FOLDER_SEEN_WITHIN_S = 90.0
 
 @dataclass(frozen=True)
 class RunReport:
-    """What a run leaves behind.
+    """What a run leaves behind."""
 
-    Attributes:
-        experiment_id: None where every setting was done already.
-        results: contents of the settings' files, in the order of the plan; settings that failed are not among them.
-        failed: settings that could not be run.
-        left_out: for each knob of which the strategy measured fewer values than were given, those left out, as text.
-        csv_path: the table of all settings; None where every setting failed, and on processes other than the main one.
-        search: content of `pareto_search.json`; None where no front was searched, and on other processes.
-    """
-
-    experiment_id: str | None
+    experiment_id: str | None  #: None where every setting was done already
     is_main_process: bool
+    #: contents of the settings' files, in the order of the plan; settings that failed are not among them
     results: tuple[SettingResult, ...]
-    failed: Mapping[str, SettingFailure]
+    failed: Mapping[str, SettingFailure]  #: settings that could not be run
+    #: for each knob of which the strategy measured fewer values than were given, those left out, as text
     left_out: tuple[str, ...]
     output_dir: Path
+    #: the table of all settings; None where every setting failed, and on processes other than the main one
     csv_path: Path | None
+    #: content of `pareto_search.json`; None where no front was searched, and on other processes
     search: Mapping[str, Any] | None = None
 
     @property

@@ -35,19 +35,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TextReport:
-    """What became of a grid.
-
-    Attributes:
-        results: of its combinations, those that an earlier run saved included, by name.
-        num_measured: of them by this run.
-        failed: title -> how it failed.
-    """
+    """What became of a grid."""
 
     is_main_process: bool
     plan: TextPlan
-    results: Mapping[str, Mapping[str, Any]]
-    num_measured: int
-    failed: Mapping[str, str]
+    results: Mapping[str, Mapping[str, Any]]  #: of its combinations, those that an earlier run saved included, by name
+    num_measured: int  #: of them by this run
+    failed: Mapping[str, str]  #: title -> how it failed
     csv_path: Path | None
 
     @property

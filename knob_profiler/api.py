@@ -25,17 +25,11 @@ COSTS = {cost.name: cost for cost in (LATENCY_MEAN, LATENCY_P95, LATENCY_P99, EN
 
 @dataclass(frozen=True)
 class Results:
-    """The settings of one sweep.
+    """The settings of one sweep."""
 
-    Attributes:
-        folder: of the results; it can be moved, and read again by `load`.
-        settings: one record for each setting that was measured, now or before.
-        failed: settings that could not be run, by key; empty for results that were loaded.
-    """
-
-    folder: Path
-    settings: tuple[SettingResult, ...]
-    failed: Mapping[str, SettingFailure]
+    folder: Path  #: of the results; it can be moved, and read again by `load`
+    settings: tuple[SettingResult, ...]  #: one record for each setting that was measured, now or before
+    failed: Mapping[str, SettingFailure]  #: settings that could not be run, by key; empty for results that were loaded
 
     @cached_property
     def sweep(self) -> Sweep:

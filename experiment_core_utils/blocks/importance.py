@@ -36,13 +36,9 @@ Measured = Mapping[str, TaskValues]
 
 
 class BlockSetScorer(Protocol):
-    """Measures the same samples with any set of blocks.
+    """Measures the same samples with any set of blocks."""
 
-    Attributes:
-        measure: what a value is; higher is better.
-    """
-
-    measure: str
+    measure: str  #: what a value is; higher is better
 
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
         """For each set, each task's values. A set may lack block 0, which then passes on what it is given."""
@@ -51,14 +47,10 @@ class BlockSetScorer(Protocol):
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tasks of means over samples.
-
-    Attributes:
-        standard_error: between pictures; None for a single one.
-    """
+    """A mean over tasks of means over samples."""
 
     value: float
-    standard_error: float | None
+    standard_error: float | None  #: between pictures; None for a single one
     by_task: Mapping[str, float]
 
 

@@ -35,16 +35,11 @@ _SAMPLED = ("cpu_utilization_percent", "gpu_utilization_percent", "ram_utilizati
 
 @dataclass(frozen=True)
 class CodecarbonLibrary:
-    """What is used of codecarbon.
+    """What is used of codecarbon."""
 
-    Attributes:
-        new_tracker: its `OfflineEmissionsTracker`.
-        countries: three-letter codes of the countries whose electricity mix it knows.
-        reads_rapl: whether it can read the CPU's own energy counters here; else it estimates from the load.
-    """
-
-    new_tracker: Callable[..., Any]
-    countries: Callable[[], Collection[str]]
+    new_tracker: Callable[..., Any]  #: its `OfflineEmissionsTracker`
+    countries: Callable[[], Collection[str]]  #: three-letter codes of the countries whose electricity mix it knows
+    #: whether it can read the CPU's own energy counters here; else it estimates from the load
     reads_rapl: Callable[[], bool]
 
 

@@ -25,12 +25,9 @@ TICKS_S = 0.2
 
 
 class CounterReading(NamedTuple):
-    """What a counter showed; `reason` says why nothing.
+    """What a counter showed; `reason` says why nothing."""
 
-    Attributes:
-        begun_s, ended_s: when it was read; it tells of some moment in between.
-    """
-
+    #: begun_s, ended_s: when it was read; it tells of some moment in between
     begun_s: float
     ended_s: float
     joules: float | None
@@ -147,16 +144,13 @@ PATIENCE_S = 2.0
 
 @dataclass(frozen=True)
 class Edge:
-    """One advance of a counter; `reason` says why there is none.
+    """One advance of a counter; `reason` says why there is none."""
 
-    Attributes:
-        earliest_s, latest_s: it happened between the beginning of the last reading that did not show it and the end of
-            the first that did.
-        before_j, joules: what the counter shows up to then, and from then on.
-    """
-
+    #: earliest_s, latest_s: it happened between the beginning of the last reading that did not show it and the end of
+    #: the first that did
     earliest_s: float
     latest_s: float
+    #: before_j, joules: what the counter shows up to then, and from then on
     before_j: float
     joules: float
     reason: str | None = None
@@ -263,19 +257,14 @@ def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = 20) ->
 
 @dataclass
 class _Rise:
-    """One counter since the window was opened.
-
-    Attributes:
-        uncertain_j: of what was taken by a straight line.
-        early_s: how long before the window the tick was from which an aligned one is counted.
-    """
+    """One counter since the window was opened."""
 
     last_j: float | None = None
     last_s: float = 0.0
     joules: float = 0.0
     read_s: float = 0.0
-    uncertain_j: float = 0.0
-    early_s: float = 0.0
+    uncertain_j: float = 0.0  #: of what was taken by a straight line
+    early_s: float = 0.0  #: how long before the window the tick was from which an aligned one is counted
     reason: str | None = None
     remark: str | None = None
 

@@ -26,33 +26,22 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class RunFacts:
-    """When and with what a run was made.
+    """When and with what a run was made."""
 
-    Attributes:
-        timestamp: in UTC, to the second.
-        versions: None for a package that is not there.
-    """
-
-    timestamp: str
+    timestamp: str  #: in UTC, to the second
     command: str
     git_commit: str | None
     python: str
-    versions: Mapping[str, str | None]
+    versions: Mapping[str, str | None]  #: None for a package that is not there
 
 
 @dataclass(frozen=True)
 class HostHardware:
-    """What a host is made of; None for what cannot be read.
+    """What a host is made of; None for what cannot be read."""
 
-    Attributes:
-        cuda: version that torch was built for.
-        num_gpus: that this process sees.
-        cpu: name that the kernel gives it.
-    """
-
-    cuda: str | None
-    num_gpus: int
-    cpu: str | None
+    cuda: str | None  #: version that torch was built for
+    num_gpus: int  #: that this process sees
+    cpu: str | None  #: name that the kernel gives it
     cpu_count: int | None
     torch_threads: int
     ram_bytes: int
@@ -174,18 +163,12 @@ _TERA = 1e12
 
 @dataclass(frozen=True)
 class Peaks:
-    """Peaks of one GPU; None where they are not known, for which `reason` says why.
-
-    Attributes:
-        dtype: number format that `flops_per_s` is for.
-        flops_per_s: one multiply-add as 2.
-        bytes_per_s: of its memory.
-    """
+    """Peaks of one GPU; None where they are not known, for which `reason` says why."""
 
     gpu_name: str | None
-    dtype: str | None
-    flops_per_s: float | None
-    bytes_per_s: float | None
+    dtype: str | None  #: number format that `flops_per_s` is for
+    flops_per_s: float | None  #: one multiply-add as 2
+    bytes_per_s: float | None  #: of its memory
     reason: str | None
 
 

@@ -54,21 +54,16 @@ class SideBySide:
 
 @dataclass(frozen=True)
 class Instruments:
-    """Counters and power probes of the devices to be measured, on one clock.
-
-    Attributes:
-        ticks: of the counters, by device; filled by `calibrated`.
-        missing: what is not there, by name, and why.
-        sample_every_s: mean time between two power readings of a device.
-        jitter: what the times between readings are drawn from, so that windows differ in them.
-    """
+    """Counters and power probes of the devices to be measured, on one clock."""
 
     clock: Clock
     counters: tuple[EnergyCounter, ...]
     probes: tuple[PowerProbe, ...]
+    #: of the counters, by device; filled by `calibrated`
     ticks: Mapping[str, TickCalibration] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
-    sample_every_s: float = SAMPLE_EVERY_S
+    missing: Mapping[str, str] = field(default_factory=dict)  #: what is not there, by name, and why
+    sample_every_s: float = SAMPLE_EVERY_S  #: mean time between two power readings of a device
+    #: what the times between readings are drawn from, so that windows differ in them
     jitter: Random = field(default_factory=lambda: Random(JITTER_SEED), compare=False)
 
     def calibrated(self) -> "Instruments":

@@ -41,21 +41,16 @@ def event_reason_names(bits: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GpuDescription:
-    """What does not change while a GPU works; None where it does not tell, for which `reason` says why.
-
-    Attributes:
-        power_limit_w: that is enforced.
-        default_power_limit_w: that the GPU came with.
-        application_sm_clock_mhz, application_memory_clock_mhz: that are set for work; the GPU may go beyond them.
-        max_sm_clock_mhz, max_memory_clock_mhz: the highest that there are.
-    """
+    """What does not change while a GPU works; None where it does not tell, for which `reason` says why."""
 
     name: str | None
     driver_version: str | None
-    power_limit_w: float | None
-    default_power_limit_w: float | None
+    power_limit_w: float | None  #: that is enforced
+    default_power_limit_w: float | None  #: that the GPU came with
+    #: application_sm_clock_mhz, application_memory_clock_mhz: that are set for work; the GPU may go beyond them
     application_sm_clock_mhz: int | None
     application_memory_clock_mhz: int | None
+    #: max_sm_clock_mhz, max_memory_clock_mhz: the highest that there are
     max_sm_clock_mhz: int | None
     max_memory_clock_mhz: int | None
     reason: str | None

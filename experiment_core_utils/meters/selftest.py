@@ -17,17 +17,12 @@ from experiment_core_utils.records.energy import ActEnergy, EnergyOrigin, TickCa
 
 @dataclass(frozen=True)
 class KnownLoad:
-    """Two acts that do known work and return when it is done.
+    """Two acts that do known work and return when it is done."""
 
-    Attributes:
-        name: sizes and dtype, for a reader.
-        first_flops: operations of the first act, one multiply-add as 2.
-    """
-
-    name: str
+    name: str  #: sizes and dtype, for a reader
     first: Callable[[], None]
     second: Callable[[], None]
-    first_flops: int
+    first_flops: int  #: operations of the first act, one multiply-add as 2
 
     def both(self) -> None:
         """Run one load after the other."""

@@ -43,26 +43,18 @@ Rewind = Callable[[Any, int], None]
 
 @dataclass(frozen=True)
 class StageMeasurement:
-    """How stages are measured.
+    """How stages are measured."""
 
-    Attributes:
-        using: calibrated.
-        goal: of every window.
-        repeats: windows of each stage at most; rounds of all stages one after the other, each in an order of its own.
-        least_repeats: rounds end after as many or more, once the interval over windows of every stage is within the
-            goal's relative error.
-        idle_s: length of the windows without work, before the first round and after the last.
-        seed: of the orders.
-        stop: looked at before every repetition.
-    """
-
-    using: Instruments
-    goal: WindowGoal
+    using: Instruments  #: calibrated
+    goal: WindowGoal  #: of every window
+    #: windows of each stage at most; rounds of all stages one after the other, each in an order of its own
     repeats: int = REPEATS
+    #: rounds end after as many or more, once the interval over windows of every stage is within the goal's relative
+    #: error
     least_repeats: int = LEAST_REPEATS
-    idle_s: float = IDLE_S
-    seed: int = 42
-    stop: StopRequest = field(default_factory=StopRequest)
+    idle_s: float = IDLE_S  #: length of the windows without work, before the first round and after the last
+    seed: int = 42  #: of the orders
+    stop: StopRequest = field(default_factory=StopRequest)  #: looked at before every repetition
 
     def __post_init__(self) -> None:
         if self.repeats < 2:

@@ -47,14 +47,11 @@ SETTLE_S = 0.5
 
 @dataclass(frozen=True)
 class WindowGoal:
-    """How long a window is to be.
+    """How long a window is to be."""
 
-    Attributes:
-        relative_error: error bound of the counters' resolution, as a share of the window's energy.
-        least_s, longest_s: whatever the error.
-    """
-
+    #: error bound of the counters' resolution, as a share of the window's energy
     relative_error: float = RELATIVE_ERROR
+    #: least_s, longest_s: whatever the error
     least_s: float = LEAST_WINDOW_S
     longest_s: float = LONGEST_WINDOW_S
 

@@ -62,23 +62,14 @@ HINT = "give a folder with config.json and safetensors, or a hub id such as alle
 
 @dataclass(frozen=True)
 class LanguageModelSource:
-    """A checkpoint that was found, before any weight is read.
+    """A checkpoint that was found, before any weight is read."""
 
-    Attributes:
-        name: the folder or hub id as given.
-        folder: where the files are.
-        revision: commit on the hub, None for a local folder.
-        config: the model's config; MolmoE's native one where the checkpoint has its published layout.
-        quant_method: how the weights are quantised already, None where they are not.
-        is_published_molmoe: tensors have the names of MolmoE's published layout.
-    """
-
-    name: str
-    folder: Path
-    revision: str | None
-    config: PreTrainedConfig
-    quant_method: str | None
-    is_published_molmoe: bool
+    name: str  #: the folder or hub id as given
+    folder: Path  #: where the files are
+    revision: str | None  #: commit on the hub, None for a local folder
+    config: PreTrainedConfig  #: the model's config; MolmoE's native one where the checkpoint has its published layout
+    quant_method: str | None  #: how the weights are quantised already, None where they are not
+    is_published_molmoe: bool  #: tensors have the names of MolmoE's published layout
 
     @property
     def model_type(self) -> str:

@@ -29,18 +29,13 @@ _MOST_SETTINGS = 12
 
 @dataclass(frozen=True)
 class PairSpread:
-    """How two settings differ from sample to sample.
+    """How two settings differ from sample to sample."""
 
-    Attributes:
-        changed: fraction of samples whose score differs.
-        latency: standard deviation of the difference in time, left when one's times are scaled to the other's mean, as
-            a fraction of that mean.
-        num_pairs: pairs of earlier settings of which these are the medians; 0 where they are assumed.
-    """
-
-    changed: float
+    changed: float  #: fraction of samples whose score differs
+    #: standard deviation of the difference in time, left when one's times are scaled to the other's mean, as a fraction
+    #: of that mean
     latency: float
-    num_pairs: int
+    num_pairs: int  #: pairs of earlier settings of which these are the medians; 0 where they are assumed
 
 
 def pair_spread(earlier: Mapping[str, SettingResult]) -> PairSpread:

@@ -22,28 +22,22 @@ class ScoredSample:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """A setting against a baseline, over the samples that both have a score for.
+    """A setting against a baseline, over the samples that both have a score for."""
 
-    Attributes:
-        n: those samples.
-        num_excluded: samples that only one of them has a score for; not in any figure here.
-        difference: mean of (setting - baseline); None where n is 0.
-        interval: 95 % interval of the difference over pictures, by `bounded_mean_interval`; for samples that are all
-            equal at both it is exact.
-        better, worse, equal: samples on which the setting scores higher, lower, the same.
-        p_value: exact two-sided sign test of better against worse, which for scores of 0 or 1 is McNemar's exact test.
-            It takes samples as independent; where they share pictures, the interval is the one to trust.
-    """
-
-    n: int
-    num_excluded: int
+    n: int  #: those samples
+    num_excluded: int  #: samples that only one of them has a score for; not in any figure here
     mean_baseline: float | None
     mean: float | None
-    difference: float | None
+    difference: float | None  #: mean of (setting - baseline); None where n is 0
+    #: 95 % interval of the difference over pictures, by `bounded_mean_interval`; for samples that are all equal at both
+    #: it is exact
     interval: tuple[float, float] | None
+    #: better, worse, equal: samples on which the setting scores higher, lower, the same
     better: int
     worse: int
     equal: int
+    #: exact two-sided sign test of better against worse, which for scores of 0 or 1 is McNemar's exact test. It takes
+    #: samples as independent; where they share pictures, the interval is the one to trust.
     p_value: float | None
 
 

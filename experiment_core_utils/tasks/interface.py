@@ -12,36 +12,24 @@ from experiment_core_utils.records.settings import MeasuredSample
 
 @dataclass(frozen=True)
 class Sample:
-    """One question with its picture and its reference answers.
+    """One question with its picture and its reference answers."""
 
-    Attributes:
-        sample_id: position in the task's split; stable for (task, split), so that a sample can be made again alone.
-        image_id: names the picture; several questions may share one.
-        question: the text as it is asked, without the prompt template and the options around it.
-        answers: reference answers (ten for VQA-style tasks, five captions, the text of the right option).
-        image: RGB picture, EXIF orientation applied; None for a text-only question.
-        question_type: category for stratified sampling and reports, for example ``reading`` or ``count``.
-        metadata: anything else worth keeping beside the result (JSON values only).
-        options: the choices of a multiple-choice question, in the order of their letters; empty for others.
-        answer_index: which of the options is right; None where there are none.
-    """
-
-    sample_id: int
-    image_id: str
-    question: str
+    sample_id: int  #: position in the task's split; stable for (task, split), so that a sample can be made again alone
+    image_id: str  #: names the picture; several questions may share one
+    question: str  #: the text as it is asked, without the prompt template and the options around it
+    #: reference answers (ten for VQA-style tasks, five captions, the text of the right option)
     answers: tuple[str, ...]
-    image: Image.Image | None
-    question_type: str
+    image: Image.Image | None  #: RGB picture, EXIF orientation applied; None for a text-only question
+    question_type: str  #: category for stratified sampling and reports, for example ``reading`` or ``count``
+    #: anything else worth keeping beside the result (JSON values only)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    #: the choices of a multiple-choice question, in the order of their letters; empty for others
     options: tuple[str, ...] = ()
-    answer_index: int | None = None
+    answer_index: int | None = None  #: which of the options is right; None where there are none
 
 
 class Task(Protocol):
     """A split of a dataset: sized, indexable, made of `Sample`s.
-
-    Attributes:
-        source: where its samples come from: hub id with the commit that it gave, files, or generator.
 
     A task may also have `prompt_form`: its `style` and its templates, `open` and `choice`, which a result keeps.
     """
@@ -50,7 +38,7 @@ class Task(Protocol):
     split: str
     metric: str
     max_new_tokens: int
-    source: Mapping[str, str]
+    source: Mapping[str, str]  #: where its samples come from: hub id with the commit that it gave, files, or generator
 
     def __len__(self) -> int: ...
 
@@ -69,67 +57,48 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """A model's output beside what it is scored against; what a metric scores, and what a result file stores.
+    """A model's output beside what it is scored against; what a metric scores, and what a result file stores."""
 
-    Attributes:
-        prediction: the decoded text, as the model gave it.
-        references, options, answer_index, question_type: as in `Sample` (references are its `answers`).
-        image_id: captions of one picture are scored against the pictures of the whole run.
-    """
-
-    prediction: str
+    prediction: str  #: the decoded text, as the model gave it
+    #: references, options, answer_index, question_type: as in `Sample` (references are its `answers`)
     references: tuple[str, ...]
     options: tuple[str, ...] = ()
     answer_index: int | None = None
     question_type: str = ""
-    image_id: str = ""
+    image_id: str = ""  #: captions of one picture are scored against the pictures of the whole run
 
 
 @dataclass(frozen=True)
 class Score:
-    """What one answer is worth.
+    """What one answer is worth."""
 
-    Attributes:
-        value: from 0 to the metric's `best`; None where it has none (CIDEr of a run with fewer than two pictures).
-        parsed: whether the output could be read as an answer at all; where not, `value` is 0.
-        parse_status: how it was read, for example ``letter``, ``option_text``, ``unparsed``; ``text`` where any text is
-            an answer.
-        details: further numbers of the same answer, for example ``{"anls": 0.8, "em": 0.0}``.
-    """
-
+    #: from 0 to the metric's `best`; None where it has none (CIDEr of a run with fewer than two pictures)
     value: float | None
-    parsed: bool = True
+    parsed: bool = True  #: whether the output could be read as an answer at all; where not, `value` is 0
+    #: how it was read, for example ``letter``, ``option_text``, ``unparsed``; ``text`` where any text is an answer
     parse_status: str = "text"
+    #: further numbers of the same answer, for example ``{"anls": 0.8, "em": 0.0}``
     details: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """A whole run's scores.
+    """A whole run's scores."""
 
-    Attributes:
-        scores: one for each answer, in their order.
-        overall: the run's figure: the mean of the values, for every metric here; None where there is no value.
-        details: means of the scores' details, and what was used beside the answers, for example
-            ``{"idf": "references of the run's 500 pictures"}`` (JSON values only).
-    """
-
-    scores: tuple[Score, ...]
+    scores: tuple[Score, ...]  #: one for each answer, in their order
+    #: the run's figure: the mean of the values, for every metric here; None where there is no value
     overall: float | None
+    #: means of the scores' details, and what was used beside the answers, for example ``{"idf": "references of the
+    #: run's 500 pictures"}`` (JSON values only)
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Metric(Protocol):
-    """Scores the answers of a whole run at once; most metrics look at each answer alone, CIDEr at all together.
-
-    Attributes:
-        best: the highest score; the lowest is 0.
-        scores_each_answer: whether an answer's score does not depend on which others are scored with it.
-    """
+    """Scores the answers of a whole run at once; most metrics look at each answer alone, CIDEr at all together."""
 
     name: str
-    best: float
-    scores_each_answer: bool
+    best: float  #: the highest score; the lowest is 0
+    scores_each_answer: bool  #: whether an answer's score does not depend on which others are scored with it
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """Pure: no file, clock or network. Raises `SampleError` for an answer without references."""

@@ -18,14 +18,10 @@ EMBEDDED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts in the order of their source.
-
-    Attributes:
-        source: what was read, with a digest of the texts.
-    """
+    """Prompts in the order of their source."""
 
     texts: tuple[str, ...]
-    source: Mapping[str, str]
+    source: Mapping[str, str]  #: what was read, with a digest of the texts
 
 
 def read_prompts(wanted: PromptSource, cache_dir: Path | None = None) -> Prompts:

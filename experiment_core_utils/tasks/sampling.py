@@ -31,19 +31,12 @@ class Indexable(Protocol[SampleT_co]):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How samples were chosen.
+    """How samples were chosen."""
 
-    Attributes:
-        how: `all` of the split, at `random`, at random within each `question_type`, or by their `ids`.
-        seed: of the draw; None where nothing was drawn.
-        num_asked: requested samples; None where none were named and so all were taken.
-        num_in_split: samples that there are.
-    """
-
-    how: How
-    seed: int | None
-    num_asked: int | None
-    num_in_split: int
+    how: How  #: `all` of the split, at `random`, at random within each `question_type`, or by their `ids`
+    seed: int | None  #: of the draw; None where nothing was drawn
+    num_asked: int | None  #: requested samples; None where none were named and so all were taken
+    num_in_split: int  #: samples that there are
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,12 @@ from experiments.analyses.charts.style import save_figure
 
 @dataclass(frozen=True)
 class AnalysisFiles:
-    """The contents, tables and charts of an analysis, by the names of their files without endings.
+    """The contents, tables and charts of an analysis, by the names of their files without endings."""
 
-    Attributes:
-        contents: of JSON files.
-        tables: rows of CSV files, all of a table with the same columns; a table without rows has no file.
-        charts: each as PNG and SVG, with the caption at its foot.
-    """
-
-    contents: Mapping[str, Any]
+    contents: Mapping[str, Any]  #: of JSON files
+    #: rows of CSV files, all of a table with the same columns; a table without rows has no file
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
-    charts: Sequence[Chart]
+    charts: Sequence[Chart]  #: each as PNG and SVG, with the caption at its foot
     caption: str
 
     def write(self, folder: Path) -> list[Path]:

@@ -16,24 +16,18 @@ from experiment_core_utils.records.setting_result import SettingResult
 
 @dataclass(frozen=True)
 class RecordedTable:
-    """The scores and times of a full run.
-
-    Attributes:
-        pictures: of each sample.
-        scores, seconds, costs: [settings, samples]; seconds and costs are nan where a sample failed, scores also where
-            the metric has none. `costs` is the time of all measured runs together.
-        best: the metric's highest score.
-        origin: where it was measured and what its times are not.
-    """
+    """The scores and times of a full run."""
 
     settings: tuple[str, ...]
     sample_ids: tuple[int, ...]
-    pictures: tuple[str, ...]
+    pictures: tuple[str, ...]  #: of each sample
+    #: scores, seconds, costs: [settings, samples]; seconds and costs are nan where a sample failed, scores also where
+    #: the metric has none. `costs` is the time of all measured runs together.
     scores: np.ndarray
     seconds: np.ndarray
     costs: np.ndarray
-    best: float
-    origin: Mapping[str, Any]
+    best: float  #: the metric's highest score
+    origin: Mapping[str, Any]  #: where it was measured and what its times are not
 
 
 def table_of(results: Sequence[SettingResult]) -> RecordedTable:

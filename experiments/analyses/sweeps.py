@@ -57,41 +57,23 @@ _TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "ener
 
 @dataclass(frozen=True)
 class SweepProvenance:
-    """The fields that all settings of a sweep have in common.
+    """The fields that all settings of a sweep have in common."""
 
-    Attributes:
-        device: name of the GPU, or of the processor where there is none.
-        is_gpu: which of the two.
-        model: name as given; its last part is enough for a caption.
-        dtype: number format of the weights.
-        execution: `eager`, or how the model was compiled.
-        tasks: in alphabetical order.
-        fingerprints: task -> digest of all but the knobs.
-        random_weights: accuracy means nothing then.
-        versions: of torch, transformers and others; None for one that is not installed.
-        git_commit: of the checkout that measured; None outside one.
-        commands: that measured, each once.
-        caveats: of all settings, each once.
-        peak_flops_per_s: of the GPU for `dtype`, by its data sheet; None with `peak_reason`.
-        peak_bytes_per_s: of its memory; None with `peak_reason`.
-        peak_reason: why a peak, or a fraction of it, is not known; None where all are.
-    """
-
-    device: str
-    is_gpu: bool
-    model: str
-    dtype: str
-    execution: str
-    tasks: tuple[str, ...]
-    fingerprints: Mapping[str, str]
-    random_weights: bool
-    versions: Mapping[str, str | None]
-    git_commit: str | None
-    commands: tuple[str, ...]
-    caveats: tuple[str, ...]
-    peak_flops_per_s: float | None
-    peak_bytes_per_s: float | None
-    peak_reason: str | None
+    device: str  #: name of the GPU, or of the processor where there is none
+    is_gpu: bool  #: which of the two
+    model: str  #: name as given; its last part is enough for a caption
+    dtype: str  #: number format of the weights
+    execution: str  #: `eager`, or how the model was compiled
+    tasks: tuple[str, ...]  #: in alphabetical order
+    fingerprints: Mapping[str, str]  #: task -> digest of all but the knobs
+    random_weights: bool  #: accuracy means nothing then
+    versions: Mapping[str, str | None]  #: of torch, transformers and others; None for one that is not installed
+    git_commit: str | None  #: of the checkout that measured; None outside one
+    commands: tuple[str, ...]  #: that measured, each once
+    caveats: tuple[str, ...]  #: of all settings, each once
+    peak_flops_per_s: float | None  #: of the GPU for `dtype`, by its data sheet; None with `peak_reason`
+    peak_bytes_per_s: float | None  #: of its memory; None with `peak_reason`
+    peak_reason: str | None  #: why a peak, or a fraction of it, is not known; None where all are
 
 
 @dataclass(frozen=True)

@@ -45,27 +45,19 @@ READ: Mapping[Quantity, Callable[[SampleResult], float | None]] = {
 
 @dataclass(frozen=True)
 class RunDifference:
-    """A setting's quantity in the second run against the first.
-
-    Attributes:
-        is_paired: whether it is over the samples that both have; else each run's own.
-        n: samples of the first and of the second run.
-        one, other: latency in ms, energy in J, accuracy as the metric's mean score.
-        change: `other` / `one`; of accuracy `other` - `one`.
-        interval: of `change`; None where there are too few pictures.
-        verdict: `SAME` where the interval is within the margin; a direction where it does not hold "no change".
-    """
+    """A setting's quantity in the second run against the first."""
 
     task: str
     setting: str
     quantity: Quantity
-    is_paired: bool
-    n: tuple[int, int]
+    is_paired: bool  #: whether it is over the samples that both have; else each run's own
+    n: tuple[int, int]  #: samples of the first and of the second run
+    #: one, other: latency in ms, energy in J, accuracy as the metric's mean score
     one: float
     other: float
-    change: float
-    interval: tuple[float, float] | None
-    verdict: Verdict
+    change: float  #: `other` / `one`; of accuracy `other` - `one`
+    interval: tuple[float, float] | None  #: of `change`; None where there are too few pictures
+    verdict: Verdict  #: `SAME` where the interval is within the margin; a direction where it does not hold "no change"
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,10 @@ from experiment_core_utils.tasks.prompts import read_prompts
 
 @dataclass(frozen=True)
 class Agreement:
-    """Two runs over the same prompts, compared.
+    """Two runs over the same prompts, compared."""
 
-    Attributes:
-        num_prompts: in each run.
-        places: of each prompt whose answers differ, the place of the first token that does, from 0; ascending.
-    """
-
-    num_prompts: int
+    num_prompts: int  #: in each run
+    #: of each prompt whose answers differ, the place of the first token that does, from 0; ascending
     places: tuple[int, ...]
 
     @property

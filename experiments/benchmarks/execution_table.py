@@ -101,25 +101,15 @@ def _vision_weights(config: MolmoeConfig) -> int:
 
 @dataclass(frozen=True)
 class Timed:
-    """The times of one way to run one case.
+    """The times of one way to run one case."""
 
-    Attributes:
-        case: the request and its setting.
-        way: how it was run.
-        stages: seconds of each stage in each round; of decode, of one step.
-        totals: seconds of the whole request in each round.
-        cpu: seconds of all cores in each round, which a busy machine changes less.
-        tokens: what came out, in the last round.
-        same: whether they are those of the first way.
-    """
-
-    case: str
-    way: str
-    stages: Mapping[str, Sequence[float]]
-    totals: Sequence[float]
-    cpu: Sequence[float]
-    tokens: tuple[int, ...]
-    same: bool
+    case: str  #: the request and its setting
+    way: str  #: how it was run
+    stages: Mapping[str, Sequence[float]]  #: seconds of each stage in each round; of decode, of one step
+    totals: Sequence[float]  #: seconds of the whole request in each round
+    cpu: Sequence[float]  #: seconds of all cores in each round, which a busy machine changes less
+    tokens: tuple[int, ...]  #: what came out, in the last round
+    same: bool  #: whether they are those of the first way
 
     def median_s(self, stage: str) -> float | None:
         """The median seconds of a stage; None for a stage that the request does not have."""

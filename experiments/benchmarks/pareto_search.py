@@ -57,24 +57,16 @@ class SearchAgreement:
     A point of the full run's front is *found* by a setting of the search's front that is not slower (the full run's
     paired 95 % interval of the difference in time reaches 0) and whose accuracy in the full run is not below the
     point's own 95 % interval there.
-
-    Attributes:
-        points: settings of the full run's front, by its means.
-        lost: points that no setting found.
-        lost_paired: points lost to a harder test: the paired 95 % interval of the difference in accuracy reaches 0.
-        gap: the most that the accuracy of a point is above the best of those settings, by the full run's means.
-        front: settings of the search's front.
-        wrong: those of them that the full run's paired 95 % intervals show to be dominated.
-        share: model time of what the search requested, as a fraction of the full run's.
     """
 
-    points: int
-    lost: tuple[str, ...]
+    points: int  #: settings of the full run's front, by its means
+    lost: tuple[str, ...]  #: points that no setting found
+    #: points lost to a harder test: the paired 95 % interval of the difference in accuracy reaches 0
     lost_paired: tuple[str, ...]
-    gap: float
-    front: int
-    wrong: int
-    share: float
+    gap: float  #: the most that the accuracy of a point is above the best of those settings, by the full run's means
+    front: int  #: settings of the search's front
+    wrong: int  #: those of them that the full run's paired 95 % intervals show to be dominated
+    share: float  #: model time of what the search requested, as a fraction of the full run's
 
 
 def made_up_table(num_samples: int, seed: int) -> RecordedTable:

@@ -189,18 +189,12 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
 
 @dataclass(frozen=True)
 class Scorers:
-    """The scorers of the samples that scores are made of, and of others.
-
-    Attributes:
-        held_out: None where none are held out.
-        drawn: for the methods that look at each sample by themselves; empty for `answer_loss`.
-        samples: of each task, how many are scored and held out.
-    """
+    """The scorers of the samples that scores are made of, and of others."""
 
     scored: BlockSetScorer
-    held_out: BlockSetScorer | None
-    drawn: tuple[DrawnTask, ...]
-    samples: Mapping[str, Mapping[str, int]]
+    held_out: BlockSetScorer | None  #: None where none are held out
+    drawn: tuple[DrawnTask, ...]  #: for the methods that look at each sample by themselves; empty for `answer_loss`
+    samples: Mapping[str, Mapping[str, int]]  #: of each task, how many are scored and held out
 
 
 def samples_of(job: Job) -> Scorers:

@@ -21,16 +21,11 @@ MOST_BLOCKS_LEFT_OUT = 4
 
 @dataclass(frozen=True)
 class KnobChoice:
-    """The knobs that a controller sets for one request.
-
-    Attributes:
-        top_k: experts per token in the blocks after the first.
-        num_active_blocks: blocks that run, block 0 counted.
-    """
+    """The knobs that a controller sets for one request."""
 
     tier: str
-    top_k: int
-    num_active_blocks: int
+    top_k: int  #: experts per token in the blocks after the first
+    num_active_blocks: int  #: blocks that run, block 0 counted
 
     @property
     def key(self) -> str:
@@ -40,18 +35,13 @@ class KnobChoice:
 
 @dataclass(frozen=True)
 class KnobSpace:
-    """The choices that are possible for one model; each tuple ascends, tiers by their crops.
-
-    Attributes:
-        num_total_blocks: of the model.
-        first_top_k: experts per token of the first block, whatever is chosen.
-    """
+    """The choices that are possible for one model; each tuple ascends, tiers by their crops."""
 
     tiers: tuple[str, ...]
     top_ks: tuple[int, ...]
     block_counts: tuple[int, ...]
-    num_total_blocks: int
-    first_top_k: int
+    num_total_blocks: int  #: of the model
+    first_top_k: int  #: experts per token of the first block, whatever is chosen
 
     def choices(self) -> tuple[KnobChoice, ...]:
         """All choices: tier by tier, within it by top-k, within that by blocks."""

@@ -35,16 +35,12 @@ AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 @dataclass(frozen=True)
 class LookupEntry:
-    """A measured setting, over the samples that it was measured on.
-
-    Attributes:
-        accuracy: mean of score / best score over the samples that have a score.
-        latency_mean_ms, latency_median_ms: of `T_total` over the samples that were measured.
-    """
+    """A measured setting, over the samples that it was measured on."""
 
     choice: KnobChoice
-    accuracy: float
+    accuracy: float  #: mean of score / best score over the samples that have a score
     num_scored: int
+    #: latency_mean_ms, latency_median_ms: of `T_total` over the samples that were measured
     latency_mean_ms: float
     latency_median_ms: float
     num_measured: int
@@ -87,19 +83,13 @@ class Lookup:
 
     Of those that fit the most accurate one is taken, of equally accurate ones the one of the lowest latency. Where none
     fits, the one whose latency is nearest to the budget, which is the fastest.
-
-    Attributes:
-        tolerance: fraction of the budget by which a setting's latency may be above it; 0.05 is five percent.
-        entries: in order of tier, top-k and blocks.
-        sample_ids: task -> the samples that the entries are based on.
-        source: provenance of the results.
     """
 
     aggregation_method: Aggregation
-    tolerance: float
-    entries: tuple[LookupEntry, ...]
-    sample_ids: Mapping[str, tuple[int, ...]]
-    source: Mapping[str, Any]
+    tolerance: float  #: fraction of the budget by which a setting's latency may be above it; 0.05 is five percent
+    entries: tuple[LookupEntry, ...]  #: in order of tier, top-k and blocks
+    sample_ids: Mapping[str, tuple[int, ...]]  #: task -> the samples that the entries are based on
+    source: Mapping[str, Any]  #: provenance of the results
 
     @property
     def name(self) -> str:

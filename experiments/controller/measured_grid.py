@@ -25,34 +25,24 @@ class MeasuredGrid:
     Scores are those that the run gave. Of a metric that scores a run's answers together (`cider_score`) they depend on
     the run's other samples through the references alone, never through what was answered, so that scores of different
     choices may be mixed; they remain those of the whole run where only a part of its samples is looked at.
-
-    Attributes:
-        tasks, sample_ids, pictures: [N]; samples of one picture are not independent.
-        scores: [S, N], by each task's metric; nan where there is none.
-        best: [N], the highest score of the request's metric.
-        total_s: [S, N], `T_total`; nan for a sample that was not measured there.
-        requests: [N], what a policy may see; None where the results do not contain it (a recorded table).
-        metrics: task -> its metric.
-        left_out: settings that no controller chooses, or that not every task has.
-        source: provenance, as JSON.
-        setup: device, model, how it ran, for captions.
-        model: its name as given; None where the results do not contain it.
-        splits: task -> the split that its samples are of; without those that the results do not contain.
     """
 
     choices: tuple[KnobChoice, ...]
+    #: tasks, sample_ids, pictures: [N]; samples of one picture are not independent
     tasks: tuple[str, ...]
     sample_ids: tuple[int, ...]
     pictures: tuple[str, ...]
-    scores: np.ndarray
-    best: np.ndarray
-    total_s: np.ndarray
+    scores: np.ndarray  #: [S, N], by each task's metric; nan where there is none
+    best: np.ndarray  #: [N], the highest score of the request's metric
+    total_s: np.ndarray  #: [S, N], `T_total`; nan for a sample that was not measured there
+    #: [N], what a policy may see; None where the results do not contain it (a recorded table)
     requests: tuple[RequestFeatures, ...] | None
-    metrics: Mapping[str, str]
-    left_out: tuple[str, ...]
-    source: Mapping[str, Any]
-    setup: tuple[str, ...]
-    model: str | None = None
+    metrics: Mapping[str, str]  #: task -> its metric
+    left_out: tuple[str, ...]  #: settings that no controller chooses, or that not every task has
+    source: Mapping[str, Any]  #: provenance, as JSON
+    setup: tuple[str, ...]  #: device, model, how it ran, for captions
+    model: str | None = None  #: its name as given; None where the results do not contain it
+    #: task -> the split that its samples are of; without those that the results do not contain
     splits: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:

@@ -40,25 +40,17 @@ OUTCOMES = {0: "done", 1: "FAILED", 2: "NOT POSSIBLE", SAMPLES_FAILED: "samples 
 
 @dataclass(frozen=True)
 class DatasetsRequest:
-    """The validated request.
-
-    Attributes:
-        model_path: None leaves it to the driver.
-        num_samples: None leaves it to the driver.
-        num_processes: GPUs, or what overrides them; 1 without a GPU.
-        data_dir: contains a folder for each dataset that has a local copy.
-        driver_flags: for every dataset, after all others, so that they win.
-    """
+    """The validated request."""
 
     datasets: tuple[str, ...]
     output_dir: Path
-    model_path: str | None
-    num_samples: int | None
-    num_processes: int
+    model_path: str | None  #: None leaves it to the driver
+    num_samples: int | None  #: None leaves it to the driver
+    num_processes: int  #: GPUs, or what overrides them; 1 without a GPU
     use_profiler: bool
     enable_memory_optimization: bool
-    data_dir: Path | None
-    driver_flags: tuple[str, ...]
+    data_dir: Path | None  #: contains a folder for each dataset that has a local copy
+    driver_flags: tuple[str, ...]  #: for every dataset, after all others, so that they win
 
 
 @dataclass(frozen=True)

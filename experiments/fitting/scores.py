@@ -10,18 +10,12 @@ HIT = 0.1
 
 @dataclass(frozen=True)
 class PredictionScore:
-    """Errors of n predictions, as fractions, not percent.
-
-    Attributes:
-        mape: mean of |predicted / measured - 1|.
-        hit_rate: share of predictions within 10 %.
-        bias: mean of predicted / measured - 1.
-    """
+    """Errors of n predictions, as fractions, not percent."""
 
     n: int
-    mape: float
-    hit_rate: float
-    bias: float
+    mape: float  #: mean of |predicted / measured - 1|
+    hit_rate: float  #: share of predictions within 10 %
+    bias: float  #: mean of predicted / measured - 1
 
 
 def mean_of(values: np.ndarray) -> float | None:

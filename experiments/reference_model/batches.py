@@ -31,20 +31,14 @@ QUESTION_NAMES = tuple(f"{task.name}/{kind}" for task in QUESTIONS_PER_SCENE for
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """B pictures of one size, cut the same way, with their questions.
-
-    Attributes:
-        images: [B, H, W, 3] uint8.
-        types: [B, N] each slot's family and question type as an index into `QUESTION_NAMES`.
-        tags: the items, where the batch is for training.
-    """
+    """B pictures of one size, cut the same way, with their questions."""
 
     tier: str
-    images: torch.Tensor
+    images: torch.Tensor  #: [B, H, W, 3] uint8
     tiling: Tiling
     slots: PackedSlots
-    types: torch.Tensor
-    tags: ItemTags | None
+    types: torch.Tensor  #: [B, N] each slot's family and question type as an index into `QUESTION_NAMES`
+    tags: ItemTags | None  #: the items, where the batch is for training
 
     def pin_memory(self) -> "TrainingBatch":
         """The batch in page-locked memory, from where it goes to a GPU without waiting (the data loader calls this)."""

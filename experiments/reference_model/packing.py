@@ -24,19 +24,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class PackedSlots:
-    """The slots of B scenes, N each, every slot padded to its width; L is the sum of the widths.
+    """The slots of B scenes, N each, every slot padded to its width; L is the sum of the widths."""
 
-    Attributes:
-        input_ids: [B, L].
-        labels: [B, L] the token that each position must predict, -100 where there is no loss.
-        weights: [B, L] weight of each label.
-        widths: N widths, shared by all scenes.
-    """
-
-    input_ids: torch.Tensor
-    labels: torch.Tensor
-    weights: torch.Tensor
-    widths: tuple[int, ...]
+    input_ids: torch.Tensor  #: [B, L]
+    labels: torch.Tensor  #: [B, L] the token that each position must predict, -100 where there is no loss
+    weights: torch.Tensor  #: [B, L] weight of each label
+    widths: tuple[int, ...]  #: N widths, shared by all scenes
 
     def pin_memory(self) -> "PackedSlots":
         """The slots in page-locked memory."""

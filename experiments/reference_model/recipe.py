@@ -50,18 +50,12 @@ def reference_config(tokenizer: PreTrainedTokenizerBase) -> MolmoeConfig:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of the curriculum.
+    """A stretch of the curriculum."""
 
-    Attributes:
-        until: fraction of the whole training time at which the stage ends.
-        tiers: weight of each vision tier among the batches; "single" is one tile on a small canvas.
-        items: most items in a scene at the stage's start and end (it grows linearly).
-        readable_share: fraction of batches whose text is large enough for their tier; the rest draws text as the task.
-    """
-
-    until: float
-    tiers: dict[str, float]
-    items: tuple[int, int]
+    until: float  #: fraction of the whole training time at which the stage ends
+    tiers: dict[str, float]  #: weight of each vision tier among the batches; "single" is one tile on a small canvas
+    items: tuple[int, int]  #: most items in a scene at the stage's start and end (it grows linearly)
+    #: fraction of batches whose text is large enough for their tier; the rest draws text as the task
     readable_share: float
 
 
@@ -94,34 +88,27 @@ def crops_of(tier: str) -> CropRange:
 
 @dataclass(frozen=True)
 class OptimiserRecipe:
-    """The optimiser: Muon for the matrices inside the blocks, AdamW for the rest; warm-up, then a cosine over time.
+    """The optimiser: Muon for the matrices inside the blocks, AdamW for the rest; warm-up, then a cosine over time."""
 
-    Attributes:
-        matrix_learning_rate: Muon's, the spectral norm of a step.
-        learning_rate: AdamW's.
-        final_share: what is left of both at the end.
-        tags_weight: of the tags' loss against the answers'.
-        block_dropout_share: fraction of batches in which one to four blocks are left out, either the last or any after
-            the first, so that the block knob costs accuracy gradually; larger fractions make the knob free.
-        expert_dropout_share: fraction of batches with fewer experts a token; 0, because with as little as 4 % the model
-            learned to do without half of them.
-        router_evenness_weight: of a loss that keeps each token's routing weights even, so that all of its experts carry
-            the answer and dropping some of them costs.
-    """
-
-    matrix_learning_rate: float = 0.01
+    matrix_learning_rate: float = 0.01  #: Muon's, the spectral norm of a step
     matrix_weight_decay: float = 0.1
     matrix_momentum: float = 0.95
-    learning_rate: float = 1.5e-3
+    learning_rate: float = 1.5e-3  #: AdamW's
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.98)
-    final_share: float = 0.02
+    final_share: float = 0.02  #: what is left of both at the end
     warmup_steps: int = 100
     max_grad_norm: float = 1.0
     load_balancing_weight: float = 0.01
     router_z_weight: float = 1e-4
+    #: of a loss that keeps each token's routing weights even, so that all of its experts carry the answer and dropping
+    #: some of them costs
     router_evenness_weight: float = 0.02
-    tags_weight: float = 1.0
+    tags_weight: float = 1.0  #: of the tags' loss against the answers'
+    #: fraction of batches in which one to four blocks are left out, either the last or any after the first, so that the
+    #: block knob costs accuracy gradually; larger fractions make the knob free
     block_dropout_share: float = 0.06
+    #: fraction of batches with fewer experts a token; 0, because with as little as 4 % the model learned to do without
+    #: half of them
     expert_dropout_share: float = 0.0
     seed: int = 20261121

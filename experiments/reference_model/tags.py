@@ -27,18 +27,12 @@ _PARTS = (3, len(_COLOUR_NAMES), len(KINDS), LABEL_LENGTH * (NO_CHARACTER + 1))
 
 @dataclass(frozen=True)
 class ItemTags:
-    """The items of B scenes, padded to N with items whose box is empty.
+    """The items of B scenes, padded to N with items whose box is empty."""
 
-    Attributes:
-        boxes: [B, N, 4] x0, y0, x1, y1 in pixels of the picture.
-        centres: [B, N, 2] x, y of the shapes.
-        text_px: [B, N] cap heights.
-        names: [B, N, 2 + 4] indices of colour, kind and the label's characters (`NO_CHARACTER` past its end).
-    """
-
-    boxes: torch.Tensor
-    centres: torch.Tensor
-    text_px: torch.Tensor
+    boxes: torch.Tensor  #: [B, N, 4] x0, y0, x1, y1 in pixels of the picture
+    centres: torch.Tensor  #: [B, N, 2] x, y of the shapes
+    text_px: torch.Tensor  #: [B, N] cap heights
+    #: [B, N, 2 + 4] indices of colour, kind and the label's characters (`NO_CHARACTER` past its end)
     names: torch.Tensor
 
     def to(self, device: torch.device) -> "ItemTags":

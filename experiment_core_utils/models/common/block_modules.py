@@ -29,19 +29,15 @@ def block_stack(model: PreTrainedModel) -> Any:
 
 @dataclass(frozen=True)
 class BlockModules:
-    """The modules that a block was made of when it was read; the record does not keep them alive.
-
-    Attributes:
-        router: the module whose `top_k` says how many experts run for a token; None in a dense block.
-        matrix_elements: of all its products, packed weights as many as before packing; None where packed weights do
-            not tell.
-        patched: the module, by its name in the block, whose `forward` was put in place of its class's, so that what it
-            computes is not known from its weights; accelerate's hooks, which then call the class's own, do not count.
-    """
+    """The modules that a block was made of when it was read; the record does not keep them alive."""
 
     block: "weakref.ref[nn.Module]"
+    #: the module whose `top_k` says how many experts run for a token; None in a dense block
     router: "weakref.ref[nn.Module] | None"
+    #: of all its products, packed weights as many as before packing; None where packed weights do not tell
     matrix_elements: int | None
+    #: the module, by its name in the block, whose `forward` was put in place of its class's, so that what it computes
+    #: is not known from its weights; accelerate's hooks, which then call the class's own, do not count
     patched: str | None
 
     @classmethod
@@ -75,15 +71,13 @@ class ModulePlaces:
     """The places of the modules and matrices of blocks when they were read; the record does not keep them alive.
 
     All blocks are compared in one pass: by block, a deep mixture takes longer than a figure may.
-
-    Attributes:
-        parents, holders: modules that have parts, and those that have matrices.
-        found: ids of the parts and of the matrices, and which of these modules have a `forward` of their own; what
-            lives has an id of its own.
     """
 
+    #: parents, holders: modules that have parts, and those that have matrices
     parents: _Modules
     holders: _Modules
+    #: ids of the parts and of the matrices, and which of these modules have a `forward` of their own; what lives has an
+    #: id of its own
     found: tuple[list[int], list[bool]]
 
     @classmethod

@@ -17,18 +17,13 @@ Setting = TypeVar("Setting", bound=Hashable)
 
 @dataclass
 class PrefilledRequest(Generic[Setting]):
-    """The state that `decode_step` needs between tokens.
+    """The state that `decode_step` needs between tokens."""
 
-    Attributes:
-        setting: at which the prompt ran.
-        prompt: [1, T]; another state of the same tensor at the same setting and pause has filled the same cache.
-        length: positions of the KV cache in use.
-        pause: blocks that ran before the setting was chosen, with the model's own knobs; 0 where it ran as a whole.
-    """
-
-    setting: Setting
+    setting: Setting  #: at which the prompt ran
+    #: [1, T]; another state of the same tensor at the same setting and pause has filled the same cache
     prompt: torch.Tensor
-    length: int
+    length: int  #: positions of the KV cache in use
+    #: blocks that ran before the setting was chosen, with the model's own knobs; 0 where it ran as a whole
     pause: int = 0
 
 

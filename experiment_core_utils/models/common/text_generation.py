@@ -19,20 +19,14 @@ from experiment_core_utils.records.requests import TokenisedPrompts
 
 @dataclass(frozen=True)
 class GeneratedBatch:
-    """The tokens and times of one `generate()` call.
+    """The tokens and times of one `generate()` call."""
 
-    Attributes:
-        token_ids: [B][n] as generated, what comes after an end-of-sequence included.
-        inference_time_s: prompts on the device -> all tokens on the host.
-        ttft_s: -> first token of every row; None where the model's own `generate()` does not report single tokens.
-        inter_token_s: from each token to the next.
-        begun_s, ended_s: the same window by the host's clock, the device synchronised at both ends.
-    """
-
-    token_ids: list[list[int]]
-    inference_time_s: float
+    token_ids: list[list[int]]  #: [B][n] as generated, what comes after an end-of-sequence included
+    inference_time_s: float  #: prompts on the device -> all tokens on the host
+    #: -> first token of every row; None where the model's own `generate()` does not report single tokens
     ttft_s: float | None
-    inter_token_s: list[float]
+    inter_token_s: list[float]  #: from each token to the next
+    #: begun_s, ended_s: the same window by the host's clock, the device synchronised at both ends
     begun_s: float
     ended_s: float
 
@@ -272,17 +266,11 @@ def _current(device: torch.device) -> AbstractContextManager[Any]:
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """The prompts that run together.
+    """The prompts that run together."""
 
-    Attributes:
-        places: of its prompts among those given, ascending.
-        over_token_limit: a single prompt that is longer than `adaptive_max_tokens`: it runs alone.
-        halvings: how often a larger batch ran out of memory before it.
-    """
-
-    places: tuple[int, ...]
-    over_token_limit: bool = False
-    halvings: int = 0
+    places: tuple[int, ...]  #: of its prompts among those given, ascending
+    over_token_limit: bool = False  #: a single prompt that is longer than `adaptive_max_tokens`: it runs alone
+    halvings: int = 0  #: how often a larger batch ran out of memory before it
 
     def halves(self) -> tuple["PlannedBatch", "PlannedBatch"]:
         """The batch's first and second half, the first the smaller one of an odd number. At least 2 prompts."""

@@ -26,20 +26,14 @@ from experiment_core_utils.records.text import InferenceResults, QueryRecord
 
 @dataclass(frozen=True)
 class _Seen:
-    """The blocks that were found in a model, and the model's state at that time.
+    """The blocks that were found in a model, and the model's state at that time."""
 
-    Attributes:
-        config: the entries of the model's config.
-        layers, head: as they were read.
-        places: of the modules in them.
-        top_ks: experts that the router of each layer chose.
-    """
-
-    config: dict[str, Any]
+    config: dict[str, Any]  #: the entries of the model's config
+    #: layers, head: as they were read
     layers: tuple[BlockModules, ...]
     head: BlockModules
-    places: ModulePlaces
-    top_ks: tuple[int | None, ...]
+    places: ModulePlaces  #: of the modules in them
+    top_ks: tuple[int | None, ...]  #: experts that the router of each layer chose
     found: Architecture | UnknownArchitecture
 
     def is_of(self, model: PreTrainedModel) -> bool:

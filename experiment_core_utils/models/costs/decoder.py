@@ -16,21 +16,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """Routed experts of a block; each has three products (gated).
+    """Routed experts of a block; each has three products (gated)."""
 
-    Attributes:
-        num_experts: that the router chooses from.
-        top_k: that run for a token.
-        width: inner width of each.
-        shared_width: inner width of the gated MLP that runs for every token beside them; 0 without one.
-        has_shared_gate: whether a product with one column weighs the shared part.
-    """
-
-    num_experts: int
-    top_k: int
-    width: int
-    shared_width: int = 0
-    has_shared_gate: bool = False
+    num_experts: int  #: that the router chooses from
+    top_k: int  #: that run for a token
+    width: int  #: inner width of each
+    shared_width: int = 0  #: inner width of the gated MLP that runs for every token beside them; 0 without one
+    has_shared_gate: bool = False  #: whether a product with one column weighs the shared part
 
     def products(self, hidden: int) -> int:
         """Multiply-adds for a token of width `hidden`."""
@@ -65,20 +57,13 @@ class MlpShape:
 class LatentShape:
     """Multi-head latent attention (DeepSeek-AI 2024, *DeepSeek-V2*, section 2.1): the cache holds compressed keys and
     values, which each forward pass expands again for every key that it sees.
-
-    Attributes:
-        query_rank: width that queries are compressed to; None where they are not.
-        kv_rank: width that keys and values are compressed to.
-        rotary_width: of the part of a key that has a position, common to all heads.
-        expanded_width: heads * (head size of keys without that part + head size of values).
-        value_width: heads * head size of values.
     """
 
-    query_rank: int | None
-    kv_rank: int
-    rotary_width: int
-    expanded_width: int
-    value_width: int
+    query_rank: int | None  #: width that queries are compressed to; None where they are not
+    kv_rank: int  #: width that keys and values are compressed to
+    rotary_width: int  #: of the part of a key that has a position, common to all heads
+    expanded_width: int  #: heads * (head size of keys without that part + head size of values)
+    value_width: int  #: heads * head size of values
 
     def token_products(self, hidden: int, query_width: int) -> int:
         """Multiply-adds for a token: its query, its compressed key and value, and the output."""
@@ -93,20 +78,13 @@ class LatentShape:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """A transformer block.
+    """A transformer block."""
 
-    Attributes:
-        query_width: heads * head size.
-        kv_width: key-value heads * head size, of latent attention after expansion.
-        window: most keys that a decode step sees; None without a limit.
-        latent: None for attention whose cache contains keys and values themselves.
-    """
-
-    query_width: int
-    kv_width: int
-    window: int | None
+    query_width: int  #: heads * head size
+    kv_width: int  #: key-value heads * head size, of latent attention after expansion
+    window: int | None  #: most keys that a decode step sees; None without a limit
     mlp: MlpShape | ExpertsShape
-    latent: LatentShape | None = None
+    latent: LatentShape | None = None  #: None for attention whose cache contains keys and values themselves
 
     def token_products(self, hidden: int) -> int:
         """Multiply-adds for a token of width `hidden`, whatever it attends to."""
@@ -151,19 +129,12 @@ class BlockShape:
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """A text decoder with its head.
+    """A text decoder with its head."""
 
-    Attributes:
-        hidden: width of the residual stream.
-        kinds: the different blocks that occur.
-        order: of each block its place in `kinds`.
-        head_rows: logits of a position.
-    """
-
-    hidden: int
-    kinds: tuple[BlockShape, ...]
-    order: tuple[int, ...]
-    head_rows: int
+    hidden: int  #: width of the residual stream
+    kinds: tuple[BlockShape, ...]  #: the different blocks that occur
+    order: tuple[int, ...]  #: of each block its place in `kinds`
+    head_rows: int  #: logits of a position
 
     @classmethod
     def of_blocks(cls, hidden: int, blocks: Sequence[BlockShape], head_rows: int) -> "DecoderShape":

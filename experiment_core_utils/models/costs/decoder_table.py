@@ -16,17 +16,11 @@ from experiment_core_utils.models.costs.decoder import BlockShape, DecoderShape,
 
 @dataclass(frozen=True)
 class _Mlps:
-    """The MLPs of a decoder's blocks.
+    """The MLPs of a decoder's blocks."""
 
-    Attributes:
-        routed: whether each block has experts, by its place.
-        dense: of blocks without experts; None where the config knows of none.
-        experts: of blocks with them; None in a dense model.
-    """
-
-    routed: Sequence[bool]
-    dense: MlpShape | None = None
-    experts: ExpertsShape | None = None
+    routed: Sequence[bool]  #: whether each block has experts, by its place
+    dense: MlpShape | None = None  #: of blocks without experts; None where the config knows of none
+    experts: ExpertsShape | None = None  #: of blocks with them; None in a dense model
 
     def of_blocks(self, model_type: str, routed: Sequence[bool] | None) -> list[MlpShape | ExpertsShape]:
         """The MLP of every block, by the places in the config or by what was seen of the modules (`routed`)."""

@@ -45,15 +45,10 @@ class RoutedBytes:
 
 @dataclass(frozen=True)
 class StepWeights:
-    """Bytes of the weights that a decode step reads: those of active blocks and the head, neither embedding nor vision.
+    """Bytes of the weights that a decode step reads: those of active blocks and the head, neither embedding nor vision."""
 
-    Attributes:
-        always: bytes that every step reads.
-        routed: experts of each block that has some.
-    """
-
-    always: int
-    routed: tuple[RoutedBytes, ...]
+    always: int  #: bytes that every step reads
+    routed: tuple[RoutedBytes, ...]  #: experts of each block that has some
 
     def read(self, rows: int) -> float:
         """Bytes that a step of `rows` rows reads; see `RoutedBytes.read`."""

@@ -12,21 +12,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class ProjectorShape:
-    """Linear layers from vision features to the decoder's width, one after the other.
+    """Linear layers from vision features to the decoder's width, one after the other."""
 
-    Attributes:
-        widths: of the features and after each layer.
-        dropped_tokens: of each picture that do not enter it (the class token).
-        merged: tokens that are side by side in one feature.
-        copies: projectors of this shape that run on as many features (one for each depth that is passed on).
-        gated_width: inner width of a gated MLP on what comes out; 0 without one.
-    """
-
-    widths: tuple[int, ...]
-    dropped_tokens: int = 0
-    merged: int = 1
-    copies: int = 1
-    gated_width: int = 0
+    widths: tuple[int, ...]  #: of the features and after each layer
+    dropped_tokens: int = 0  #: of each picture that do not enter it (the class token)
+    merged: int = 1  #: tokens that are side by side in one feature
+    copies: int = 1  #: projectors of this shape that run on as many features (one for each depth that is passed on)
+    gated_width: int = 0  #: inner width of a gated MLP on what comes out; 0 without one
 
     def flops(self, tokens: int) -> int:
         """FLOPs of one picture of `tokens` tokens out of the tower."""
@@ -38,17 +30,11 @@ class ProjectorShape:
 
 @dataclass(frozen=True)
 class QueryProjectorShape:
-    """Learned queries that attend to a picture's tokens, and two layers on each of their answers (Aria).
+    """Learned queries that attend to a picture's tokens, and two layers on each of their answers (Aria)."""
 
-    Attributes:
-        hidden: width of the tokens.
-        text_hidden: the decoder's width.
-        queries: (tokens of a picture, queries for it), for each size of a picture.
-    """
-
-    hidden: int
-    text_hidden: int
-    queries: tuple[tuple[int, int], ...]
+    hidden: int  #: width of the tokens
+    text_hidden: int  #: the decoder's width
+    queries: tuple[tuple[int, int], ...]  #: (tokens of a picture, queries for it), for each size of a picture
 
     @property
     def merged(self) -> int:
@@ -69,15 +55,10 @@ class QueryProjectorShape:
 
 @dataclass(frozen=True)
 class WindowShape:
-    """Blocks whose patches attend only to those of the same window.
+    """Blocks whose patches attend only to those of the same window."""
 
-    Attributes:
-        num_blocks: that do so.
-        side: patches on the side of a window; windows at the right and lower edge are what is left.
-    """
-
-    num_blocks: int
-    side: int
+    num_blocks: int  #: that do so
+    side: int  #: patches on the side of a window; windows at the right and lower edge are what is left
 
     def pairs(self, grid: tuple[int, int]) -> int:
         """Queries times keys in all windows of a picture of (rows, columns) of patches."""
@@ -91,28 +72,18 @@ class WindowShape:
 
 @dataclass(frozen=True)
 class VisionShape:
-    """A vision transformer.
+    """A vision transformer."""
 
-    Attributes:
-        hidden: width of the residual stream.
-        mlp_width: inner width of the MLP.
-        num_blocks: that run.
-        patch_values: pixels * channels (* frames) of a patch.
-        class_tokens: tokens beside the patches.
-        has_pooling_head: whether one query attends to all tokens at the end (SigLIP); its answer is not used, but runs.
-        is_gated: whether the MLP has three products, not two.
-        windows: None where every block attends to the whole picture.
-    """
-
-    hidden: int
-    mlp_width: int
-    num_blocks: int
-    patch_values: int
-    class_tokens: int
+    hidden: int  #: width of the residual stream
+    mlp_width: int  #: inner width of the MLP
+    num_blocks: int  #: that run
+    patch_values: int  #: pixels * channels (* frames) of a patch
+    class_tokens: int  #: tokens beside the patches
+    #: whether one query attends to all tokens at the end (SigLIP); its answer is not used, but runs
     has_pooling_head: bool
     projector: ProjectorShape | QueryProjectorShape
-    is_gated: bool = False
-    windows: WindowShape | None = None
+    is_gated: bool = False  #: whether the MLP has three products, not two
+    windows: WindowShape | None = None  #: None where every block attends to the whole picture
 
     def flops(self, patches: int, grid: tuple[int, int] | None = None) -> int:
         """Tower and projector for one picture, whose tokens attend to each other and to no other picture.

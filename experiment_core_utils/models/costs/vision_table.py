@@ -27,13 +27,9 @@ class PatchVision:
 
 @dataclass(frozen=True)
 class SizedCropVision:
-    """Vision stage of a model that cuts pictures into crops of one of several sizes.
+    """Vision stage of a model that cuts pictures into crops of one of several sizes."""
 
-    Attributes:
-        flops_of: (features that a crop gives, operations of a crop), for each size.
-    """
-
-    flops_of: tuple[tuple[int, int], ...]
+    flops_of: tuple[tuple[int, int], ...]  #: (features that a crop gives, operations of a crop), for each size
 
 
 Vision = CropVision | SizedCropVision | PatchVision

@@ -154,12 +154,9 @@ _CACHE_NAMES = ("past_key_values", "cache_params")
 
 @dataclass
 class GenerationState:
-    """The state between two tokens.
+    """The state between two tokens."""
 
-    Attributes:
-        steps: ids so far and what `generate()` would carry on with, after the prefill and after each step since.
-    """
-
+    #: ids so far and what `generate()` would carry on with, after the prefill and after each step since
     steps: list[tuple[torch.Tensor, dict[str, Any]]]
 
     @property

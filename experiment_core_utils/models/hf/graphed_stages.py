@@ -30,16 +30,12 @@ MOST_SETTINGS = 8
 
 @dataclass
 class _Graphed:
-    """The graphs of one setting.
-
-    Attributes:
-        prefill_unsupported_reason: why prefills run eagerly; None where they are graphed.
-        ready: shapes of inputs that were warmed up, and the names of the graphs for each.
-    """
+    """The graphs of one setting."""
 
     decode: FixedCacheDecode
     prefill: GraphedDecoder
-    prefill_unsupported_reason: str | None = None
+    prefill_unsupported_reason: str | None = None  #: why prefills run eagerly; None where they are graphed
+    #: shapes of inputs that were warmed up, and the names of the graphs for each
     ready: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
 
     def can_replay(self, shape: Hashable, max_seq_len: int) -> bool:

@@ -48,17 +48,12 @@ from experiment_core_utils.primitives.knobs import KnobLimits
 
 @dataclass(frozen=True)
 class HFSource:
-    """A checkpoint of transformers, before any weight is read.
+    """A checkpoint of transformers, before any weight is read."""
 
-    Attributes:
-        name: path or hub id as given.
-        quant_method: how the weights are quantised already, None where they are not.
-    """
-
-    name: str
+    name: str  #: path or hub id as given
     folder: Path
     config: PreTrainedConfig
-    quant_method: str | None
+    quant_method: str | None  #: how the weights are quantised already, None where they are not
 
     @property
     def takes_pictures(self) -> bool:

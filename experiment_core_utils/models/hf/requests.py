@@ -70,18 +70,12 @@ def check_prompt(prompt: Any) -> None:
 class PromptLayout:
     """The layout of a prompt: one user turn and the beginning of the answer, or the bare prompt where there is no
     template.
-
-    Attributes:
-        tokenizer: renders the template.
-        template: None for a base model.
-        image_token: the placeholder of a picture; None for a text model.
-        takes_parts: whether the template takes a message as a list of parts; else it takes a text.
     """
 
-    tokenizer: Any
-    template: str | None
-    image_token: str | None
-    takes_parts: bool
+    tokenizer: Any  #: renders the template
+    template: str | None  #: None for a base model
+    image_token: str | None  #: the placeholder of a picture; None for a text model
+    takes_parts: bool  #: whether the template takes a message as a list of parts; else it takes a text
 
     def text(self, prompt: str, has_picture: bool) -> str:
         """The text to tokenise, with one placeholder in front of the prompt for a picture.

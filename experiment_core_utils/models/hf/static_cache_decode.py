@@ -20,17 +20,12 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 @dataclass
 class _Step:
-    """The tensors that a decode step reads and writes.
+    """The tensors that a decode step reads and writes."""
 
-    Attributes:
-        token: [1, 1] ids, the last token; the step puts its choice there.
-        positions: of that token, as the family takes them, its last axis of length 1; None where it takes none.
-        logits: [1, V] of the token after it.
-    """
-
-    token: torch.Tensor
+    token: torch.Tensor  #: [1, 1] ids, the last token; the step puts its choice there
+    #: of that token, as the family takes them, its last axis of length 1; None where it takes none
     positions: torch.Tensor | None
-    logits: torch.Tensor
+    logits: torch.Tensor  #: [1, V] of the token after it
 
 
 def cache_unsupported_reason(model: PreTrainedModel) -> str | None:

@@ -22,15 +22,10 @@ _IDEFICS_LONGEST_EDGE = 4096
 
 @dataclass(frozen=True)
 class PinpointTiles:
-    """The rule of LLaVA-NeXT: the canvas is chosen from a list that must be the same in the model's config.
+    """The rule of LLaVA-NeXT: the canvas is chosen from a list that must be the same in the model's config."""
 
-    Attributes:
-        tile: side of a tile in pixels.
-        features_per_crop: before the rows and columns of padding are dropped and row ends added.
-    """
-
-    tile: int
-    features_per_crop: int
+    tile: int  #: side of a tile in pixels
+    features_per_crop: int  #: before the rows and columns of padding are dropped and row ends added
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         """See `vision_tokens.VisionOptions.options_for`."""
@@ -72,12 +67,9 @@ class SplitTiles:
 class AspectTiles:
     """The rule of InternVL: the grid whose aspect ratio is nearest; one tile alone gets no crop of the whole picture
     beside it.
-
-    Attributes:
-        tile: (height, width) of a tile in pixels.
     """
 
-    tile: tuple[int, int]
+    tile: tuple[int, int]  #: (height, width) of a tile in pixels
     features_per_crop: int
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:

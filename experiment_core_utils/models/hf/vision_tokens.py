@@ -46,18 +46,12 @@ class VisionOptions(Protocol):
 class PixelBudget:
     """The rule of Qwen2-VL, its successors and GLM-4V: the picture keeps its shape, its pixels are kept between two
     bounds.
-
-    Attributes:
-        patch: side of a patch in pixels.
-        merge: patches on the side of a merged token.
-        frames: how often the processor counts a pixel of a still picture against the bounds.
-        widens_first: whether a side shorter than a token is scaled to one before everything else.
     """
 
-    patch: int
-    merge: int
-    frames: int
-    widens_first: bool
+    patch: int  #: side of a patch in pixels
+    merge: int  #: patches on the side of a merged token
+    frames: int  #: how often the processor counts a pixel of a still picture against the bounds
+    widens_first: bool  #: whether a side shorter than a token is scaled to one before everything else
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         """See `VisionOptions.options_for`."""

@@ -25,24 +25,17 @@ Tiling = tuple[int, int]
 
 @dataclass(frozen=True)
 class ProcessedImage:
-    """A picture ready for the vision tower; R = rows, C = columns of tiles, K = R * C + 1 crops.
+    """A picture ready for the vision tower; R = rows, C = columns of tiles, K = R * C + 1 crops."""
 
-    Attributes:
-        pixel_values: [K, 3, S, S] float32, normalised; crop 0 is the whole picture.
-        image_masks: [K, P] fraction of real (not padded) pixels of each patch, P = patches of a crop. The rows are the
-            tiles' masks followed by a row of -1: the official code shifts them by one against the crops, and trained
-            weights expect that.
-        feature_rows: [K, F] int64, place of each pooled feature in the row-by-row image token layout *without*
-            markers (see `MolmoeProcessor`), -100 for a feature that is dropped. F = features of a crop.
-        tiling: (R, C).
-        canvas_size: (height, width) in pixels of the canvas that the tiles are cut from.
-    """
-
-    pixel_values: torch.Tensor
+    pixel_values: torch.Tensor  #: [K, 3, S, S] float32, normalised; crop 0 is the whole picture
+    #: [K, P] fraction of real (not padded) pixels of each patch, P = patches of a crop. The rows are the tiles' masks
+    #: followed by a row of -1: the official code shifts them by one against the crops, and trained weights expect that.
     image_masks: torch.Tensor
+    #: [K, F] int64, place of each pooled feature in the row-by-row image token layout *without* markers (see
+    #: `MolmoeProcessor`), -100 for a feature that is dropped. F = features of a crop.
     feature_rows: torch.Tensor
-    tiling: Tiling
-    canvas_size: tuple[int, int]
+    tiling: Tiling  #: (R, C)
+    canvas_size: tuple[int, int]  #: (height, width) in pixels of the canvas that the tiles are cut from
 
 
 def tilings_within(crops: CropRange) -> list[Tiling]:

@@ -40,16 +40,11 @@ UNKNOWN_COMMIT = "unknown"
 
 @dataclass(frozen=True)
 class HubDataset:
-    """Where a dataset is on the hub.
-
-    Attributes:
-        config: None for the hub's only or default configuration.
-        revision: commit, tag or branch that is requested; the commit that it gave is in the table's `source`.
-    """
+    """Where a dataset is on the hub."""
 
     id: str
-    config: str | None
-    revision: str
+    config: str | None  #: None for the hub's only or default configuration
+    revision: str  #: commit, tag or branch that is requested; the commit that it gave is in the table's `source`
 
     def download_command(self) -> str:
         """The shell command that fetches the whole dataset into DIR."""

@@ -41,19 +41,14 @@ ODD_ROW = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, 
 
 @dataclass(frozen=True)
 class SplitSource:
-    """Where one split of a dataset is.
+    """Where one split of a dataset is."""
 
-    Attributes:
-        stored: its name in the hub's layout.
-        on_hub: whether the hub's copy has it with answers.
-        files: name patterns of the official annotation files, in the order that the reader takes them; empty where
-            there are none.
-        pictures: folders of the official pictures, beside these files; one of them has to be there.
-    """
-
-    stored: str
-    on_hub: bool
+    stored: str  #: its name in the hub's layout
+    on_hub: bool  #: whether the hub's copy has it with answers
+    #: name patterns of the official annotation files, in the order that the reader takes them; empty where there are
+    #: none
     files: tuple[str, ...] = ()
+    #: folders of the official pictures, beside these files; one of them has to be there
     pictures: tuple[str, ...] = (".",)
 
 
@@ -92,13 +87,6 @@ class PublishedTask(ABC):
 
     Attributes:
         source: where the rows were read from: hub id and revision, or files.
-        style: Molmo's name of the kind of question.
-        hub: the copy on the hub.
-        splits: those with answers, by our names.
-        unanswered: splits that are published without answers.
-        columns: what a row needs to have.
-        type_columns: what the question type is told from, as far as the rows have it.
-        required_fields: what a prompt template has to name.
 
     Raises:
         ConfigurationError: unknown split, missing or unreadable files, a template that cannot be filled.
@@ -107,13 +95,13 @@ class PublishedTask(ABC):
     name: str
     metric: str
     max_new_tokens: int
-    style: str
-    hub: HubDataset
-    splits: Mapping[str, SplitSource]
-    unanswered: tuple[str, ...] = ()
-    columns: frozenset[str]
-    type_columns: tuple[str, ...] = ()
-    required_fields: tuple[str, ...] = ("question",)
+    style: str  #: Molmo's name of the kind of question
+    hub: HubDataset  #: the copy on the hub
+    splits: Mapping[str, SplitSource]  #: those with answers, by our names
+    unanswered: tuple[str, ...] = ()  #: splits that are published without answers
+    columns: frozenset[str]  #: what a row needs to have
+    type_columns: tuple[str, ...] = ()  #: what the question type is told from, as far as the rows have it
+    required_fields: tuple[str, ...] = ("question",)  #: what a prompt template has to name
 
     def __init__(
         self,

@@ -73,20 +73,16 @@ _PLACE_ATTEMPTS = 60
 
 @dataclass(frozen=True)
 class SceneOptions:
-    """What a scene may look like.
+    """What a scene may look like."""
 
-    Attributes:
-        min_items, max_items: the number of items is uniform in this closed range.
-        canvas: (width, height) in pixels; None draws sides of 400 to 1400 px with an aspect ratio from 1:3 to 3:1.
-        h_rel: range of the relative text height, log-uniform for each item; never below 6 px absolute.
-        validation_labels: False never uses a label reserved for validation; True draws about half of the labels
-            from the reserved ones.
-    """
-
+    #: min_items, max_items: the number of items is uniform in this closed range
     min_items: int = 3
     max_items: int = 7
+    #: (width, height) in pixels; None draws sides of 400 to 1400 px with an aspect ratio from 1:3 to 3:1
     canvas: tuple[int, int] | None = None
+    #: range of the relative text height, log-uniform for each item; never below 6 px absolute
     h_rel: tuple[float, float] = DEFAULT_H_REL
+    #: False never uses a label reserved for validation; True draws about half of the labels from the reserved ones
     validation_labels: bool = False
 
     def __post_init__(self) -> None:
@@ -103,28 +99,18 @@ class SceneOptions:
 
 @dataclass(frozen=True)
 class Item:
-    """One labelled shape.
+    """One labelled shape."""
 
-    Attributes:
-        kind, colour: names from `KINDS` and `COLOURS`; the pair is unique within a scene.
-        label: 2 to 4 digits and capital letters, unique within a scene.
-        text_height_px: height of a rendered capital letter, in pixels.
-        h_rel: text_height_px / sqrt(width * height) of the canvas.
-        box: (x0, y0, x1, y1) of shape and label together, x1 and y1 exclusive.
-        centre: (x, y) of the shape.
-        diameter: side of the square that the shape fills, in pixels.
-        style: how the drawing looks; says nothing that a question asks for.
-    """
-
+    #: kind, colour: names from `KINDS` and `COLOURS`; the pair is unique within a scene
     kind: str
     colour: str
-    label: str
-    text_height_px: int
-    h_rel: float
-    box: Box
-    centre: Point
-    diameter: int
-    style: "ItemStyle" = field(repr=False)
+    label: str  #: 2 to 4 digits and capital letters, unique within a scene
+    text_height_px: int  #: height of a rendered capital letter, in pixels
+    h_rel: float  #: text_height_px / sqrt(width * height) of the canvas
+    box: Box  #: (x0, y0, x1, y1) of shape and label together, x1 and y1 exclusive
+    centre: Point  #: (x, y) of the shape
+    diameter: int  #: side of the square that the shape fills, in pixels
+    style: "ItemStyle" = field(repr=False)  #: how the drawing looks; says nothing that a question asks for
 
 
 @dataclass(frozen=True)

@@ -39,22 +39,16 @@ _DEFAULT_LENGTH: MappingProxyType[Split, int] = MappingProxyType({"train": 100_0
 
 @dataclass(frozen=True)
 class QuestionAnswer:
-    """One question about a scene with what a perfect model says.
-
-    Attributes:
-        answer: what a model is trained to say; the letter of a multiple-choice question.
-        question_type: one of its family's types.
-        metadata: `family` (the way of asking), `needs_text` (whether a label has to be read), and of the item asked
-            for, where there is exactly one: `text_height_px`, `h_rel`, `label`; None where there is none.
-        references: what a metric compares with, where the family gives them with the question.
-        options, answer_index: of a multiple-choice question.
-    """
+    """One question about a scene with what a perfect model says."""
 
     question: str
-    answer: str
-    question_type: str
+    answer: str  #: what a model is trained to say; the letter of a multiple-choice question
+    question_type: str  #: one of its family's types
+    #: `family` (the way of asking), `needs_text` (whether a label has to be read), and of the item asked for, where
+    #: there is exactly one: `text_height_px`, `h_rel`, `label`; None where there is none
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    references: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()  #: what a metric compares with, where the family gives them with the question
+    #: options, answer_index: of a multiple-choice question
     options: tuple[str, ...] = ()
     answer_index: int | None = None
 

@@ -18,15 +18,11 @@ class OfficialTable:
     """The rows made of a dataset's official annotation files.
 
     A picture is ``{"bytes": ..., "path": ...}`` as the hub stores it, or None.
-
-    Attributes:
-        roots: folders that a picture's path may be relative to.
-        source: where the rows come from, for provenance.
     """
 
     rows: Sequence[Row]
-    roots: tuple[Path, ...]
-    source: Mapping[str, str]
+    roots: tuple[Path, ...]  #: folders that a picture's path may be relative to
+    source: Mapping[str, str]  #: where the rows come from, for provenance
 
     @property
     def columns(self) -> frozenset[str]:

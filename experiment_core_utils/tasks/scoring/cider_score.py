@@ -30,21 +30,15 @@ class DocumentFrequencies:
 
     Made by `document_frequencies`. An n-gram is found by its first n - 1 tokens' place in the level below and its last
     token, so that a whole split's n-grams are four sorted arrays.
-
-    Attributes:
-        images: how many images were counted.
-        source: which they were, in words, for the record beside a result.
-        vocabulary: token -> its number.
-        keys: for n = 1 to 4 the n-grams, sorted; [n - 1][i] = place of the first n - 1 tokens in the level below
-            times the size of the vocabulary, plus the last token's number.
-        counts: in how many images each of them occurs.
     """
 
-    images: int
-    source: str
-    vocabulary: Mapping[str, int]
+    images: int  #: how many images were counted
+    source: str  #: which they were, in words, for the record beside a result
+    vocabulary: Mapping[str, int]  #: token -> its number
+    #: for n = 1 to 4 the n-grams, sorted; [n - 1][i] = place of the first n - 1 tokens in the level below times the
+    #: size of the vocabulary, plus the last token's number
     keys: tuple[_Ints, ...]
-    counts: tuple[_Ints, ...]
+    counts: tuple[_Ints, ...]  #: in how many images each of them occurs
 
 
 def document_frequencies(references: Mapping[str, Sequence[str]], source: str) -> DocumentFrequencies:
@@ -133,17 +127,14 @@ def _counted_from_zero(sizes: _Ints) -> _Ints:
 
 @dataclass(frozen=True)
 class _Level:
-    """The n-grams of one length n in some texts.
+    """The n-grams of one length n in some texts."""
 
-    Attributes:
-        text, ngram, count: for every text and n-gram in it: which text, which n-gram, how often; sorted by text.
-        parent, last: for every n-gram: the number of its first n - 1 tokens in the level below (0 for n = 1), and its
-            last token.
-    """
-
+    #: text, ngram, count: for every text and n-gram in it: which text, which n-gram, how often; sorted by text
     text: _Ints
     ngram: _Ints
     count: _Ints
+    #: parent, last: for every n-gram: the number of its first n - 1 tokens in the level below (0 for n = 1), and its
+    #: last token
     parent: _Ints
     last: _Ints
 

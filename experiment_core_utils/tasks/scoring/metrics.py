@@ -18,15 +18,11 @@ EMPTY = "empty"
 
 @dataclass
 class AnswerMetric:
-    """A metric that looks at each answer alone.
+    """A metric that looks at each answer alone."""
 
-    Attributes:
-        name, best, scores_each_answer: as in `Metric`.
-        score_answer: the score of one answer.
-    """
-
+    #: name, best, scores_each_answer: as in `Metric`
     name: str
-    score_answer: Callable[[Answer], Score]
+    score_answer: Callable[[Answer], Score]  #: the score of one answer
     best: float = 1.0
     scores_each_answer: bool = True
 
@@ -41,12 +37,9 @@ class AnswerMetric:
 
 @dataclass
 class CiderMetric:
-    """CIDEr-D over a whole run; two outputs for one picture are two scores, and the picture counts once in the IDF.
+    """CIDEr-D over a whole run; two outputs for one picture are two scores, and the picture counts once in the IDF."""
 
-    Attributes:
-        frequencies: document frequencies of a larger corpus; None takes those of the references of the run.
-    """
-
+    #: document frequencies of a larger corpus; None takes those of the references of the run
     frequencies: DocumentFrequencies | None = None
     name: str = "cider_score"
     best: float = BEST

@@ -23,45 +23,31 @@ MOST_DOTS = 2500
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of a panel.
+    """An axis of a panel."""
 
-    Attributes:
-        title: what is on it, with the unit in brackets.
-        limits: its ends; None for those of the marks.
-        ticks: place -> text, instead of numbers; an empty mapping for no ticks.
-        from_zero: whether it begins at zero.
-        is_reversed: whether it runs from top to bottom.
-    """
-
-    title: str = ""
-    limits: Interval | None = None
+    title: str = ""  #: what is on it, with the unit in brackets
+    limits: Interval | None = None  #: its ends; None for those of the marks
+    #: place -> text, instead of numbers; an empty mapping for no ticks
     ticks: Mapping[int, str] | Mapping[float, str] | None = None
     is_log: bool = False
-    from_zero: bool = False
-    is_reversed: bool = False
+    from_zero: bool = False  #: whether it begins at zero
+    is_reversed: bool = False  #: whether it runs from top to bottom
 
 
 @dataclass(frozen=True)
 class Dots:
-    """A mark for each pair.
-
-    Attributes:
-        name: in the legend; None for none.
-        texts: shown where a reader points, from `hover_text`; empty or one each.
-        labels: written beside the marks; empty or one each, "" for none.
-        x_intervals: drawn as whiskers; empty or one each. They need not contain their value.
-    """
+    """A mark for each pair."""
 
     x: Numbers
     y: Numbers
     colour: str
-    name: str | None = None
-    texts: Sequence[Sequence[str]] = ()
-    labels: Sequence[str] = ()
+    name: str | None = None  #: in the legend; None for none
+    texts: Sequence[Sequence[str]] = ()  #: shown where a reader points, from `hover_text`; empty or one each
+    labels: Sequence[str] = ()  #: written beside the marks; empty or one each, "" for none
     symbol: Symbol = "circle"
     size: float = 7.0
     opacity: float = 1.0
-    x_intervals: Sequence[Interval] = ()
+    x_intervals: Sequence[Interval] = ()  #: drawn as whiskers; empty or one each. They need not contain their value.
     y_intervals: Sequence[Interval] = ()
 
 
@@ -95,22 +81,16 @@ class Band:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar at each place, from its start to start + length.
-
-    Attributes:
-        starts: empty for zero.
-        labels: written inside; empty or one each.
-        pale: whether a bar is drawn faintly; empty or one each.
-    """
+    """A bar at each place, from its start to start + length."""
 
     places: Numbers
     lengths: Numbers
     colour: str
     name: str | None = None
     texts: Sequence[Sequence[str]] = ()
-    labels: Sequence[str] = ()
-    starts: Numbers = ()
-    pale: Sequence[bool] = ()
+    labels: Sequence[str] = ()  #: written inside; empty or one each
+    starts: Numbers = ()  #: empty for zero
+    pale: Sequence[bool] = ()  #: whether a bar is drawn faintly; empty or one each
     thickness: float = 0.75
     is_horizontal: bool = True
 
@@ -142,40 +122,27 @@ Mark = Dots | Line | Band | Bars | Rule | Note
 
 @dataclass(frozen=True)
 class Panel:
-    """A pair of axes with marks, drawn in their order.
-
-    Attributes:
-        note: how to read it; shown on the page under the title.
-        width: on the page, as a part of the row.
-        is_square: whether both axes have one scale.
-    """
+    """A pair of axes with marks, drawn in their order."""
 
     title: str
     x: Axis
     y: Axis
     marks: Sequence[Mark]
-    note: str = ""
-    width: Width = "half"
+    note: str = ""  #: how to read it; shown on the page under the title
+    width: Width = "half"  #: on the page, as a part of the row
     height_px: int = 400
-    is_square: bool = False
+    is_square: bool = False  #: whether both axes have one scale
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture: a file of all panels in rows, and a plot on the page for each.
+    """A picture: a file of all panels in rows, and a plot on the page for each."""
 
-    Attributes:
-        name: of its files without ending, and the stem of its plots' names on the page.
-        columns: panels in a row of the file.
-        panel_size_in: width and height of a panel in the file, in inches.
-        footnote: beside the caption of device, model and n.
-    """
-
-    name: str
+    name: str  #: of its files without ending, and the stem of its plots' names on the page
     panels: Sequence[Panel]
-    columns: int = 1
-    panel_size_in: tuple[float, float] = (7.4, 4.6)
-    footnote: str = ""
+    columns: int = 1  #: panels in a row of the file
+    panel_size_in: tuple[float, float] = (7.4, 4.6)  #: width and height of a panel in the file, in inches
+    footnote: str = ""  #: beside the caption of device, model and n
 
 
 def hover_text(heading: str, *lines: str) -> tuple[str, ...]:

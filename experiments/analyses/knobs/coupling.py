@@ -22,102 +22,73 @@ Dependence = Literal["established", "within_noise", "none"]
 
 @dataclass(frozen=True)
 class Loss:
-    """The hypervolume that the joint front has more than that of some of the settings.
+    """The hypervolume that the joint front has more than that of some of the settings."""
 
-    Attributes:
-        hypervolume: of the part.
-        share: fraction lost of the joint front's; never negative. None where the joint front has none.
-        share_ci95: percentile interval over draws.
-        unseen_share: mean over draws of the same where budgets' settings are chosen by the draw and counted on the
-            samples that it left out: what is lost but for luck; may be negative. None where a draw leaves out none.
-        unseen_ci95: percentile interval over draws.
-        beyond_noise: whether that interval is above 0, also where the other settings' latencies were longer by the
-            drift that the run showed.
-    """
-
-    hypervolume: float
-    share: float | None
-    share_ci95: tuple[float, float] | None
+    hypervolume: float  #: of the part
+    share: float | None  #: fraction lost of the joint front's; never negative. None where the joint front has none.
+    share_ci95: tuple[float, float] | None  #: percentile interval over draws
+    #: mean over draws of the same where budgets' settings are chosen by the draw and counted on the samples that it
+    #: left out: what is lost but for luck; may be negative. None where a draw leaves out none.
     unseen_share: float | None
-    unseen_ci95: tuple[float, float] | None
+    unseen_ci95: tuple[float, float] | None  #: percentile interval over draws
+    #: whether that interval is above 0, also where the other settings' latencies were longer by the drift that the run
+    #: showed
     beyond_noise: bool
 
 
 @dataclass(frozen=True)
 class FixedValue:
-    """A knob held at a value while the others move.
-
-    Attributes:
-        front: keys of the front of these settings, cheapest first.
-        num_on_joint_front: settings of the joint front with this value.
-        probability_on_joint_front: fraction of draws whose joint front has at least one.
-        loss: against the joint front.
-    """
+    """A knob held at a value while the others move."""
 
     knob: str
     value: Value
     num_settings: int
-    front: tuple[str, ...]
-    num_on_joint_front: int
-    probability_on_joint_front: float
-    loss: Loss
+    front: tuple[str, ...]  #: keys of the front of these settings, cheapest first
+    num_on_joint_front: int  #: settings of the joint front with this value
+    probability_on_joint_front: float  #: fraction of draws whose joint front has at least one
+    loss: Loss  #: against the joint front
 
 
 @dataclass(frozen=True)
 class SingleKnob:
-    """A knob that varies alone, with the others at their largest values.
-
-    Attributes:
-        others: the other knobs and their values.
-        num_settings: of that line in the grid; 0 where the grid does not have it, with no `loss`.
-        loss: against the joint front.
-    """
+    """A knob that varies alone, with the others at their largest values."""
 
     knob: str
-    others: dict[str, Value]
-    num_settings: int
-    loss: Loss | None
+    others: dict[str, Value]  #: the other knobs and their values
+    num_settings: int  #: of that line in the grid; 0 where the grid does not have it, with no `loss`
+    loss: Loss | None  #: against the joint front
 
 
 @dataclass(frozen=True)
 class BestValue:
-    """The value of a knob with the largest hypervolume while another knob has a value, and how often it is that.
-
-    Attributes:
-        probability: fraction of draws in which it is the best; of equal ones the smallest value counts.
-    """
+    """The value of a knob with the largest hypervolume while another knob has a value, and how often it is that."""
 
     given: Value
     best: Value
-    probability: float
+    probability: float  #: fraction of draws in which it is the best; of equal ones the smallest value counts
     hypervolumes: dict[Value, float]
 
 
 @dataclass(frozen=True)
 class Coupling:
-    """Whether the best value of `knob` depends on `given`.
-
-    Attributes:
-        best_values: one for each value of `given` at which every value of `knob` was measured.
-        dependence: `none`: one value is best throughout; `established`: of two values each is confidently better than
-            the other at some value of `given`, by more than drift makes; `within_noise`: best values differ, not so
-            surely.
-        p_value: that no two values do so, for all pairs of values and all values of `given` together (Bonferroni); 1
-            where there are too few pictures for a verdict.
-        family_p_value: the same for all couplings of the task and cost (false discovery rate, Benjamini and Hochberg);
-            `established` is at 2.5 %.
-        witness: for `established`, the two values of `knob` and the two of `given`.
-        regret_share: hypervolume lost by the one value of `knob` that is best over all of `given`, against the best at
-            each, as a fraction of the latter; None where these settings have no right answer.
-    """
+    """Whether the best value of `knob` depends on `given`."""
 
     knob: str
     given: str
-    best_values: tuple[BestValue, ...]
+    best_values: tuple[BestValue, ...]  #: one for each value of `given` at which every value of `knob` was measured
+    #: `none`: one value is best throughout; `established`: of two values each is confidently better than the other at
+    #: some value of `given`, by more than drift makes; `within_noise`: best values differ, not so surely
     dependence: Dependence
+    #: for `established`, the two values of `knob` and the two of `given`
     witness: tuple[Value, Value, Value, Value] | None
+    #: hypervolume lost by the one value of `knob` that is best over all of `given`, against the best at each, as a
+    #: fraction of the latter; None where these settings have no right answer
     regret_share: float | None
+    #: that no two values do so, for all pairs of values and all values of `given` together (Bonferroni); 1 where there
+    #: are too few pictures for a verdict
     p_value: float
+    #: the same for all couplings of the task and cost (false discovery rate, Benjamini and Hochberg); `established` is
+    #: at 2.5 %
     family_p_value: float
 
 

@@ -30,66 +30,45 @@ NOT_SPLIT = "not split: more than"
 
 @dataclass(frozen=True)
 class Term:
-    """A main effect or an interaction.
+    """A main effect or an interaction."""
 
-    Attributes:
-        knobs: one, two or three.
-        degrees: of freedom; 0 where the grid does not contain what would show it.
-        share: fraction of the sum of squares over settings; None for `degrees` 0.
-        share_ci95: percentile interval over draws; noise adds to every fraction, so that it may be above `share`.
-        noise_share: what the draws' noise alone would add on average.
-        p_value: probability that noise alone gives so much: of the draws, centred on the figures.
-        settings_p_value: the same by the F test against the highest interaction; None for that one, and where it is 0
-            or the grid does not show it.
-        family_p_value: the larger of the two, corrected for the number of terms of the figure (false discovery rate,
-            Benjamini and Hochberg); None where the figure allows no verdict.
-    """
-
-    knobs: tuple[str, ...]
-    degrees: int
-    share: float | None
+    knobs: tuple[str, ...]  #: one, two or three
+    degrees: int  #: of freedom; 0 where the grid does not contain what would show it
+    share: float | None  #: fraction of the sum of squares over settings; None for `degrees` 0
+    #: percentile interval over draws; noise adds to every fraction, so that it may be above `share`
     share_ci95: tuple[float, float] | None
-    noise_share: float | None
-    p_value: float | None
+    noise_share: float | None  #: what the draws' noise alone would add on average
+    p_value: float | None  #: probability that noise alone gives so much: of the draws, centred on the figures
+    #: the same by the F test against the highest interaction; None for that one, and where it is 0 or the grid does not
+    #: show it
     settings_p_value: float | None
+    #: the larger of the two, corrected for the number of terms of the figure (false discovery rate, Benjamini and
+    #: Hochberg); None where the figure allows no verdict
     family_p_value: float | None = None
 
 
 @dataclass(frozen=True)
 class LevelMean:
-    """The figure at one value of a knob, the others averaged over all their values (by the additive model).
-
-    Attributes:
-        change: less that at the knob's smallest value.
-    """
+    """The figure at one value of a knob, the others averaged over all their values (by the additive model)."""
 
     knob: str
     value: Value
     mean: float
     ci95: tuple[float, float]
-    change: float
+    change: float  #: less that at the knob's smallest value
     change_ci95: tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Effects:
-    """Effects of the knobs on one figure over one task's grid.
+    """Effects of the knobs on one figure over one task's grid."""
 
-    Attributes:
-        is_full_grid: whether every combination of values is there, once.
-        std: of the figures over settings.
-        terms: main effects first; none where `reason` is given.
-        rest_share: 1 minus all fractions: 0 on a full grid; on others also below 0.
-        level_means: none where the grid does not connect its values.
-        reason: why nothing is split.
-    """
-
-    is_full_grid: bool
-    std: float | None
-    terms: tuple[Term, ...]
-    rest_share: float | None
-    level_means: tuple[LevelMean, ...]
-    reason: str | None
+    is_full_grid: bool  #: whether every combination of values is there, once
+    std: float | None  #: of the figures over settings
+    terms: tuple[Term, ...]  #: main effects first; none where `reason` is given
+    rest_share: float | None  #: 1 minus all fractions: 0 on a full grid; on others also below 0
+    level_means: tuple[LevelMean, ...]  #: none where the grid does not connect its values
+    reason: str | None  #: why nothing is split
 
 
 def effects(

@@ -31,57 +31,41 @@ Difference = Literal["established", "within_noise"]
 
 @dataclass(frozen=True)
 class FrontPoint:
-    """A setting's place relative to the front.
-
-    Attributes:
-        accuracy_ci95: as every accuracy's interval.
-        cost_ci95: of a mean by Student's t, of a percentile by order statistics; None for too few pictures.
-        on_front: by the figures of all samples.
-        probability: fraction of draws that put it on the front.
-        drift_probability: the same, had all other latencies been longer by the drift that the run showed.
-        p_value: that it is not better, in accuracy or in cost, than each other setting: the highest over them of
-            twice the smaller of the two p-values; 1 off the front.
-        status: `established`: on the front, and better in accuracy or in cost than each other setting, with a false
-            discovery rate of 2.5 % over all settings (Benjamini and Hochberg); `within_noise`: on the front, but not
-            so against `not_better_than`; `possible`: off it, but with a `drift_probability` of at least 5 %, or with
-            too few pictures for a verdict on the cost; `dominated`: off it.
-        not_better_than: settings that it is better than, if at all, only within noise; of the front's points only.
-        dominated_by: the cheapest of the most accurate settings that dominate it; None on the front.
-    """
+    """A setting's place relative to the front."""
 
     key: str
     accuracy: float
-    accuracy_ci95: tuple[float, float]
+    accuracy_ci95: tuple[float, float]  #: as every accuracy's interval
     cost: float
+    #: of a mean by Student's t, of a percentile by order statistics; None for too few pictures
     cost_ci95: tuple[float, float] | None
-    on_front: bool
-    probability: float
-    drift_probability: float
+    on_front: bool  #: by the figures of all samples
+    probability: float  #: fraction of draws that put it on the front
+    drift_probability: float  #: the same, had all other latencies been longer by the drift that the run showed
+    #: that it is not better, in accuracy or in cost, than each other setting: the highest over them of twice the
+    #: smaller of the two p-values; 1 off the front
     p_value: float
+    #: `established`: on the front, and better in accuracy or in cost than each other setting, with a false discovery
+    #: rate of 2.5 % over all settings (Benjamini and Hochberg); `within_noise`: on the front, but not so against
+    #: `not_better_than`; `possible`: off it, but with a `drift_probability` of at least 5 %, or with too few pictures
+    #: for a verdict on the cost; `dominated`: off it
     status: Status
+    #: settings that it is better than, if at all, only within noise; of the front's points only
     not_better_than: tuple[str, ...]
-    dominated_by: str | None
+    dominated_by: str | None  #: the cheapest of the most accurate settings that dominate it; None on the front
 
 
 @dataclass(frozen=True)
 class Hypervolume:
-    """The hypervolume of a set of settings.
+    """The hypervolume of a set of settings."""
 
-    Attributes:
-        value: accuracy times cost, up to the reference point.
-        ci95: percentile interval over draws.
-        mean_accuracy: `value` / reference cost.
-        unseen: mean over draws of the hypervolume where each budget's setting is chosen by the draw and its accuracy
-            is that on the samples that the draw left out; free of the luck of the chosen. None where a draw leaves out
-            no sample.
-        unseen_ci95: percentile interval over draws.
-    """
-
-    value: float
-    ci95: tuple[float, float]
-    mean_accuracy: float
+    value: float  #: accuracy times cost, up to the reference point
+    ci95: tuple[float, float]  #: percentile interval over draws
+    mean_accuracy: float  #: `value` / reference cost
+    #: mean over draws of the hypervolume where each budget's setting is chosen by the draw and its accuracy is that on
+    #: the samples that the draw left out; free of the luck of the chosen. None where a draw leaves out no sample.
     unseen: float | None
-    unseen_ci95: tuple[float, float] | None
+    unseen_ci95: tuple[float, float] | None  #: percentile interval over draws
 
 
 @dataclass(frozen=True)
@@ -95,18 +79,12 @@ class Front:
 
 @dataclass(frozen=True)
 class TaskDifference:
-    """A setting that is on the front for one task and not on it for another.
-
-    Attributes:
-        statuses: task -> status.
-        probabilities: task -> fraction of draws that put it on the front.
-        difference: `established`: established on one front and dominated for another task.
-    """
+    """A setting that is on the front for one task and not on it for another."""
 
     key: str
-    statuses: Mapping[str, Status]
-    probabilities: Mapping[str, float]
-    difference: Difference
+    statuses: Mapping[str, Status]  #: task -> status
+    probabilities: Mapping[str, float]  #: task -> fraction of draws that put it on the front
+    difference: Difference  #: `established`: established on one front and dominated for another task
 
 
 def area(cost: np.ndarray, accuracy: np.ndarray, reference_cost: float) -> np.ndarray:

@@ -22,16 +22,11 @@ KNOBS = ("vision", "top_k", "num_active_blocks")
 
 @dataclass(frozen=True)
 class KnobPoint:
-    """A setting: its key, and the value of each knob.
-
-    Attributes:
-        vision: a tier, such as `1008 tokens`, or `own` where the number of vision tokens cannot be set.
-        top_k: None in a dense model, where it is not a knob.
-    """
+    """A setting: its key, and the value of each knob."""
 
     key: str
-    vision: str
-    top_k: int | None
+    vision: str  #: a tier, such as `1008 tokens`, or `own` where the number of vision tokens cannot be set
+    top_k: int | None  #: None in a dense model, where it is not a knob
     num_active_blocks: int
 
     def value(self, knob: str) -> str | int:
@@ -42,29 +37,20 @@ class KnobPoint:
 
 @dataclass(frozen=True)
 class TaskGrid:
-    """The grid of a task: S settings in order of the knobs, N samples in order of their ids; nan where one has none.
-
-    Attributes:
-        best: the metric's highest score.
-        pictures: of each sample; samples of one picture are not independent.
-        scores: [S, N], from 0 to `best`.
-        total_ms: [S, N], `T_total`; samples that were answered in batches have none.
-        energy_j: [S, N], of the run whose time it is, idle power included.
-        flops: [S, N], of vision, prefill and all decode steps of the request.
-        drift: largest change of the control setting's time around any of the settings, as a fraction (0.1: a tenth
-            longer, or as much shorter); None where none was read.
-    """
+    """The grid of a task: S settings in order of the knobs, N samples in order of their ids; nan where one has none."""
 
     task: str
     metric: str
-    best: float
+    best: float  #: the metric's highest score
     points: tuple[KnobPoint, ...]
     sample_ids: tuple[int, ...]
-    pictures: tuple[str, ...]
-    scores: np.ndarray
-    total_ms: np.ndarray
-    energy_j: np.ndarray
-    flops: np.ndarray
+    pictures: tuple[str, ...]  #: of each sample; samples of one picture are not independent
+    scores: np.ndarray  #: [S, N], from 0 to `best`
+    total_ms: np.ndarray  #: [S, N], `T_total`; samples that were answered in batches have none
+    energy_j: np.ndarray  #: [S, N], of the run whose time it is, idle power included
+    flops: np.ndarray  #: [S, N], of vision, prefill and all decode steps of the request
+    #: largest change of the control setting's time around any of the settings, as a fraction (0.1: a tenth longer, or
+    #: as much shorter); None where none was read
     drift: float | None
 
 
@@ -159,22 +145,14 @@ _KEY = re.compile(r"(?:tier-(\w+)|tokens(\d+))_topk(\d+)_blocks(\d+)")
 
 @dataclass(frozen=True)
 class Study:
-    """The data that E2 analyses.
+    """The data that E2 analyses."""
 
-    Attributes:
-        source: provenance, as JSON.
-        caption: the line at the foot of figures of all of it.
-        setup: device, model, how it ran: what such a line says of any part of it.
-        random_weights: accuracy means nothing then.
-        sweep: the results as they were read; None for a table.
-    """
-
-    source: Mapping[str, Any]
-    caption: str
-    setup: tuple[str, ...]
-    random_weights: bool
+    source: Mapping[str, Any]  #: provenance, as JSON
+    caption: str  #: the line at the foot of figures of all of it
+    setup: tuple[str, ...]  #: device, model, how it ran: what such a line says of any part of it
+    random_weights: bool  #: accuracy means nothing then
     grids: tuple[TaskGrid, ...]
-    sweep: Sweep | None
+    sweep: Sweep | None  #: the results as they were read; None for a table
 
 
 def load_study(paths: Sequence[Path]) -> Study:

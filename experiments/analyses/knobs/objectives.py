@@ -60,46 +60,29 @@ WHY_NONE = {
 
 @dataclass(frozen=True)
 class Objectives:
-    """S settings on the samples that all of them have, and B draws of them.
-
-    Attributes:
-        left_out: settings without a sample that has the score or the cost -> why.
-        num_score_samples: samples on which all S settings have a score; `accuracy` is their mean.
-        num_cost_samples: the same of the cost.
-        num_dropped_samples: samples that have a score at some of the S settings and not at others.
-        accuracy: [S].
-        cost: [S].
-        accuracy_draws: [B, S].
-        cost_draws: [B, S].
-        unseen_accuracy: [B, S], on the samples that the draw left out; nan where it left out none.
-        drift_allowance: fraction by which a latency must be lower to be confidently so; 0 for other costs, and where no
-            drift was read.
-        scores: [S, n], of the samples on which all have one.
-        clusters: [n], the number of each of these samples' picture.
-        sample_costs: [S, m], of the samples on which all have one.
-        cost_clusters: [m], the number of each of these samples' picture.
-    """
+    """S settings on the samples that all of them have, and B draws of them."""
 
     task: str
     best: float
     of: Cost
     points: tuple[KnobPoint, ...]
-    left_out: dict[str, str]
-    num_score_samples: int
-    num_cost_samples: int
+    left_out: dict[str, str]  #: settings without a sample that has the score or the cost -> why
+    num_score_samples: int  #: samples on which all S settings have a score; `accuracy` is their mean
+    num_cost_samples: int  #: the same of the cost
     num_cost_pictures: int
     num_pictures: int
-    num_dropped_samples: int
-    accuracy: np.ndarray
-    cost: np.ndarray
-    accuracy_draws: np.ndarray
-    cost_draws: np.ndarray
-    unseen_accuracy: np.ndarray
+    num_dropped_samples: int  #: samples that have a score at some of the S settings and not at others
+    accuracy: np.ndarray  #: [S]
+    cost: np.ndarray  #: [S]
+    accuracy_draws: np.ndarray  #: [B, S]
+    cost_draws: np.ndarray  #: [B, S]
+    unseen_accuracy: np.ndarray  #: [B, S], on the samples that the draw left out; nan where it left out none
+    #: fraction by which a latency must be lower to be confidently so; 0 for other costs, and where no drift was read
     drift_allowance: float
-    scores: np.ndarray
-    clusters: np.ndarray
-    sample_costs: np.ndarray
-    cost_clusters: np.ndarray
+    scores: np.ndarray  #: [S, n], of the samples on which all have one
+    clusters: np.ndarray  #: [n], the number of each of these samples' picture
+    sample_costs: np.ndarray  #: [S, m], of the samples on which all have one
+    cost_clusters: np.ndarray  #: [m], the number of each of these samples' picture
 
     @property
     def no_verdict(self) -> str | None:

@@ -34,16 +34,11 @@ class FrontAnalysis:
 
 @dataclass(frozen=True)
 class TaskAnalysis:
-    """The analysis of one task.
-
-    Attributes:
-        fronts: one for each cost, in the order in which they are requested.
-        effects: `accuracy` or a cost's name -> how its spread splits.
-    """
+    """The analysis of one task."""
 
     grid: TaskGrid
-    fronts: Sequence[FrontAnalysis | NoObjectives]
-    effects: Mapping[str, Effects]
+    fronts: Sequence[FrontAnalysis | NoObjectives]  #: one for each cost, in the order in which they are requested
+    effects: Mapping[str, Effects]  #: `accuracy` or a cost's name -> how its spread splits
 
 
 @dataclass(frozen=True)

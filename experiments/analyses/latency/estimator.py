@@ -29,21 +29,14 @@ KNOBS = ("crops", "top_k", "num_active_blocks")
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted times of S requests, in milliseconds.
+    """Predicted times of S requests, in milliseconds."""
 
-    Attributes:
-        times: name of PREDICTED -> [S]; `T_LLM_decode` and `T_total` are NaN where the output length is not known.
-        low: lower end of the interval for one request, same keys.
-        high: its upper end.
-        unseen_knobs: [S], whether a knob is outside the values that were measured.
-        extrapolated: [S], that, or a prompt that is far from those measured.
-    """
-
+    #: name of PREDICTED -> [S]; `T_LLM_decode` and `T_total` are NaN where the output length is not known
     times: Mapping[str, np.ndarray]
-    low: Mapping[str, np.ndarray]
-    high: Mapping[str, np.ndarray]
-    unseen_knobs: np.ndarray
-    extrapolated: np.ndarray
+    low: Mapping[str, np.ndarray]  #: lower end of the interval for one request, same keys
+    high: Mapping[str, np.ndarray]  #: its upper end
+    unseen_knobs: np.ndarray  #: [S], whether a knob is outside the values that were measured
+    extrapolated: np.ndarray  #: [S], that, or a prompt that is far from those measured
 
 
 def _with(*names: str) -> AfterValidator:
@@ -59,25 +52,19 @@ def _with(*names: str) -> AfterValidator:
 @with_config(STORED)
 @dataclass(frozen=True)
 class FittedStages:
-    """The stages' models that `fit` found; in the file beside the level of the intervals.
+    """The stages' models that `fit` found; in the file beside the level of the intervals."""
 
-    Attributes:
-        level: fraction of requests that the intervals contain.
-        stages: name of STAGES -> model; without `T_vision_total` where no sample had a picture.
-        ratios: name of PREDICTED -> (low, high), the bounds of measured / predicted, for the interval.
-        ranges: column of Requests, or `prompt_tokens` -> (smallest, largest) measured.
-        expected_output: task -> mean output tokens.
-        caveats: what the samples could not show.
-    """
-
-    level: Annotated[float, Field(gt=0, lt=1)]
+    level: Annotated[float, Field(gt=0, lt=1)]  #: fraction of requests that the intervals contain
+    #: name of STAGES -> model; without `T_vision_total` where no sample had a picture
     stages: Annotated[Mapping[str, StageModel], _with(*STAGES[1:])]
+    #: name of PREDICTED -> (low, high), the bounds of measured / predicted, for the interval
     ratios: Annotated[Mapping[str, tuple[float, float]], _with(*PREDICTED)]
+    #: column of Requests, or `prompt_tokens` -> (smallest, largest) measured
     ranges: Annotated[Mapping[str, tuple[float, float]], _with(*KNOBS, "prompt_tokens")]
-    expected_output: Mapping[str, Annotated[float, Field(ge=1)]]
+    expected_output: Mapping[str, Annotated[float, Field(ge=1)]]  #: task -> mean output tokens
     num_samples: int
     num_settings: int
-    caveats: tuple[str, ...]
+    caveats: tuple[str, ...]  #: what the samples could not show
 
 
 _STORED = TypeAdapter(FittedStages)

@@ -19,39 +19,26 @@ _OWN_FRACTION = 1e-9
 
 @dataclass(frozen=True)
 class RequestSetting:
-    """One request at one setting of the knobs.
+    """One request at one setting of the knobs."""
 
-    Attributes:
-        vision_tokens: image features that enter the language model; 0 without a picture.
-        crops: tiles of the picture, without the crop of the whole; 0 without a picture.
-        text_tokens: of the prompt, without image features and image markers.
-        top_k: experts per token in the blocks after the first.
-        num_active_blocks: all blocks that run, block 0 counted.
-        output_tokens: of the answer, at least 1; None where it is not known.
-    """
-
-    vision_tokens: int
-    crops: int
-    text_tokens: int
-    top_k: int
-    num_active_blocks: int
-    output_tokens: float | None = None
+    vision_tokens: int  #: image features that enter the language model; 0 without a picture
+    crops: int  #: tiles of the picture, without the crop of the whole; 0 without a picture
+    text_tokens: int  #: of the prompt, without image features and image markers
+    top_k: int  #: experts per token in the blocks after the first
+    num_active_blocks: int  #: all blocks that run, block 0 counted
+    output_tokens: float | None = None  #: of the answer, at least 1; None where it is not known
 
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """Columns of S requests, each an array [S] of floats; meanings as in RequestSetting.
-
-    Attributes:
-        output_tokens: NaN where it is not known.
-    """
+    """Columns of S requests, each an array [S] of floats; meanings as in RequestSetting."""
 
     vision_tokens: np.ndarray
     crops: np.ndarray
     text_tokens: np.ndarray
     top_k: np.ndarray
     num_active_blocks: np.ndarray
-    output_tokens: np.ndarray
+    output_tokens: np.ndarray  #: NaN where it is not known
 
     def __post_init__(self) -> None:
         """Broadcasts scalars and validates the values.
@@ -103,18 +90,12 @@ def requests_of(settings: Sequence[RequestSetting]) -> RequestColumns:
 
 @dataclass(frozen=True)
 class TimedSamples:
-    """The columns of S measured samples.
-
-    Attributes:
-        times: name of MEASURED -> [S] milliseconds; NaN where the sample has no such stage.
-        settings: [S], "<task> <setting of the knobs>" that the sample was measured at.
-        tasks: [S], names the task.
-    """
+    """The columns of S measured samples."""
 
     requests: RequestColumns
-    times: Mapping[str, np.ndarray]
-    settings: np.ndarray
-    tasks: np.ndarray
+    times: Mapping[str, np.ndarray]  #: name of MEASURED -> [S] milliseconds; NaN where the sample has no such stage
+    settings: np.ndarray  #: [S], "<task> <setting of the knobs>" that the sample was measured at
+    tasks: np.ndarray  #: [S], names the task
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -58,25 +58,16 @@ def is_admitted(predicted_ms: np.ndarray, budget_ms: float, margin: float) -> np
 
 @dataclass(frozen=True)
 class GuardrailCounts:
-    """The effects of a margin, summed over budgets; a case is a sample at a budget.
-
-    Attributes:
-        admitted: cases.
-        violations: cases that were admitted and took longer than the budget.
-        fitting: cases that were within the budget as measured.
-        false_rejections: cases of these that were not admitted.
-        violation_rate: violations / admitted; None where none was admitted.
-        false_rejection_rate: false_rejections / fitting; None where none fits.
-    """
+    """The effects of a margin, summed over budgets; a case is a sample at a budget."""
 
     margin: float
     cases: int
-    admitted: int
-    violations: int
-    fitting: int
-    false_rejections: int
-    violation_rate: float | None
-    false_rejection_rate: float | None
+    admitted: int  #: cases
+    violations: int  #: cases that were admitted and took longer than the budget
+    fitting: int  #: cases that were within the budget as measured
+    false_rejections: int  #: cases of these that were not admitted
+    violation_rate: float | None  #: violations / admitted; None where none was admitted
+    false_rejection_rate: float | None  #: false_rejections / fitting; None where none fits
 
 
 def guardrail_counts(

@@ -33,21 +33,14 @@ _PRIOR = 1.0
 
 @dataclass(frozen=True)
 class RecalibrationError:
-    """Error of one method with N samples, over repeated draws of these; fractions, not percent.
-
-    Attributes:
-        name: the time that is predicted, of PREDICTED.
-        low: lower quartile over draws of the mean relative error on the samples that were not drawn.
-        median: of the same.
-        high: upper quartile.
-    """
+    """Error of one method with N samples, over repeated draws of these; fractions, not percent."""
 
     method: str
     num_samples: int
-    name: str
-    low: float
-    median: float
-    high: float
+    name: str  #: the time that is predicted, of PREDICTED
+    low: float  #: lower quartile over draws of the mean relative error on the samples that were not drawn
+    median: float  #: of the same
+    high: float  #: upper quartile
 
 
 def recalibrate(estimator: LatencyEstimator, samples: TimedSamples, method: str) -> LatencyEstimator:
@@ -148,23 +141,14 @@ TOO_FEW = "the run has too few settings or samples to be split in two"
 
 @dataclass(frozen=True)
 class RecalibrationStudy:
-    """The effect of recalibration on one pair of sweeps.
+    """The effect of recalibration on one pair of sweeps."""
 
-    Attributes:
-        kind: `device` (another one), `order` (later in the same run) or `synthetic` (times changed by arithmetic).
-        source: what the estimator was fitted on, in words.
-        target: what it was recalibrated to.
-        errors: one for each method, number of samples and time; empty with `reason`.
-        repeatability: of the target's samples.
-        reason: why there are no errors.
-    """
-
-    kind: str
-    source: str
-    target: str
-    errors: Sequence[RecalibrationError]
-    repeatability: dict[str, Repeatability]
-    reason: str | None = None
+    kind: str  #: `device` (another one), `order` (later in the same run) or `synthetic` (times changed by arithmetic)
+    source: str  #: what the estimator was fitted on, in words
+    target: str  #: what it was recalibrated to
+    errors: Sequence[RecalibrationError]  #: one for each method, number of samples and time; empty with `reason`
+    repeatability: dict[str, Repeatability]  #: of the target's samples
+    reason: str | None = None  #: why there are no errors
 
 
 def study_of_target(estimator: LatencyEstimator, source: Sweep, target: Sweep) -> RecalibrationStudy:

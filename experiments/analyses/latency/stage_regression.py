@@ -23,17 +23,12 @@ _ROUNDS = 6
 
 @dataclass(frozen=True)
 class StageForm:
-    """The terms that a stage's model may be made of, by names of TERMS.
-
-    Attributes:
-        floor: terms of the floor, None for a stage that is work alone.
-        runs_ahead: the floor begins with the request, so that the time of vision is taken off it.
-    """
+    """The terms that a stage's model may be made of, by names of TERMS."""
 
     name: str
     work: tuple[str, ...]
-    floor: tuple[str, ...] | None = None
-    runs_ahead: bool = False
+    floor: tuple[str, ...] | None = None  #: terms of the floor, None for a stage that is work alone
+    runs_ahead: bool = False  #: the floor begins with the request, so that the time of vision is taken off it
 
 
 _PREFILL_WORK = ("request", "tokens", "blocks_x_tokens", "experts_x_tokens", "blocks_x_tokens_squared")
@@ -69,16 +64,11 @@ Part = Mapping[Annotated[str, AfterValidator(_term)], float]
 @with_config(STORED)
 @dataclass(frozen=True)
 class StageModel:
-    """A fitted stage: coefficients in milliseconds per unit of each term, none negative.
+    """A fitted stage: coefficients in milliseconds per unit of each term, none negative."""
 
-    Attributes:
-        form: name of the form.
-        floor: empty for a stage that is work alone.
-    """
-
-    form: str
+    form: str  #: name of the form
     work: Part
-    floor: Part
+    floor: Part  #: empty for a stage that is work alone
     runs_ahead: bool
 
     def times(self, requests: RequestColumns, vision_ms: np.ndarray) -> np.ndarray:

@@ -23,68 +23,43 @@ _RESAMPLES = 200
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of predictions against measurements, as fractions, not percent.
+    """Errors of predictions against measurements, as fractions, not percent."""
 
-    Attributes:
-        num_samples: that have both.
-        sample_mape: mean |predicted / measured - 1| over samples.
-        sample_median: median of the same.
-        setting_mape: mean over settings of |median predicted / median measured - 1| of the setting's samples.
-        bias: median of predicted / measured - 1.
-    """
-
-    num_samples: int
-    sample_mape: float
-    sample_median: float
-    setting_mape: float
-    bias: float
+    num_samples: int  #: that have both
+    sample_mape: float  #: mean |predicted / measured - 1| over samples
+    sample_median: float  #: median of the same
+    setting_mape: float  #: mean over settings of |median predicted / median measured - 1| of the setting's samples
+    bias: float  #: median of predicted / measured - 1
 
 
 @dataclass(frozen=True)
 class Repeatability:
-    """The difference that measuring again would make; fractions, not percent.
+    """The difference that measuring again would make; fractions, not percent."""
 
-    Attributes:
-        sample_mape: mean |median of the setting's other samples / sample - 1|; crops and prompts differ among them.
-        setting_mape: mean over settings of the deviation of a resampled median from the setting's median (bootstrap).
-    """
-
+    #: mean |median of the setting's other samples / sample - 1|; crops and prompts differ among them
     sample_mape: float
+    #: mean over settings of the deviation of a resampled median from the setting's median (bootstrap)
     setting_mape: float
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """The coverage of the intervals of samples whose setting was left out.
+    """The coverage of the intervals of samples whose setting was left out."""
 
-    Attributes:
-        share: fraction of the samples that are inside.
-        width: median of (high - low) / predicted.
-    """
-
-    share: float
-    width: float
+    share: float  #: fraction of the samples that are inside
+    width: float  #: median of (high - low) / predicted
 
 
 @dataclass(frozen=True)
 class Validation:
-    """The results of a validation; keys of the mappings are names of PREDICTED that samples have.
+    """The results of a validation; keys of the mappings are names of PREDICTED that samples have."""
 
-    Attributes:
-        left_out: predictions with intervals, each sample's with its setting left out.
-        estimator: errors of these.
-        linear: errors of least squares on the plain features, settings left out in the same folds.
-        repeatability: what no model can be better than on these samples.
-        coverage: of the intervals.
-        num_folds: among which settings were dealt out.
-    """
-
-    left_out: Prediction
-    estimator: Mapping[str, Errors]
-    linear: Mapping[str, Errors]
-    repeatability: Mapping[str, Repeatability]
-    coverage: Mapping[str, Coverage]
-    num_folds: int
+    left_out: Prediction  #: predictions with intervals, each sample's with its setting left out
+    estimator: Mapping[str, Errors]  #: errors of these
+    linear: Mapping[str, Errors]  #: errors of least squares on the plain features, settings left out in the same folds
+    repeatability: Mapping[str, Repeatability]  #: what no model can be better than on these samples
+    coverage: Mapping[str, Coverage]  #: of the intervals
+    num_folds: int  #: among which settings were dealt out
 
 
 def validate(samples: TimedSamples, level: float) -> Validation:

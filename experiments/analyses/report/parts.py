@@ -11,17 +11,13 @@ from experiments.analyses.charts.chart import Chart
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what belongs under it.
-
-    Attributes:
-        reasons: why charts that a reader expects are missing.
-    """
+    """A heading with what belongs under it."""
 
     name: str
     title: str
     intro: str
     charts: Sequence[Chart]
-    reasons: Sequence[str] = ()
+    reasons: Sequence[str] = ()  #: why charts that a reader expects are missing
 
 
 @dataclass(frozen=True)
@@ -51,35 +47,22 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class ReportCaveat:
-    """A caveat that weakens the numbers.
-
-    Attributes:
-        scope: such as `6 of 48 settings`; None where it is of all.
-        details: lines for those who want to know which.
-    """
+    """A caveat that weakens the numbers."""
 
     text: str
-    scope: str | None = None
-    details: Sequence[str] = ()
+    scope: str | None = None  #: such as `6 of 48 settings`; None where it is of all
+    details: Sequence[str] = ()  #: lines for those who want to know which
 
 
 @dataclass(frozen=True)
 class Report:
-    """The content of a page.
+    """The content of a page."""
 
-    Attributes:
-        title: model and device.
-        subtitle: what it is based on, in a line.
-        facts: (name, value) of how it was measured.
-        commands: that measured.
-        statements: what the data say, most important first.
-    """
-
-    title: str
-    subtitle: str
-    statements: Sequence[str]
+    title: str  #: model and device
+    subtitle: str  #: what it is based on, in a line
+    statements: Sequence[str]  #: what the data say, most important first
     caveats: Sequence[ReportCaveat]
     settings: ReportTable
     sections: Sequence[Section]
-    facts: Sequence[tuple[str, str]]
-    commands: Sequence[str]
+    facts: Sequence[tuple[str, str]]  #: (name, value) of how it was measured
+    commands: Sequence[str]  #: that measured

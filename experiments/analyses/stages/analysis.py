@@ -53,23 +53,18 @@ def _generation(setting: StoredSetting, sample: SampleResult) -> Generation:
 
 @dataclass(frozen=True)
 class StageAnalysis:
-    """What E1 finds.
-
-    Attributes:
-        by_regime, by_setting: fractions of the stages by picture and answer length, and of each setting.
-        lines: each stage's time over what drives it.
-        points, flops_lines: each stage's operations and time in each setting, and lines through all samples.
-        profiles_reason: why there are no profiles; None where there are.
-    """
+    """What E1 finds."""
 
     generations: Sequence[Generation]
+    #: by_regime, by_setting: fractions of the stages by picture and answer length, and of each setting
     by_regime: Sequence[Regime]
     by_setting: Sequence[Regime]
-    lines: Sequence[StageLine]
+    lines: Sequence[StageLine]  #: each stage's time over what drives it
+    #: points, flops_lines: each stage's operations and time in each setting, and lines through all samples
     points: Sequence[StagePoint]
     flops_lines: Mapping[str, tuple[LineFit | None, str | None]]
     profiles: Sequence[ProfiledRequest]
-    profiles_reason: str | None
+    profiles_reason: str | None  #: why there are no profiles; None where there are
 
 
 def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:

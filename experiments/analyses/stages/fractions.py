@@ -20,28 +20,20 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Generation:
-    """The published run of one sample.
+    """The published run of one sample."""
 
-    Attributes:
-        task, setting: whose.
-        vision: label of the vision knob: `low`, `1008 tokens`, or `no picture`.
-        picture: name of the picture, unique among tasks; samples of the same one are not independent.
-        image_features: that the vision stage computed; None without a picture.
-        vision_ms: None without a picture.
-        inter_token_ms: time of each decode step.
-    """
-
+    #: task, setting: whose
     task: str
     setting: str
-    vision: str
+    vision: str  #: label of the vision knob: `low`, `1008 tokens`, or `no picture`
     top_k: int | None
     num_active_blocks: int
-    picture: Hashable
-    image_features: int | None
+    picture: Hashable  #: name of the picture, unique among tasks; samples of the same one are not independent
+    image_features: int | None  #: that the vision stage computed; None without a picture
     prompt_tokens: int
-    vision_ms: float | None
+    vision_ms: float | None  #: None without a picture
     prefill_ms: float
-    inter_token_ms: tuple[float, ...]
+    inter_token_ms: tuple[float, ...]  #: time of each decode step
 
     @property
     def output_tokens(self) -> int:
@@ -60,42 +52,28 @@ class Generation:
 
 @dataclass(frozen=True)
 class StageFraction:
-    """A stage in a regime: mean time, its fraction of the summed total (with 95 % interval), where it is the longest.
-
-    Attributes:
-        share_ci95: percentile bootstrap over pictures; None for a single picture.
-        dominates_share: fraction of generations in which it takes longest.
-    """
+    """A stage in a regime: mean time, its fraction of the summed total (with 95 % interval), where it is the longest."""
 
     mean_ms: float
     share: float
-    share_ci95: tuple[float, float] | None
-    dominates_share: float
+    share_ci95: tuple[float, float] | None  #: percentile bootstrap over pictures; None for a single picture
+    dominates_share: float  #: fraction of generations in which it takes longest
 
 
 @dataclass(frozen=True)
 class Regime:
-    """The generations of one task with the same vision knob (and setting, where one is named) and output length.
-
-    Attributes:
-        setting: None where the regime pools all settings of the vision knob.
-        output_tokens: None where each generation counts with its own length.
-        n: generations in it; those that ended before `output_tokens` are not.
-        num_pictures: they are of.
-        num_shorter: generations left out because they ended before.
-        dominant: the stage with the largest fraction.
-    """
+    """The generations of one task with the same vision knob (and setting, where one is named) and output length."""
 
     task: str
     vision: str
-    setting: str | None
-    output_tokens: int | None
-    n: int
-    num_pictures: int
-    num_shorter: int
+    setting: str | None  #: None where the regime pools all settings of the vision knob
+    output_tokens: int | None  #: None where each generation counts with its own length
+    n: int  #: generations in it; those that ended before `output_tokens` are not
+    num_pictures: int  #: they are of
+    num_shorter: int  #: generations left out because they ended before
     total_ms: float
     stages: dict[str, StageFraction]
-    dominant: str
+    dominant: str  #: the stage with the largest fraction
 
 
 def regimes_of(groups: Iterable[tuple[Sequence[Generation], int | None, str | None]]) -> list[Regime]:

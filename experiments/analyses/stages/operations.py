@@ -13,22 +13,16 @@ TERA = 1e12
 
 @dataclass(frozen=True)
 class StagePoint:
-    """A stage of one setting: means over the samples that have it.
-
-    Attributes:
-        tflop: operations in 10^12, one multiply-add as 2; decode is all steps.
-        tflop_per_s: summed operations over summed time.
-        mfu: that as a fraction of the peak; None where the peak is not known.
-    """
+    """A stage of one setting: means over the samples that have it."""
 
     task: str
     setting: str
     stage: str
     n: int
-    tflop: float
+    tflop: float  #: operations in 10^12, one multiply-add as 2; decode is all steps
     ms: float
-    tflop_per_s: float
-    mfu: float | None
+    tflop_per_s: float  #: summed operations over summed time
+    mfu: float | None  #: that as a fraction of the peak; None where the peak is not known
 
 
 def with_stage_flops(samples: pd.DataFrame) -> pd.DataFrame:

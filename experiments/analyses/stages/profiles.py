@@ -36,17 +36,11 @@ class PartTime:
 
 @dataclass(frozen=True)
 class StageParts:
-    """The parts of one stage of a profiled run.
+    """The parts of one stage of a profiled run."""
 
-    Attributes:
-        calls: 1 for vision and prefill, one a step for decode.
-        whole: all of it; on the host the length of the stage's ranges.
-        parts: by the names in PARTS, which add up to `whole`.
-    """
-
-    calls: int
-    whole: PartTime
-    parts: Mapping[str, PartTime]
+    calls: int  #: 1 for vision and prefill, one a step for decode
+    whole: PartTime  #: all of it; on the host the length of the stage's ranges
+    parts: Mapping[str, PartTime]  #: by the names in PARTS, which add up to `whole`
 
     def ffn(self) -> PartTime:
         """The time of routing, experts and the rest of the feed-forward parts together."""

@@ -20,23 +20,17 @@ class LineFit:
     one cluster are not independent. Where points are clustered in several ways (by picture, and by the setting during
     which they were measured), each way gives an interval, and the one here reaches from the lowest end to the
     highest.
-
-    Attributes:
-        r2: fraction of the variance of y that the line explains.
-        residual_std: standard deviation of what it does not explain (n - 2).
-        n: points.
-        num_clusters: the fewest that were drawn from, of the ways that have at least two.
-        x_min, x_max: where there were points; outside the line is a guess.
     """
 
     intercept: float
     slope: float
     intercept_ci95: tuple[float, float] | None
     slope_ci95: tuple[float, float] | None
-    r2: float | None
-    residual_std: float | None
-    n: int
-    num_clusters: int
+    r2: float | None  #: fraction of the variance of y that the line explains
+    residual_std: float | None  #: standard deviation of what it does not explain (n - 2)
+    n: int  #: points
+    num_clusters: int  #: the fewest that were drawn from, of the ways that have at least two
+    #: x_min, x_max: where there were points; outside the line is a guess
     x_min: float
     x_max: float
     reason: str | None
@@ -134,20 +128,16 @@ DRIVERS = {"vision": "image_features", "prefill": "prompt_tokens", "decode": "ou
 
 @dataclass(frozen=True)
 class StageLine:
-    """A stage's time in ms against its driver, over the generations with the same top-k and blocks, or over all.
-
-    Attributes:
-        top_k, num_active_blocks: None where all values are pooled, as for vision, which they do not touch.
-        reason: why there is no line.
-    """
+    """A stage's time in ms against its driver, over the generations with the same top-k and blocks, or over all."""
 
     task: str
     stage: str
     driver: str
+    #: top_k, num_active_blocks: None where all values are pooled, as for vision, which they do not touch
     top_k: int | None
     num_active_blocks: int | None
     fit: LineFit | None
-    reason: str | None
+    reason: str | None  #: why there is no line
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,7 @@ class LiveJob:
     """A live evaluation that is loaded, prepared and warmed up.
 
     Attributes:
-        requests: all that can be used; the others are in `failed`, with why.
-        measured: those of them that are run one by one.
         asked: the same, in the form that `outcomes.py` takes.
-        num_warm_ups: unmeasured runs, one for each tiling.
     """
 
     config: ProfilingConfig
@@ -60,10 +57,10 @@ class LiveJob:
     space: KnobSpace
     blocks: BlockChoice
     max_new_tokens: int
-    requests: tuple[LiveRequest, ...]
-    measured: tuple[LiveRequest, ...]
+    requests: tuple[LiveRequest, ...]  #: all that can be used; the others are in `failed`, with why
+    measured: tuple[LiveRequest, ...]  #: those of them that are run one by one
     failed: dict[int, str]
-    num_warm_ups: int
+    num_warm_ups: int  #: unmeasured runs, one for each tiling
     source: dict[str, Any]
 
     @property

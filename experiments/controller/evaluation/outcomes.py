@@ -16,92 +16,66 @@ from experiments.fitting.scores import mean_of
 
 @dataclass(frozen=True)
 class AnsweredRequests:
-    """N requests that every policy answered.
+    """N requests that every policy answered."""
 
-    Attributes:
-        tasks, pictures: [N].
-        best: [N], the highest score of the request's metric.
-    """
-
+    #: tasks, pictures: [N]
     tasks: tuple[str, ...]
     pictures: tuple[str, ...]
-    best: np.ndarray
+    best: np.ndarray  #: [N], the highest score of the request's metric
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """The scores and times of a policy at B budgets for N requests.
-
-    Attributes:
-        choices: [B][N].
-        scores: [B, N], by each task's metric; nan where it has none.
-        latency_s: [B, N], what is compared with the budget.
-        overhead_s: [B, N], time that choosing took.
-    """
+    """The scores and times of a policy at B budgets for N requests."""
 
     name: str
-    choices: tuple[tuple[KnobChoice, ...], ...]
-    scores: np.ndarray
-    latency_s: np.ndarray
-    overhead_s: np.ndarray
+    choices: tuple[tuple[KnobChoice, ...], ...]  #: [B][N]
+    scores: np.ndarray  #: [B, N], by each task's metric; nan where it has none
+    latency_s: np.ndarray  #: [B, N], what is compared with the budget
+    overhead_s: np.ndarray  #: [B, N], time that choosing took
 
 
 @dataclass(frozen=True)
 class BudgetFigures:
-    """The figures of a policy at a budget; times in seconds.
+    """The figures of a policy at a budget; times in seconds."""
 
-    Attributes:
-        accuracy_by_task: task -> mean score by its own metric; None where none of its requests has a score.
-        accuracy: mean over requests of score / best score.
-        accuracy_in_time: the same with 0 for a request that went over the budget.
-        violation_rate: fraction of requests that went over it.
-        violation_rate_possible: the same among requests that some choice would have kept within it; None where there
-            are none, or where it is not known (only a full grid shows it).
-        overhead_share: mean over requests of overhead / latency.
-        choices: key -> requests that it was chosen for, most frequent first.
-    """
-
+    #: task -> mean score by its own metric; None where none of its requests has a score
     accuracy_by_task: Mapping[str, float | None]
-    accuracy: float | None
-    accuracy_in_time: float | None
+    accuracy: float | None  #: mean over requests of score / best score
+    accuracy_in_time: float | None  #: the same with 0 for a request that went over the budget
     latency_mean_s: float
     latency_p50_s: float
     latency_p95_s: float
     latency_p99_s: float
-    violation_rate: float
+    violation_rate: float  #: fraction of requests that went over it
+    #: the same among requests that some choice would have kept within it; None where there are none, or where it is not
+    #: known (only a full grid shows it)
     violation_rate_possible: float | None
     overhead_p50_s: float
     overhead_p99_s: float
-    overhead_share: float
-    choices: Mapping[str, int]
+    overhead_share: float  #: mean over requests of overhead / latency
+    choices: Mapping[str, int]  #: key -> requests that it was chosen for, most frequent first
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of a policy and a baseline on the same requests.
-
-    Attributes:
-        ci95: over pictures: of shares by `bounded_mean_interval`, of latencies by bootstrap, None where every request
-            differs by the same.
-    """
+    """The difference of a policy and a baseline on the same requests."""
 
     value: float
+    #: over pictures: of shares by `bounded_mean_interval`, of latencies by bootstrap, None where every request differs
+    #: by the same
     ci95: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
 class Paired:
-    """A policy compared with a baseline at one budget, or in the mean over several.
+    """A policy compared with a baseline at one budget, or in the mean over several."""
 
-    Attributes:
-        accuracy, accuracy_in_time: fractions of the best score; None where no request has a score.
-        latency_s: means.
-    """
-
+    #: accuracy, accuracy_in_time: fractions of the best score; None where no request has a score
     accuracy: Difference | None
     accuracy_in_time: Difference | None
     violation_rate: Difference | None
-    latency_s: Difference
+    latency_s: Difference  #: means
 
 
 def score_fractions(outcomes: Outcomes, requests: AnsweredRequests) -> np.ndarray:

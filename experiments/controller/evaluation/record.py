@@ -27,32 +27,23 @@ NO_GRID = "only a full grid of these requests tells"
 
 @dataclass(frozen=True)
 class Budget:
-    """A latency budget.
-
-    Attributes:
-        meetable: whether some setting keeps at least 95 % of the requests within it; None where that is not known.
-        share_possible: fraction of the requests that some choice keeps within it; None where that is not known.
-    """
+    """A latency budget."""
 
     seconds: float
+    #: whether some setting keeps at least 95 % of the requests within it; None where that is not known
     meetable: bool | None
+    #: fraction of the requests that some choice keeps within it; None where that is not known
     share_possible: float | None
 
 
 @dataclass(frozen=True)
 class PolicyEvaluation:
-    """The figures of a policy at every budget.
-
-    Attributes:
-        figures: of each budget.
-        gains: of each budget, see `fraction_of_gain`.
-        gain_over_budgets: the same of the mean over the meetable budgets.
-    """
+    """The figures of a policy at every budget."""
 
     name: str
-    figures: tuple[BudgetFigures, ...]
-    gains: tuple[float | None, ...]
-    gain_over_budgets: float | None
+    figures: tuple[BudgetFigures, ...]  #: of each budget
+    gains: tuple[float | None, ...]  #: of each budget, see `fraction_of_gain`
+    gain_over_budgets: float | None  #: the same of the mean over the meetable budgets
 
 
 @dataclass(frozen=True)

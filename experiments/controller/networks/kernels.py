@@ -127,40 +127,30 @@ def odds_kernel(  # type: ignore[no-untyped-def]
 
 @dataclass(frozen=True)
 class OddsLayers:
-    """The two layers of one stage, in float32 on the device.
+    """The two layers of one stage, in float32 on the device."""
 
-    Attributes:
-        weight: [w, S, H] of S states; the norms have no weights.
-        known: [R, w], the inner layer's input without the states; one row is taken.
-        out_weight, out_bias: [V, w], [V].
-    """
-
-    weight: torch.Tensor
-    known: torch.Tensor
+    weight: torch.Tensor  #: [w, S, H] of S states; the norms have no weights
+    known: torch.Tensor  #: [R, w], the inner layer's input without the states; one row is taken
+    #: out_weight, out_bias: [V, w], [V]
     out_weight: torch.Tensor
     out_bias: torch.Tensor
 
 
 @dataclass(frozen=True)
 class BudgetLayers:
-    """The budget token's two layers and its part of stage 1, in float32 on the device.
+    """The budget token's two layers and its part of stage 1, in float32 on the device."""
 
-    Attributes:
-        encode, encode_bias: features [C] -> code [C], before its gelu.
-        code_in, known_bias: code -> known [w].
-        embed, embed_bias: code -> token [H], before it is scaled.
-        squares: [C + 1, C + 1], products of the columns of embed and of its bias after them.
-        embedding_rms: that the token has.
-    """
-
+    #: encode, encode_bias: features [C] -> code [C], before its gelu
     encode: torch.Tensor
     encode_bias: torch.Tensor
+    #: code_in, known_bias: code -> known [w]
     code_in: torch.Tensor
     known_bias: torch.Tensor
+    #: embed, embed_bias: code -> token [H], before it is scaled
     embed: torch.Tensor
     embed_bias: torch.Tensor
-    squares: torch.Tensor
-    embedding_rms: float
+    squares: torch.Tensor  #: [C + 1, C + 1], products of the columns of embed and of its bias after them
+    embedding_rms: float  #: that the token has
 
 
 def launch_budget(layers: BudgetLayers, features: torch.Tensor, known: torch.Tensor, token: torch.Tensor) -> None:

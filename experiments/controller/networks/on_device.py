@@ -80,14 +80,11 @@ class DeviceOdds:
         embeddings: of tokens, [V, H] on the device.
         graph_capturer: makes the replays; None for CUDA graphs.
 
-    Attributes:
-        reason: always None.
-
     Raises:
         ConfigurationError: Triton is missing, or the kernels cannot be built or captured.
     """
 
-    reason: None = None
+    reason: None = None  #: always None
 
     def __init__(
         self, networks: TwoStageNetworks, embeddings: torch.Tensor, graph_capturer: GraphCapturer | None = None

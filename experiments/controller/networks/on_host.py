@@ -27,15 +27,10 @@ MOST_WEIGHTS = 8192
 
 @dataclass(frozen=True)
 class HostBudget:
-    """The values that depend on a budget alone.
+    """The values that depend on a budget alone."""
 
-    Attributes:
-        known: its part in front of stage 1's inner layer [w], biases in it.
-        token: embedding of the budget token [H].
-    """
-
-    known: Array
-    token: Array
+    known: Array  #: its part in front of stage 1's inner layer [w], biases in it
+    token: Array  #: embedding of the budget token [H]
 
 
 class HostNetworks:

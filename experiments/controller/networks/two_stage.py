@@ -65,15 +65,11 @@ TIER, PAUSE, TOP_K, BLOCKS = range(4)
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """The values that the two stages choose from.
-
-    Attributes:
-        pauses: numbers of blocks that may run before stage 2, block 0 counted, ascending.
-        possible: [pauses][block counts], whether the count's blocks contain all that have run by then.
-    """
+    """The values that the two stages choose from."""
 
     knobs: KnobSpace
-    pauses: tuple[int, ...]
+    pauses: tuple[int, ...]  #: numbers of blocks that may run before stage 2, block 0 counted, ascending
+    #: [pauses][block counts], whether the count's blocks contain all that have run by then
     possible: tuple[tuple[bool, ...], ...]
 
     @property

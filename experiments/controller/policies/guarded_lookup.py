@@ -26,15 +26,13 @@ class GuardedLookup:
 
     The answer's length is that of the request where it is known, else what the estimator expects of the task.
 
-    Attributes:
-        margin: fraction of the prediction that is kept free; a negative one lets predictions over the budget pass.
-
     Raises:
         ConfigurationError: a margin of -1 or less, or one that is not finite.
     """
 
     lookup: Lookup
     estimator: LatencyEstimator
+    #: fraction of the prediction that is kept free; a negative one lets predictions over the budget pass
     margin: float = 0.0
     name: str = "lookup_guardrail"
 

@@ -12,33 +12,21 @@ from experiments.controller.knob_choices import KnobChoice
 
 @dataclass(frozen=True)
 class PictureShape:
-    """The sizes of a picture at a tier; both 0 without a picture.
+    """The sizes of a picture at a tier; both 0 without a picture."""
 
-    Attributes:
-        crops: tiles, without the crop of the whole.
-        vision_tokens: image features that enter the language model.
-    """
-
-    crops: int
-    vision_tokens: int
+    crops: int  #: tiles, without the crop of the whole
+    vision_tokens: int  #: image features that enter the language model
 
 
 @dataclass(frozen=True)
 class RequestFeatures:
-    """A request as a policy sees it, before anything of it has run.
-
-    Attributes:
-        sample_id: in the task's split; with the task it names the request.
-        text_tokens: of the prompt, without image features and markers.
-        shapes: tier -> what the picture becomes; contains every tier that may be chosen.
-        output_tokens: expected of the answer; None where nothing is known of it.
-    """
+    """A request as a policy sees it, before anything of it has run."""
 
     task: str
-    sample_id: int
-    text_tokens: int
-    shapes: Mapping[str, PictureShape]
-    output_tokens: float | None
+    sample_id: int  #: in the task's split; with the task it names the request
+    text_tokens: int  #: of the prompt, without image features and markers
+    shapes: Mapping[str, PictureShape]  #: tier -> what the picture becomes; contains every tier that may be chosen
+    output_tokens: float | None  #: expected of the answer; None where nothing is known of it
 
 
 class Policy(Protocol):

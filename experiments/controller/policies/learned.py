@@ -106,17 +106,12 @@ NOT_IN_A_REPLAY = (
 
 @dataclass(frozen=True)
 class LearnedReplay:
-    """A trained policy and the grid's requests that it has states for.
-
-    Attributes:
-        grid: without the requests that have no states.
-        num_without_states: how many those are.
-    """
+    """A trained policy and the grid's requests that it has states for."""
 
     policy: RecordedTwoStage
-    grid: MeasuredGrid
+    grid: MeasuredGrid  #: without the requests that have no states
     caveats: tuple[str, ...]
-    num_without_states: int
+    num_without_states: int  #: how many those are
 
 
 def learned_replay(

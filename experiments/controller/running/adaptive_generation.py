@@ -124,41 +124,27 @@ class AsyncPausedStages(PausedStages):
 
 @dataclass(frozen=True)
 class AdaptiveRequest:
-    """A sample as a request.
-
-    Attributes:
-        prompt: without image tokens.
-        prepared: tier -> tensors on the host, where that is done already; at another tier they are made when it is
-            chosen.
-    """
+    """A sample as a request."""
 
     sample: Sample
-    prompt: str
+    prompt: str  #: without image tokens
     max_new_tokens: int
+    #: tier -> tensors on the host, where that is done already; at another tier they are made when it is chosen
     prepared: Mapping[str, PreparedRequest] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class AdaptiveTimes:
-    """The times of one request, in seconds, by marks of that run. `total_s` is the sum of all but the last two.
+    """The times of one request, in seconds, by marks of that run. `total_s` is the sum of all but the last two."""
 
-    Attributes:
-        first_stage_s: prompt's ids -> tier and pause, both on the host; where modules run, their knobs are reset in it.
-        vision_s: None without a picture.
-        prefill_s: both parts, first token on the host; stage 2 is not in it.
-        second_stage_s: states at the pause -> top-k and blocks on the host.
-        decode_s: None for fewer than 2 tokens.
-        preprocess_s: host time for cutting and tokenising at the chosen tier; outside the total, as in plain runs.
-        transfer_s: host to device; outside the total.
-    """
-
+    #: prompt's ids -> tier and pause, both on the host; where modules run, their knobs are reset in it
     first_stage_s: float
-    vision_s: float | None
-    prefill_s: float
-    second_stage_s: float
-    decode_s: float | None
-    preprocess_s: float
-    transfer_s: float
+    vision_s: float | None  #: None without a picture
+    prefill_s: float  #: both parts, first token on the host; stage 2 is not in it
+    second_stage_s: float  #: states at the pause -> top-k and blocks on the host
+    decode_s: float | None  #: None for fewer than 2 tokens
+    preprocess_s: float  #: host time for cutting and tokenising at the chosen tier; outside the total, as in plain runs
+    transfer_s: float  #: host to device; outside the total
 
     @property
     def controller_s(self) -> float:
@@ -173,27 +159,19 @@ class AdaptiveTimes:
 
 @dataclass(frozen=True)
 class AdaptiveRun:
-    """The answer to one request at the knobs that its controller chose.
-
-    Attributes:
-        choice: tier, top-k and number of blocks.
-        pause: blocks that had run when stage 2 decided.
-        setting: what the choice is for this model; the decode ran at it.
-        prefill_experts: experts per token of each block of the setting in the prefill: those before the pause ran with
-            the model's own number, before top-k was chosen.
-        request: as it was prepared at the tier, for its sizes.
-        ended: whether end-of-sequence came before the limit.
-    """
+    """The answer to one request at the knobs that its controller chose."""
 
     token_ids: tuple[int, ...]
     text: str
-    choice: KnobChoice
-    pause: int
-    setting: KnobSetting
+    choice: KnobChoice  #: tier, top-k and number of blocks
+    pause: int  #: blocks that had run when stage 2 decided
+    setting: KnobSetting  #: what the choice is for this model; the decode ran at it
+    #: experts per token of each block of the setting in the prefill: those before the pause ran with the model's own
+    #: number, before top-k was chosen
     prefill_experts: tuple[int, ...]
-    request: PreparedRequest
+    request: PreparedRequest  #: as it was prepared at the tier, for its sizes
     times: AdaptiveTimes
-    ended: bool
+    ended: bool  #: whether end-of-sequence came before the limit
 
 
 def prompt_ids(model: MolmoeStagedModel, prompt: str) -> torch.Tensor:

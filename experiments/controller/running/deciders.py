@@ -14,14 +14,10 @@ from experiments.controller.networks.two_stage import ActionSpace
 
 @dataclass(frozen=True)
 class FirstDecision:
-    """Stage 1's decision, before the vision encoder.
-
-    Attributes:
-        pause: blocks of the prefill that run before stage 2, block 0 counted.
-    """
+    """Stage 1's decision, before the vision encoder."""
 
     tier: str
-    pause: int
+    pause: int  #: blocks of the prefill that run before stage 2, block 0 counted
 
 
 @dataclass(frozen=True)

@@ -23,36 +23,25 @@ from experiments.controller.policies.interface import PictureShape, Policy, Requ
 
 @dataclass(frozen=True)
 class LiveRequest:
-    """A sample prepared at every tier, on the host.
+    """A sample prepared at every tier, on the host."""
 
-    Attributes:
-        task_name: with the sample's id it names the request.
-        prepared: tier -> tensors.
-    """
-
-    task_name: str
+    task_name: str  #: with the sample's id it names the request
     sample: Sample
     prompt: str
-    prepared: Mapping[str, PreparedRequest]
+    prepared: Mapping[str, PreparedRequest]  #: tier -> tensors
     features: RequestFeatures
 
 
 @dataclass(frozen=True)
 class AdaptiveAnswer:
-    """The answer to one request at knobs chosen for it; times in seconds.
-
-    Attributes:
-        token_ids: end-of-sequence included where it came.
-        total_s: `T_total`, from the request handed to the model to its last token on the host.
-        overhead_s: choosing and putting the choice in force.
-        latency_s: what is compared with the budget: both, where the choice is made before the clock of `total_s`
-            starts; `total_s` alone where it is made inside.
-    """
+    """The answer to one request at knobs chosen for it; times in seconds."""
 
     choice: KnobChoice
-    token_ids: tuple[int, ...]
-    total_s: float
-    overhead_s: float
+    token_ids: tuple[int, ...]  #: end-of-sequence included where it came
+    total_s: float  #: `T_total`, from the request handed to the model to its last token on the host
+    overhead_s: float  #: choosing and putting the choice in force
+    #: what is compared with the budget: both, where the choice is made before the clock of `total_s` starts; `total_s`
+    #: alone where it is made inside
     latency_s: float
 
 

@@ -11,17 +11,11 @@ from experiments.controller.networks.two_stage import BLOCKS, PAUSE, TIER, TOP_K
 
 @dataclass(frozen=True)
 class BudgetedRequests:
-    """The places of B requests, with a budget each.
+    """The places of B requests, with a budget each."""
 
-    Attributes:
-        samples: [B], places in the environment.
-        levels: [B], places among the budgets that the environment answers at; zeros where any is possible.
-        budgets_s: [B], float64.
-    """
-
-    samples: torch.Tensor
-    levels: torch.Tensor
-    budgets_s: torch.Tensor
+    samples: torch.Tensor  #: [B], places in the environment
+    levels: torch.Tensor  #: [B], places among the budgets that the environment answers at; zeros where any is possible
+    budgets_s: torch.Tensor  #: [B], float64
 
     def repeated(self, times: int) -> "BudgetedRequests":
         """Each request repeated so many times in a row."""
@@ -32,33 +26,22 @@ class BudgetedRequests:
 
 @dataclass(frozen=True)
 class RollOut:
-    """The results of B requests, all on the host.
-
-    Attributes:
-        prompts: [B, H], what stage 1 saw beside the budget.
-        states: [B, 2, H], what stage 2 saw.
-        actions: [B, 4], columns TIER, PAUSE, TOP_K and BLOCKS: places in the action space.
-        accuracy: [B], fraction of the metric's best score.
-        latency_s: [B].
-    """
+    """The results of B requests, all on the host."""
 
     budgeted: BudgetedRequests
-    prompts: torch.Tensor
-    states: torch.Tensor
-    actions: torch.Tensor
-    accuracy: torch.Tensor
-    latency_s: torch.Tensor
+    prompts: torch.Tensor  #: [B, H], what stage 1 saw beside the budget
+    states: torch.Tensor  #: [B, 2, H], what stage 2 saw
+    actions: torch.Tensor  #: [B, 4], columns TIER, PAUSE, TOP_K and BLOCKS: places in the action space
+    accuracy: torch.Tensor  #: [B], fraction of the metric's best score
+    latency_s: torch.Tensor  #: [B]
 
 
 class Environment(Protocol):
-    """Answers requests with budgets.
-
-    Attributes:
-        budget_token_is_fixed: its states were recorded with the budget token as it is, which must not be trained then.
-    """
+    """Answers requests with budgets."""
 
     space: ActionSpace
     hidden_size: int
+    #: its states were recorded with the budget token as it is, which must not be trained then
     budget_token_is_fixed: bool
 
     def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:

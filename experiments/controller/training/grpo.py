@@ -20,27 +20,19 @@ MOST_TOGETHER = 100_000
 
 @dataclass(frozen=True)
 class GrpoRecipe:
-    """The hyperparameters of an update.
+    """The hyperparameters of an update."""
 
-    Attributes:
-        group_size: roll-outs of each request, which are compared with each other alone.
-        spread_floor: added to a group's standard deviation where its advantages are normalised by it. Groups whose
-            rewards differ by some milliseconds alone would else pull as hard as those that differ in being right, and
-            all choices collapse to the fastest before what distinguishes requests is learned.
-        asks_per_update: groups in an update.
-        epochs: steps on the same roll-outs; from the second on the ratios leave 1 and the clip acts.
-        clip: ratios beyond 1 +- this gain nothing more.
-        entropy_weight: of the entropy of the four actions in the objective; falls evenly to 0 at the last update.
-        kl_weight: of the divergence from the networks that the training started from; 0 leaves it out.
-    """
-
-    group_size: int = 5
+    group_size: int = 5  #: roll-outs of each request, which are compared with each other alone
+    #: added to a group's standard deviation where its advantages are normalised by it. Groups whose rewards differ by
+    #: some milliseconds alone would else pull as hard as those that differ in being right, and all choices collapse to
+    #: the fastest before what distinguishes requests is learned.
     spread_floor: float = 0.1
-    asks_per_update: int = 32
-    epochs: int = 2
-    clip: float = 0.2
+    asks_per_update: int = 32  #: groups in an update
+    epochs: int = 2  #: steps on the same roll-outs; from the second on the ratios leave 1 and the clip acts
+    clip: float = 0.2  #: ratios beyond 1 +- this gain nothing more
+    #: of the entropy of the four actions in the objective; falls evenly to 0 at the last update
     entropy_weight: float = 0.1
-    kl_weight: float = 0.0
+    kl_weight: float = 0.0  #: of the divergence from the networks that the training started from; 0 leaves it out
     learning_rate: float = 3e-3
     max_grad_norm: float = 1.0
 

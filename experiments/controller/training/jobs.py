@@ -47,18 +47,13 @@ SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS = 30, 12
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training before its first update: loaded and measured.
-
-    Attributes:
-        held_out: other pictures than those trained on; None where there are no tables of any.
-        caption: of the curves.
-        left_out: "task id" of each sample that was requested and is not trained or evaluated on -> why.
-    """
+    """A training before its first update: loaded and measured."""
 
     networks: TwoStageNetworks
     environment: Environment
-    held_out: TabledEnvironment | None
-    caption: str
+    held_out: TabledEnvironment | None  #: other pictures than those trained on; None where there are no tables of any
+    caption: str  #: of the curves
+    #: "task id" of each sample that was requested and is not trained or evaluated on -> why
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def teach(self, plan: TrainingPlan) -> list[float]:

@@ -40,15 +40,11 @@ SampleKey = tuple[str, int]
 
 @dataclass(frozen=True)
 class PictureQuestion:
-    """A sample without its picture, which is read again when it is needed, since many do not fit into memory.
-
-    Attributes:
-        text: ids [S] of its prompt on the host, without special tokens.
-    """
+    """A sample without its picture, which is read again when it is needed, since many do not fit into memory."""
 
     task: Task
     sample_id: int
-    text: torch.Tensor
+    text: torch.Tensor  #: ids [S] of its prompt on the host, without special tokens
 
     @property
     def key(self) -> SampleKey:
@@ -99,29 +95,18 @@ _States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class RecordedStates:
-    """The states of S samples, T tiers, P pauses and L budgets, all on the host in float32.
+    """The states of S samples, T tiers, P pauses and L budgets, all on the host in float32."""
 
-    Attributes:
-        keys: (task, sample id) of each sample.
-        prompts: [S, H].
-        last: [S, T, P, H], the prompt's last token.
-        tokens: [S, T, P, L, H], the budget token.
-        budgets_s: [L], float64.
-        budget: weights of the `BudgetToken`.
-        failed: "task id" -> why it could not be used.
-        model: name and digest, so that states of other weights are distinguished.
-        splits: task -> the split that its samples are of; None in a file from before splits were kept.
-    """
-
-    keys: tuple[tuple[str, int], ...]
-    prompts: torch.Tensor
-    last: torch.Tensor
-    tokens: torch.Tensor
-    budgets_s: torch.Tensor
+    keys: tuple[tuple[str, int], ...]  #: (task, sample id) of each sample
+    prompts: torch.Tensor  #: [S, H]
+    last: torch.Tensor  #: [S, T, P, H], the prompt's last token
+    tokens: torch.Tensor  #: [S, T, P, L, H], the budget token
+    budgets_s: torch.Tensor  #: [L], float64
     space: ActionSpace
-    budget: Mapping[str, torch.Tensor]
-    failed: Mapping[str, str]
-    model: Mapping[str, str]
+    budget: Mapping[str, torch.Tensor]  #: weights of the `BudgetToken`
+    failed: Mapping[str, str]  #: "task id" -> why it could not be used
+    model: Mapping[str, str]  #: name and digest, so that states of other weights are distinguished
+    #: task -> the split that its samples are of; None in a file from before splits were kept
     splits: Mapping[str, str] | None = None
 
     def save(self, path: Path) -> None:

@@ -33,18 +33,13 @@ DRAWN: Mapping[str, Any] = {"kind": "drawn"}
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything that determines the result, except for the environment.
-
-    Attributes:
-        seed: of the initial weights, of requests and of draws.
-        warm_start: how the networks were taught before; None for not at all.
-    """
+    """Everything that determines the result, except for the environment."""
 
     grpo: GrpoRecipe
     reward: RewardRecipe
     updates: int
-    seed: int
-    warm_start: Mapping[str, Any] | None = None
+    seed: int  #: of the initial weights, of requests and of draws
+    warm_start: Mapping[str, Any] | None = None  #: how the networks were taught before; None for not at all
 
     def __post_init__(self) -> None:
         check_within("--updates", self.updates, 1, MOST_TIMES)

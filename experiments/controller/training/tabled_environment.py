@@ -19,23 +19,14 @@ NEIGHBOURHOOD = 0.2
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables of S samples, T tiers, P pauses, L budgets, K values of top-k, C numbers of blocks; all on the host.
+    """Tables of S samples, T tiers, P pauses, L budgets, K values of top-k, C numbers of blocks; all on the host."""
 
-    Attributes:
-        prompts: [S, H].
-        last: [S, T, P, H], the prompt's last token at the pause.
-        tokens: [S, T, P, L, H], the budget token there.
-        budgets_s: [L], float64, ascending.
-        accuracy: [S, T, K, C], fractions of the metric's best score.
-        latency_s: [S, T, K, C].
-    """
-
-    prompts: torch.Tensor
-    last: torch.Tensor
-    tokens: torch.Tensor
-    budgets_s: torch.Tensor
-    accuracy: torch.Tensor
-    latency_s: torch.Tensor
+    prompts: torch.Tensor  #: [S, H]
+    last: torch.Tensor  #: [S, T, P, H], the prompt's last token at the pause
+    tokens: torch.Tensor  #: [S, T, P, L, H], the budget token there
+    budgets_s: torch.Tensor  #: [L], float64, ascending
+    accuracy: torch.Tensor  #: [S, T, K, C], fractions of the metric's best score
+    latency_s: torch.Tensor  #: [S, T, K, C]
 
 
 class TabledEnvironment:

@@ -17,15 +17,11 @@ from experiment_core_utils.primitives.files import read_regular_file, replaced_w
 
 @dataclass(frozen=True)
 class FileKind:
-    """The kind and version that a file records of itself.
-
-    Attributes:
-        usual_name: under which `experiments.controller.train` writes it.
-    """
+    """The kind and version that a file records of itself."""
 
     kind: str
     version: int
-    usual_name: str
+    usual_name: str  #: under which `experiments.controller.train` writes it
 
     @property
     def advice(self) -> str:

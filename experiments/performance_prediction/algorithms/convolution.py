@@ -45,26 +45,22 @@ def algorithm_named(name: str) -> AlgorithmName:
 class ConvShape:
     """The shape of one call of a 2-D convolution (cross-correlation) over a zero-padded NCHW input, without bias.
 
-    Attributes:
-        batch, in_channels, height, width: of the input.
-        out_channels: in all groups together.
-        kernel, stride, padding, dilation: vertical, then horizontal; the padding is added on both sides.
-        groups: each sees in_channels / groups input channels and makes out_channels / groups.
-
     Raises:
         ConfigurationError: sizes that make no convolution.
     """
 
+    #: batch, in_channels, height, width: of the input
     batch: int
     in_channels: int
     height: int
     width: int
-    out_channels: int
+    out_channels: int  #: in all groups together
+    #: kernel, stride, padding, dilation: vertical, then horizontal; the padding is added on both sides
     kernel: Pair
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
-    groups: int = 1
+    groups: int = 1  #: each sees in_channels / groups input channels and makes out_channels / groups
 
     def __post_init__(self) -> None:
         counts = (self.batch, self.in_channels, self.height, self.width, self.out_channels, self.groups)
@@ -182,22 +178,15 @@ def nothing_to_close() -> None:
 
 @dataclass(frozen=True)
 class PreparedConvolution:
-    """A convolution that its engine has granted.
+    """A convolution that its engine has granted."""
 
-    Attributes:
-        shape: of the only call that it covers.
-        asked: the algorithm that was requested.
-        runs: the one that runs; another than `requested` only for `guess`, which makes a choice.
-        engine: whose code runs.
-        workspace_bytes: beside input, weight and output, while it runs; None where the engine does not report it.
-        run: input [N,C,H,W] and weight [K,C/groups,R,S], both contiguous, to output [N,K,Ho,Wo]; no bias.
-        close: releases the engine's resources for it; `run` must not be called after.
-    """
-
-    shape: ConvShape
-    asked: AlgorithmName
-    runs: AlgorithmName
-    engine: Engine
+    shape: ConvShape  #: of the only call that it covers
+    asked: AlgorithmName  #: the algorithm that was requested
+    runs: AlgorithmName  #: the one that runs; another than `requested` only for `guess`, which makes a choice
+    engine: Engine  #: whose code runs
+    #: beside input, weight and output, while it runs; None where the engine does not report it
     workspace_bytes: int | None
+    #: input [N,C,H,W] and weight [K,C/groups,R,S], both contiguous, to output [N,K,Ho,Wo]; no bias
     run: Callable[[Tensor, Tensor], Tensor]
+    #: releases the engine's resources for it; `run` must not be called after
     close: Callable[[], None] = nothing_to_close

@@ -36,20 +36,14 @@ OWN_KERNELS: tuple[AlgorithmName, ...] = ("direct", "winograd")
 class Placement:
     """The device and the number format of convolutions.
 
-    Attributes:
-        device: the CPU, or a GPU with its index.
-        dtype: of input, weight and output.
-        precision: on the CPU always `fma`.
-        backend: `ai3` in place of the project's own operations, on the CPU only.
-
     Raises:
         ConfigurationError: what does not go together.
     """
 
-    device: torch.device
-    dtype: torch.dtype = torch.float32
-    precision: Precision = "fma"
-    backend: Backend = "own"
+    device: torch.device  #: the CPU, or a GPU with its index
+    dtype: torch.dtype = torch.float32  #: of input, weight and output
+    precision: Precision = "fma"  #: on the CPU always `fma`
+    backend: Backend = "own"  #: `ai3` in place of the project's own operations, on the CPU only
 
     def __post_init__(self) -> None:
         if self.device.type == "cpu":

@@ -94,17 +94,11 @@ Matrix = tuple[tuple[Fraction, ...], ...]
 
 @dataclass(frozen=True)
 class WinogradTransform:
-    """The matrices of F(m, r), with n = m + r - 1.
+    """The matrices of F(m, r), with n = m + r - 1."""
 
-    Attributes:
-        output: A^T [m, n].
-        kernel: G [n, r].
-        given: B^T [n, n].
-    """
-
-    output: Matrix
-    kernel: Matrix
-    given: Matrix
+    output: Matrix  #: A^T [m, n]
+    kernel: Matrix  #: G [n, r]
+    given: Matrix  #: B^T [n, n]
 
 
 @cache

@@ -29,27 +29,16 @@ _LAYERS_NAMED = 8
 
 @dataclass(frozen=True)
 class LayerSupport:
-    """A convolution of a network and the algorithm that is to run there.
+    """A convolution of a network and the algorithm that is to run there."""
 
-    Attributes:
-        layer: its name in the network.
-        shape: of its call.
-        asked: the algorithm that was requested.
-        runs: the algorithm that runs; None where none does.
-        engine: whose code; None where none.
-        fell_back: `runs` replaces `requested`, which was refused.
-        reason: of the refusal; None where `requested` was granted.
-        workspace_bytes: of what runs; None where not known.
-    """
-
-    layer: str
-    shape: ConvShape
-    asked: AlgorithmName
-    runs: AlgorithmName | None
-    engine: Engine | None
-    fell_back: bool
-    reason: str | None
-    workspace_bytes: int | None
+    layer: str  #: its name in the network
+    shape: ConvShape  #: of its call
+    asked: AlgorithmName  #: the algorithm that was requested
+    runs: AlgorithmName | None  #: the algorithm that runs; None where none does
+    engine: Engine | None  #: whose code; None where none
+    fell_back: bool  #: `runs` replaces `requested`, which was refused
+    reason: str | None  #: of the refusal; None where `requested` was granted
+    workspace_bytes: int | None  #: of what runs; None where not known
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,10 @@ from experiments.performance_prediction.networks.vgg_alexnet import AlexNet, Vgg
 
 @dataclass(frozen=True)
 class CnnModel:
-    """A network by its published name.
+    """A network by its published name."""
 
-    Attributes:
-        build: makes it.
-        smallest_input: the side of the smallest square input that leaves something to pool.
-    """
-
-    build: Callable[[], nn.Module]
-    smallest_input: int
+    build: Callable[[], nn.Module]  #: makes it
+    smallest_input: int  #: the side of the smallest square input that leaves something to pool
 
 
 MODELS: Mapping[str, CnnModel] = {

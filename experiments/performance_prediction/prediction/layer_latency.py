@@ -32,14 +32,10 @@ _POINTS, _STEPS = 250, 25
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The hyperparameters as natural logarithms.
+    """The hyperparameters as natural logarithms."""
 
-    Attributes:
-        lengths: of each feature, in units of its standard deviation over the points.
-        signal, noise: standard deviations of the values.
-    """
-
-    lengths: tuple[float, ...]
+    lengths: tuple[float, ...]  #: of each feature, in units of its standard deviation over the points
+    #: signal, noise: standard deviations of the values
     signal: float
     noise: float
 

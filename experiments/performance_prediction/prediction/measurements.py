@@ -20,33 +20,20 @@ Row = Mapping[str, Cell]
 
 @dataclass(frozen=True)
 class MeasuredLayer:
-    """A convolution of a measured inference.
-
-    Attributes:
-        runs: the algorithm that ran; for `guess` its choice.
-        fell_back: `guess` ran because the algorithm that was requested refused, for the reason `refusal`.
-        latency_s: mean of the layer pass, bias included.
-    """
+    """A convolution of a measured inference."""
 
     layer: str
     shape: ConvShape
     asked: AlgorithmName
-    runs: AlgorithmName
-    fell_back: bool
+    runs: AlgorithmName  #: the algorithm that ran; for `guess` its choice
+    fell_back: bool  #: `guess` ran because the algorithm that was requested refused, for the reason `refusal`
     refusal: str | None
-    latency_s: float
+    latency_s: float  #: mean of the layer pass, bias included
 
 
 @dataclass(frozen=True)
 class MeasuredInference:
-    """A row of an overall table with its layers.
-
-    Attributes:
-        device_s: mean of the layer pass; on a GPU without waiting for the host.
-        whole_s: mean of the whole-model pass.
-        energy_j: of one inference; None where it was not measured.
-        energy_s: an inference in the energy window; None likewise.
-    """
+    """A row of an overall table with its layers."""
 
     device: str
     precision: str
@@ -55,10 +42,10 @@ class MeasuredInference:
     input_size: int
     batch_size: int
     layers: tuple[MeasuredLayer, ...]
-    device_s: float
-    whole_s: float
-    energy_j: float | None
-    energy_s: float | None
+    device_s: float  #: mean of the layer pass; on a GPU without waiting for the host
+    whole_s: float  #: mean of the whole-model pass
+    energy_j: float | None  #: of one inference; None where it was not measured
+    energy_s: float | None  #: an inference in the energy window; None likewise
 
     @property
     def key(self) -> tuple[str, str, str, int, int]:
@@ -68,15 +55,10 @@ class MeasuredInference:
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measurements that a predictor is fitted to.
+    """The measurements that a predictor is fitted to."""
 
-    Attributes:
-        inferences: each combination and size once.
-        energies: those with energy; some of them may be no members of `inferences`.
-    """
-
-    inferences: tuple[MeasuredInference, ...]
-    energies: tuple[MeasuredInference, ...]
+    inferences: tuple[MeasuredInference, ...]  #: each combination and size once
+    energies: tuple[MeasuredInference, ...]  #: those with energy; some of them may be no members of `inferences`
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -213,19 +195,12 @@ LARGE_FRACTION = 0.1
 
 @dataclass(frozen=True)
 class Disagreement:
-    """The times in the tables of one algorithm against those in all others.
+    """The times in the tables of one algorithm against those in all others."""
 
-    Attributes:
-        asked: the algorithm that was requested.
-        far_longer: shapes whose layers took more than `FAR_LONGER` times the others' median.
-        shared: shapes that other tables have too, run by the same algorithm.
-        worst: the largest of the ratios.
-    """
-
-    asked: AlgorithmName
-    far_longer: int
-    shared: int
-    worst: float
+    asked: AlgorithmName  #: the algorithm that was requested
+    far_longer: int  #: shapes whose layers took more than `FAR_LONGER` times the others' median
+    shared: int  #: shapes that other tables have too, run by the same algorithm
+    worst: float  #: the largest of the ratios
 
 
 def disagreements(layers: Iterable[MeasuredLayer]) -> list[Disagreement]:

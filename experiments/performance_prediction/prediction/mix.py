@@ -22,26 +22,18 @@ LEAST_GAIN = 0.05
 
 @dataclass(frozen=True)
 class MeasuredGain:
-    """The gain of a mix that was chosen without having seen the size; seconds of the convolutions.
-
-    Attributes:
-        guess_s: all layers with `guess`.
-        mix_s: each with what was chosen for it.
-        best_s: each with the shortest measured time: what no choice can beat, too good by the noise of measuring.
-        changed: layers for which another algorithm than `guess` was chosen.
-        refused: of those, where the choice was refused, so that `guess` runs.
-    """
+    """The gain of a mix that was chosen without having seen the size; seconds of the convolutions."""
 
     model: str
     input_size: int
-    guess_s: float
-    mix_s: float
-    best_s: float
+    guess_s: float  #: all layers with `guess`
+    mix_s: float  #: each with what was chosen for it
+    best_s: float  #: each with the shortest measured time: what no choice can beat, too good by the noise of measuring
     predicted_guess_s: float
     predicted_mix_s: float
     layers: int
-    changed: int
-    refused: int
+    changed: int  #: layers for which another algorithm than `guess` was chosen
+    refused: int  #: of those, where the choice was refused, so that `guess` runs
 
     @property
     def speedup(self) -> float:

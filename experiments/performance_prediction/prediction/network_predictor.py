@@ -27,68 +27,47 @@ from experiments.performance_prediction.prediction.whole import (
 
 @dataclass(frozen=True)
 class PredictedLayer:
-    """The prediction of one convolution.
-
-    Attributes:
-        asked: the algorithm that was requested, or that a mix chose.
-        runs: the same, or `guess` where it is not expected to be granted.
-        support: why.
-        energy_j: None where energy was not fitted.
-    """
+    """The prediction of one convolution."""
 
     layer: str
     shape: ConvShape
-    asked: AlgorithmName
-    runs: AlgorithmName
-    support: Support
+    asked: AlgorithmName  #: the algorithm that was requested, or that a mix chose
+    runs: AlgorithmName  #: the same, or `guess` where it is not expected to be granted
+    support: Support  #: why
     latency: PredictedLatency
-    energy_j: float | None
+    energy_j: float | None  #: None where energy was not fitted
 
 
 @dataclass(frozen=True)
 class PredictedInference:
-    """The prediction of one network with one algorithm, or a mix of them, at one size.
-
-    Attributes:
-        asked: None for a mix.
-        convolutions_s, rest_s: sum of the layers, and the other operations on the device.
-        device_s: both.
-        host_s: in which the host issues everything; None where it was never waited for.
-        whole_s: the longer of the two.
-        energy_j: None with a reason.
-    """
+    """The prediction of one network with one algorithm, or a mix of them, at one size."""
 
     model: str
-    asked: AlgorithmName | None
+    asked: AlgorithmName | None  #: None for a mix
     input_size: int
     batch_size: int
     layers: tuple[PredictedLayer, ...]
+    #: convolutions_s, rest_s: sum of the layers, and the other operations on the device
     convolutions_s: float
     rest_s: float
-    device_s: float
-    host_s: float | None
-    whole_s: float
-    energy_j: float | None
+    device_s: float  #: both
+    host_s: float | None  #: in which the host issues everything; None where it was never waited for
+    whole_s: float  #: the longer of the two
+    energy_j: float | None  #: None with a reason
     energy_reason: str | None
 
 
 @dataclass(frozen=True)
 class DevicePredictor:
-    """The predictor of one device, with everything that was fitted.
-
-    Attributes:
-        latencies: by algorithm; one that ran in too few shapes is not in it.
-        support: by algorithm that was requested.
-        energy: None with a reason.
-    """
+    """The predictor of one device, with everything that was fitted."""
 
     device: str
     precision: str
-    latencies: Mapping[AlgorithmName, LayerLatency]
-    support: Mapping[AlgorithmName, SupportRules]
+    latencies: Mapping[AlgorithmName, LayerLatency]  #: by algorithm; one that ran in too few shapes is not in it
+    support: Mapping[AlgorithmName, SupportRules]  #: by algorithm that was requested
     rest: RestModel
     host: HostModel | None
-    energy: EnergyModel | None
+    energy: EnergyModel | None  #: None with a reason
     energy_reason: str | None
 
     @property

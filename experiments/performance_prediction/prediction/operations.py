@@ -23,19 +23,12 @@ _CONVOLUTION, _PRODUCT = "convolution", "addmm"
 
 @dataclass(frozen=True)
 class NetworkOperations:
-    """The operations of one forward pass.
+    """The operations of one forward pass."""
 
-    Attributes:
-        convolutions: by layer in the order of their calls.
-        others: operations that are none: normalisation, activation, pooling, sums, products.
-        other_bytes: what those read and write, in float32, without the fully connected layers.
-        product_bytes: of the fully connected layers, weights above all.
-    """
-
-    convolutions: Mapping[str, ConvShape]
-    others: int
-    other_bytes: int
-    product_bytes: int
+    convolutions: Mapping[str, ConvShape]  #: by layer in the order of their calls
+    others: int  #: operations that are none: normalisation, activation, pooling, sums, products
+    other_bytes: int  #: what those read and write, in float32, without the fully connected layers
+    product_bytes: int  #: of the fully connected layers, weights above all
 
 
 @cache

@@ -23,18 +23,14 @@ SCHEMA = "convolution-latency/1"
 
 @dataclass(frozen=True)
 class FittedDevice:
-    """A predictor and what it was fitted to.
-
-    Attributes:
-        models, input_sizes, batch_sizes: of the tables.
-        scores: of the folds; the predictor itself is fitted to everything.
-    """
+    """A predictor and what it was fitted to."""
 
     predictor: DevicePredictor
+    #: models, input_sizes, batch_sizes: of the tables
     models: tuple[str, ...]
     input_sizes: tuple[int, ...]
     batch_sizes: tuple[int, ...]
-    scores: tuple[ScoreRow, ...]
+    scores: tuple[ScoreRow, ...]  #: of the folds; the predictor itself is fitted to everything
 
 
 def save_fitted(devices: Sequence[FittedDevice], path: Path) -> None:

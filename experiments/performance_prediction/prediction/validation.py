@@ -71,20 +71,13 @@ _EVERY, _FIRST = 3, 1
 
 @dataclass(frozen=True)
 class Fold:
-    """The measurements that are fitted to, and those that are predicted.
+    """The measurements that are fitted to, and those that are predicted."""
 
-    Attributes:
-        kind: one of the three names above.
-        name: the sizes or the model left out.
-        train: without any inference of `test`.
-        test: what was left out.
-        left_out: shapes that the fit may not see either: those of a model left out, in whatever other model.
-    """
-
-    kind: str
-    name: str
-    train: Measurements
-    test: Measurements
+    kind: str  #: one of the three names above
+    name: str  #: the sizes or the model left out
+    train: Measurements  #: without any inference of `test`
+    test: Measurements  #: what was left out
+    #: shapes that the fit may not see either: those of a model left out, in whatever other model
     left_out: frozenset[ConvShape] = frozenset()
 
 
@@ -140,22 +133,18 @@ LAYER, DEVICE, WHOLE, ENERGY = "layer", "network, device", "network, with host",
 
 @dataclass(frozen=True)
 class PredictedAndMeasured:
-    """A predicted figure beside the measured one, in seconds or joules.
+    """A predicted figure beside the measured one, in seconds or joules."""
 
-    Attributes:
-        fold_kind, fold: which fold left it out.
-        method, level: of the names above.
-        layer: None for a whole network.
-    """
-
+    #: fold_kind, fold: which fold left it out
     fold_kind: str
     fold: str
+    #: method, level: of the names above
     method: str
     level: str
     model: str
     algorithm: AlgorithmName
     input_size: int
-    layer: str | None
+    layer: str | None  #: None for a whole network
     predicted: float
     measured: float
 
@@ -167,21 +156,14 @@ class PredictedAndMeasured:
 
 @dataclass(frozen=True)
 class FoldResult:
-    """The results of a fold.
-
-    Attributes:
-        predictor: fitted to its training part.
-        layers_known: fraction of the layers left out whose shape was in the training part, at another size.
-        layers_covered: fraction of them within the interval of 95 % that was predicted.
-        support_wrong: layers for which another algorithm was expected to run than did.
-    """
+    """The results of a fold."""
 
     fold: Fold
-    predictor: DevicePredictor
+    predictor: DevicePredictor  #: fitted to its training part
     comparisons: tuple[PredictedAndMeasured, ...]
-    layers_known: float
-    layers_covered: float
-    support_wrong: int
+    layers_known: float  #: fraction of the layers left out whose shape was in the training part, at another size
+    layers_covered: float  #: fraction of them within the interval of 95 % that was predicted
+    support_wrong: int  #: layers for which another algorithm was expected to run than did
 
 
 class _Figures(NamedTuple):
@@ -268,18 +250,13 @@ METHODS = (OURS, ROOFLINE, LINEAR)
 
 @dataclass(frozen=True)
 class ScoreRow(PredictionScore):
-    """A score with its kind of fold, level and method.
-
-    Attributes:
-        fold: the model or the sizes left out, or `all` folds of the kind together.
-        algorithm: that was requested, or `all`.
-    """
+    """A score with its kind of fold, level and method."""
 
     fold_kind: str
-    fold: str
+    fold: str  #: the model or the sizes left out, or `all` folds of the kind together
     method: str
     level: str
-    algorithm: str
+    algorithm: str  #: that was requested, or `all`
 
 
 def score_rows(results: Sequence[FoldResult]) -> list[ScoreRow]:

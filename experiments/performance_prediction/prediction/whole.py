@@ -111,20 +111,15 @@ LEAST_ENERGIES = 8
 
 @dataclass(frozen=True)
 class EnergyModel:
-    """A model of energy with coefficients of 0 and more, beyond those of the seconds of a whole inference.
-
-    Attributes:
-        convolution_w, per_flop_j: by algorithm that ran; one whose energy was not measured is not in them.
-        guess: the algorithm that `guess` ran as most often; None where it was not measured.
-        basis: what the model was fitted to, in words.
-    """
+    """A model of energy with coefficients of 0 and more, beyond those of the seconds of a whole inference."""
 
     whole_w: float
     rest_w: float
+    #: convolution_w, per_flop_j: by algorithm that ran; one whose energy was not measured is not in them
     convolution_w: Mapping[AlgorithmName, float]
     per_flop_j: Mapping[AlgorithmName, float]
-    guess: AlgorithmName | None
-    basis: str
+    guess: AlgorithmName | None  #: the algorithm that `guess` ran as most often; None where it was not measured
+    basis: str  #: what the model was fitted to, in words
 
     def joules(
         self, whole_s: float, rest_s: float, convolutions: Iterable[tuple[AlgorithmName, float, ConvShape]]

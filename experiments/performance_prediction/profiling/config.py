@@ -61,20 +61,14 @@ class ProfiledPair:
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """The values that a command requests.
-
-    Attributes:
-        stage: folder of the results below `output_dir`.
-        gpu: label that the device must have; None for whatever is there.
-        energy_window_s: least length of an energy window.
-    """
+    """The values that a command requests."""
 
     combinations: tuple[ProfiledPair, ...]
-    stage: str
+    stage: str  #: folder of the results below `output_dir`
     output_dir: Path
-    gpu: str | None
+    gpu: str | None  #: label that the device must have; None for whatever is there
     energy: Energy
-    energy_window_s: float
+    energy_window_s: float  #: least length of an energy window
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -128,15 +128,10 @@ class SwappedConvolutions:
 
 @dataclass(frozen=True)
 class RunningLayer:
-    """A convolution layer as it runs.
+    """A convolution layer as it runs."""
 
-    Attributes:
-        module: what is called; bias included.
-        convolution: the network's own module, whose weight and bias are used.
-    """
-
-    module: nn.Module
-    convolution: nn.Conv2d
+    module: nn.Module  #: what is called; bias included
+    convolution: nn.Conv2d  #: the network's own module, whose weight and bias are used
     shape: ConvShape
 
     def reference(self, given: torch.Tensor) -> torch.Tensor:

@@ -20,95 +20,65 @@ from experiments.performance_prediction.algorithms.support import CombinationRep
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """The settings of a profile that do not depend on the input size.
-
-    Attributes:
-        on_unsupported: what happens to a layer that refuses `algorithm`.
-        warmup: least number of inferences before those that are measured; more follow until they are stable; 0: none.
-        measure: inferences of the whole-model pass, and of the layer pass.
-        seed: of the weights and the images.
-    """
+    """The settings of a profile that do not depend on the input size."""
 
     model: str
     algorithm: AlgorithmName
     placement: Placement
-    on_unsupported: OnUnsupported = "fail"
+    on_unsupported: OnUnsupported = "fail"  #: what happens to a layer that refuses `algorithm`
     batch_size: int = 1
+    #: least number of inferences before those that are measured; more follow until they are stable; 0: none
     warmup: int = 5
-    measure: int = 15
-    seed: int = 0
+    measure: int = 15  #: inferences of the whole-model pass, and of the layer pass
+    seed: int = 0  #: of the weights and the images
 
 
 @dataclass(frozen=True)
 class WholeTimes:
-    """The results of the whole-model pass, in which nothing is hooked.
+    """The results of the whole-model pass, in which nothing is hooked."""
 
-    Attributes:
-        inferences_s: of each measured inference, from an idle device to the last operation's end.
-        num_warmup: inferences before.
-        is_stable: whether the last of those agreed; None without warm-up.
-        memory: high-water mark of the measured inferences, weights included.
-    """
-
-    inferences_s: tuple[float, ...]
-    num_warmup: int
-    is_stable: bool | None
-    memory: MemoryReading
+    inferences_s: tuple[float, ...]  #: of each measured inference, from an idle device to the last operation's end
+    num_warmup: int  #: inferences before
+    is_stable: bool | None  #: whether the last of those agreed; None without warm-up
+    memory: MemoryReading  #: high-water mark of the measured inferences, weights included
 
 
 @dataclass(frozen=True)
 class LayerPass:
-    """The results of the layer pass.
+    """The results of the layer pass."""
 
-    Attributes:
-        inferences_s: of each inference of this pass. On a GPU the host has queued it before it begins, so that it can
-            be shorter than one of the whole-model pass.
-        layers_s: by layer, one for each inference; bias included.
-    """
-
+    #: of each inference of this pass. On a GPU the host has queued it before it begins, so that it can be shorter than
+    #: one of the whole-model pass.
     inferences_s: tuple[float, ...]
-    layers_s: Mapping[str, tuple[float, ...]]
+    layers_s: Mapping[str, tuple[float, ...]]  #: by layer, one for each inference; bias included
 
 
 @dataclass(frozen=True)
 class PowerWindow:
-    """The readings of a power monitor between start and stop.
+    """The readings of a power monitor between start and stop."""
 
-    Attributes:
-        seconds: from start to stop; None where nothing was read.
-        traces: the readings, one trace for each device.
-        joules: integral of the readings by the trapezoid rule, over the devices; None with a `reason`.
-        bound_j: of its error; see `power_integral.trapezoid_j`.
-        power_mean_w: joules / seconds.
-    """
-
-    seconds: float | None
-    traces: tuple[PowerTrace, ...]
-    joules: float | None
-    bound_j: float | None
-    power_mean_w: float | None
+    seconds: float | None  #: from start to stop; None where nothing was read
+    traces: tuple[PowerTrace, ...]  #: the readings, one trace for each device
+    joules: float | None  #: integral of the readings by the trapezoid rule, over the devices; None with a `reason`
+    bound_j: float | None  #: of its error; see `power_integral.trapezoid_j`
+    power_mean_w: float | None  #: joules / seconds
     reason: str | None
 
 
 @dataclass(frozen=True)
 class InferenceEnergy:
-    """The energy of one inference, from a window in which it was repeated without a pause.
+    """The energy of one inference, from a window in which it was repeated without a pause."""
 
-    Attributes:
-        joules, bound_j, power_w: idle power included; None with a `reason`.
-        window_s: length of the window.
-        source, basis: as in `EnergyOrigin`.
-        remark: what the figure is weakened by.
-    """
-
+    #: joules, bound_j, power_w: idle power included; None with a `reason`
     joules: float | None
     bound_j: float | None
     power_w: float | None
-    window_s: float | None
+    window_s: float | None  #: length of the window
+    #: source, basis: as in `EnergyOrigin`
     source: str | None
     basis: str | None
     reason: str | None
-    remark: str | None = None
+    remark: str | None = None  #: what the figure is weakened by
 
 
 @dataclass(frozen=True)
@@ -121,19 +91,15 @@ class LayerError:
 
 @dataclass(frozen=True)
 class SizeProfile:
-    """The profile of one input size.
-
-    Attributes:
-        errors: by layer.
-        kernels: names by layer in the order of their start; None where they are not known (no GPU).
-    """
+    """The profile of one input size."""
 
     input_size: int
     report: CombinationReport
     whole: WholeTimes
     layers: LayerPass
     energy: InferenceEnergy
-    errors: Mapping[str, LayerError]
+    errors: Mapping[str, LayerError]  #: by layer
+    #: names by layer in the order of their start; None where they are not known (no GPU)
     kernels: Mapping[str, tuple[str, ...]] | None
 
 

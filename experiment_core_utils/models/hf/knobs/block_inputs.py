@@ -23,15 +23,11 @@ _ROUNDING = 1e-5
 
 @dataclass(frozen=True)
 class BlockInputs:
-    """The inputs of one block, over all its runs.
+    """The inputs of one block, over all its runs."""
 
-    Attributes:
-        runs: for each run the tensors by name; `None` is a mask that is not needed.
-        layer: kind and window of its layer of the cache; None where it has none.
-    """
-
+    #: for each run the tensors by name; `None` is a mask that is not needed
     runs: Sequence[Mapping[str, torch.Tensor | None]]
-    layer: tuple[str, int | None] | None
+    layer: tuple[str, int | None] | None  #: kind and window of its layer of the cache; None where it has none
 
 
 @contextmanager

@@ -23,15 +23,12 @@ _TOP_K = ("num_experts_per_tok", "moe_topk", "top_k_experts", "num_experts_per_t
 
 @dataclass
 class Counted:
-    """The blocks and experts that ran since the last `clear`.
+    """The blocks and experts that ran since the last `clear`."""
 
-    Attributes:
-        blocks: indices of the full model's blocks, in the order in which they ran, once for every run.
-        experts: by block, the experts that its router chose for a token when it last ran; a dense block and one whose
-            choice cannot be seen have no entry.
-    """
-
+    #: indices of the full model's blocks, in the order in which they ran, once for every run
     blocks: list[int] = field(default_factory=list)
+    #: by block, the experts that its router chose for a token when it last ran; a dense block and one whose choice
+    #: cannot be seen have no entry
     experts: dict[int, int] = field(default_factory=dict)
 
     def clear(self) -> None:

@@ -39,18 +39,13 @@ _BACKBONE = "model.vision_backbone."
 
 @dataclass(frozen=True)
 class TensorRows:
-    """Rows of a published tensor, and their place in a native one.
+    """Rows of a published tensor, and their place in a native one."""
 
-    Attributes:
-        target: the native tensor.
-        into: index of the place in it; empty for the whole.
-        rows: first row of the published tensor and the one after the last; None takes them all.
-        axes: order of the place's axes in which it takes the values, row by row; None where it is the natural one.
-    """
-
-    target: str
-    into: tuple[int | slice, ...] = ()
+    target: str  #: the native tensor
+    into: tuple[int | slice, ...] = ()  #: index of the place in it; empty for the whole
+    #: first row of the published tensor and the one after the last; None takes them all
     rows: tuple[int, int] | None = None
+    #: order of the place's axes in which it takes the values, row by row; None where it is the natural one
     axes: tuple[int, ...] | None = None
 
 

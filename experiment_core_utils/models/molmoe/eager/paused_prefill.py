@@ -26,19 +26,12 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 @dataclass
 class PausedPrefill:
-    """A prefill of which the first blocks have run.
+    """A prefill of which the first blocks have run."""
 
-    Attributes:
-        states: [B, T, H] of the prompt after the last block that ran, not normalised.
-        appended: [B, R, H] of the rows that were appended, at the same place; R may be 0.
-        cache: of the prompt alone, in the blocks that ran.
-        blocks_run: how many did: block 0 to `blocks_run` - 1.
-    """
-
-    states: torch.Tensor
-    appended: torch.Tensor
-    cache: Cache
-    blocks_run: int
+    states: torch.Tensor  #: [B, T, H] of the prompt after the last block that ran, not normalised
+    appended: torch.Tensor  #: [B, R, H] of the rows that were appended, at the same place; R may be 0
+    cache: Cache  #: of the prompt alone, in the blocks that ran
+    blocks_run: int  #: how many did: block 0 to `blocks_run` - 1
 
 
 def check_pause(blocks_run: int, num_total_blocks: int) -> None:
@@ -114,15 +107,10 @@ def finish_prefill(
 
 @dataclass(frozen=True)
 class TracedPrefill:
-    """The states after each of the first P blocks, not normalised.
+    """The states after each of the first P blocks, not normalised."""
 
-    Attributes:
-        last: [P, H] of the prompt's last token.
-        appended: [P, R, H] of R rows, each as if it alone came after the prompt.
-    """
-
-    last: torch.Tensor
-    appended: torch.Tensor
+    last: torch.Tensor  #: [P, H] of the prompt's last token
+    appended: torch.Tensor  #: [P, R, H] of R rows, each as if it alone came after the prompt
 
 
 def trace_prefill(

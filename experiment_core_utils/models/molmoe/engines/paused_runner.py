@@ -31,18 +31,12 @@ from experiment_core_utils.primitives.errors import SettingError
 
 @dataclass(frozen=True)
 class PausedPrefillShape:
-    """The sizes and choices of a request that memory and CUDA graphs must be prepared for.
+    """The sizes and choices of a request that memory and CUDA graphs must be prepared for."""
 
-    Attributes:
-        tokens: of its prompt.
-        crops: the overview counted; None without a picture.
-        choices: each pause that may come, and the knobs after it.
-    """
-
-    tokens: int
-    crops: int | None
+    tokens: int  #: of its prompt
+    crops: int | None  #: the overview counted; None without a picture
     max_new_tokens: int
-    choices: tuple[tuple[int, EngineKnobs], ...]
+    choices: tuple[tuple[int, EngineKnobs], ...]  #: each pause that may come, and the knobs after it
 
 
 class PausedPrefillStages:

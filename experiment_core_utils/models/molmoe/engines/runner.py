@@ -40,19 +40,15 @@ UNANNOUNCED_TOKENS = 64
 
 @dataclass(frozen=True)
 class Executed:
-    """How a model's stages run.
+    """How a model's stages run."""
 
-    Attributes:
-        mode: `eager`, by the modules; else by what runs decode steps: `graph`, `cpu` (C++) or `reference` (plain
-            torch on fused weights).
-        reason: why it is not `graph` in all stages though that was requested; None where it is, or was not requested.
-        stages: the name of the engine of each stage; names are in `models.interface`.
-        untuned: a note that kernels run on another card than the one that they were tuned on; None where they do not.
-    """
-
+    #: `eager`, by the modules; else by what runs decode steps: `graph`, `cpu` (C++) or `reference` (plain torch on
+    #: fused weights)
     mode: str
+    #: why it is not `graph` in all stages though that was requested; None where it is, or was not requested
     reason: str | None
-    stages: Mapping[StageName, str]
+    stages: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `models.interface`
+    #: a note that kernels run on another card than the one that they were tuned on; None where they do not
     untuned: str | None = None
 
 

@@ -50,23 +50,15 @@ OWN_KERNELS = NO_GRAPHS + ", and kernels are torch's own: {}"
 
 @dataclass(frozen=True)
 class Engines:
-    """The engine of each stage.
-
-    Attributes:
-        split: the prefill with a pause; runs as the whole one does.
-        vision: None where the modules run it.
-        ways: the name of the engine of each stage; names are in `models.interface`.
-        reasons: of each stage that is not a CUDA graph, why.
-        large: stages of plain torch whose weights are too large to copy: their products gain next to nothing by
-            kernels.
-    """
+    """The engine of each stage."""
 
     prefill: PrefillEngine
-    split: PausedPrefillEngine
+    split: PausedPrefillEngine  #: the prefill with a pause; runs as the whole one does
     decode: DecodeEngine
-    ways: Mapping[StageName, str]
-    reasons: Mapping[StageName, str]
-    vision: VisionEngine | None = field(default=None)
+    ways: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `models.interface`
+    reasons: Mapping[StageName, str]  #: of each stage that is not a CUDA graph, why
+    vision: VisionEngine | None = field(default=None)  #: None where the modules run it
+    #: stages of plain torch whose weights are too large to copy: their products gain next to nothing by kernels
     large: frozenset[StageName] = frozenset()
 
 

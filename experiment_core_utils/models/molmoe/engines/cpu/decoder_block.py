@@ -49,27 +49,17 @@ def _library() -> Any:
 
 @dataclass(frozen=True)
 class DecoderBlockKernel:
-    """A fused block without its attention: H wide, E experts of width I. See `BlockWeights`.
+    """A fused block without its attention: H wide, E experts of width I. See `BlockWeights`."""
 
-    Attributes:
-        block: norms, and the sizes.
-        joint: products of queries, keys and values as one.
-        gate_up: [E, P, H, tile], half of a panel gates, half their ups.
-        down: panels of all experts' [H, I], one expert after the other.
-        eps: of the norms.
-        normalises: whether the chosen experts' weights are made to sum to 1.
-        memory: that calls work in; may be shared with other blocks.
-    """
-
-    block: BlockWeights
-    joint: Panels
+    block: BlockWeights  #: norms, and the sizes
+    joint: Panels  #: products of queries, keys and values as one
     output: Panels
     router: Panels
-    gate_up: torch.Tensor
-    down: torch.Tensor
-    eps: float
-    normalises: bool
-    memory: Workspace
+    gate_up: torch.Tensor  #: [E, P, H, tile], half of a panel gates, half their ups
+    down: torch.Tensor  #: panels of all experts' [H, I], one expert after the other
+    eps: float  #: of the norms
+    normalises: bool  #: whether the chosen experts' weights are made to sum to 1
+    memory: Workspace  #: that calls work in; may be shared with other blocks
 
     def reserve(self, tokens: int, top_k: int, heads: int, head_width: int) -> None:
         """Allocate the workspace of calls for so many tokens."""

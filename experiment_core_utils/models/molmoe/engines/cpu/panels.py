@@ -23,17 +23,11 @@ class ProductPlace(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Panels:
-    """A weight [N, K] in panels of `tile` columns, the last filled with zeros.
+    """A weight [N, K] in panels of `tile` columns, the last filled with zeros."""
 
-    Attributes:
-        weights: [N / tile rounded up, K, tile].
-        bias: [N rounded up to whole panels], zeros where there is none.
-        columns: N, those of value.
-    """
-
-    weights: torch.Tensor
-    bias: torch.Tensor
-    columns: int
+    weights: torch.Tensor  #: [N / tile rounded up, K, tile]
+    bias: torch.Tensor  #: [N rounded up to whole panels], zeros where there is none
+    columns: int  #: N, those of value
 
     @property
     def place(self) -> ProductPlace:

@@ -53,23 +53,14 @@ def tile_width() -> int:
 
 @dataclass(frozen=True)
 class VisionBlockKernel:
-    """A fused block without its attention; C wide, its inner width I.
+    """A fused block without its attention; C wide, its inner width I."""
 
-    Attributes:
-        first_norm: before queries, keys and values.
-        joint: their products [3 * C, C] as one.
-        output: [C, C], after attention.
-        second_norm: before the inner product.
-        inner: [I, C], then the quick GELU.
-        outer: [C, I].
-    """
-
-    first_norm: LayerNorm
-    joint: Panels
-    output: Panels
-    second_norm: LayerNorm
-    inner: Panels
-    outer: Panels
+    first_norm: LayerNorm  #: before queries, keys and values
+    joint: Panels  #: their products [3 * C, C] as one
+    output: Panels  #: [C, C], after attention
+    second_norm: LayerNorm  #: before the inner product
+    inner: Panels  #: [I, C], then the quick GELU
+    outer: Panels  #: [C, I]
 
     def project(self, states: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """States [R, C] -> out [R, 3 * C]: queries, keys and values of the normed states."""
@@ -126,21 +117,13 @@ def _ends_library() -> Any:
 
 @dataclass(frozen=True)
 class EmbeddingKernel:
-    """A kernel from patches to states, W wide.
+    """A kernel from patches to states, W wide."""
 
-    Attributes:
-        patches: the product [W, channels * S * S], S the side of a patch.
-        patch_side: S.
-        class_token: [W].
-        positions: [P + 1, W], the class token's first.
-        norm: of the sums.
-    """
-
-    patches: Panels
-    patch_side: int
-    class_token: torch.Tensor
-    positions: torch.Tensor
-    norm: LayerNorm
+    patches: Panels  #: the product [W, channels * S * S], S the side of a patch
+    patch_side: int  #: S
+    class_token: torch.Tensor  #: [W]
+    positions: torch.Tensor  #: [P + 1, W], the class token's first
+    norm: LayerNorm  #: of the sums
 
     def states(self, pixels: torch.Tensor) -> torch.Tensor:
         """States [K, P + 1, W] of crops [K, channels, side, side].
@@ -181,21 +164,14 @@ def embedding_kernel(embeddings: Any, norm: LayerNorm) -> EmbeddingKernel:
 class PoolingKernel:
     """A kernel that pools windows of patches to one row each, by attention of `heads` heads; the query is of their
     mean.
-
-    Attributes:
-        pads: [2, C], added to patches that are padding: all, partly.
-        query: [W, C].
-        key_value: [2 * W, C], rows: keys, values.
-        cells: windows along a side of a crop.
-        side: patches along a side of a window.
     """
 
-    pads: torch.Tensor
-    query: Panels
-    key_value: Panels
+    pads: torch.Tensor  #: [2, C], added to patches that are padding: all, partly
+    query: Panels  #: [W, C]
+    key_value: Panels  #: [2 * W, C], rows: keys, values
     heads: int
-    cells: int
-    side: int
+    cells: int  #: windows along a side of a crop
+    side: int  #: patches along a side of a window
 
     def pooled(self, features: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """Pooled rows [K, cells * cells, W] of [K, P, C] and masks [K, P], 0 where a patch is all padding, below 1

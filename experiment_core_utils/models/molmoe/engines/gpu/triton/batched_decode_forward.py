@@ -67,18 +67,13 @@ class BatchBuffers:
 
 @dataclass(frozen=True)
 class BatchedStep:
-    """One decode step of all requests of a KV cache together.
-
-    Attributes:
-        buffers: for this cache's batch and max_seq_len, made with these tiles.
-        use_pdl: whether a kernel may start while the one before it ends; needs Hopper or newer.
-    """
+    """One decode step of all requests of a KV cache together."""
 
     decoder: DecoderWeights
     kv_cache: KVCache
-    buffers: BatchBuffers
+    buffers: BatchBuffers  #: for this cache's batch and max_seq_len, made with these tiles
     tiles: BatchTiles
-    use_pdl: bool
+    use_pdl: bool  #: whether a kernel may start while the one before it ends; needs Hopper or newer
 
     def launch(self, knobs: EngineKnobs) -> torch.Tensor:
         """See `DecodeEngine.step`."""

@@ -74,17 +74,13 @@ class StepBuffers:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """One decode step of all requests of a KV cache, each served separately.
-
-    Attributes:
-        buffers: for this cache's batch and max_seq_len, made with `tiles` of the same splits and head.
-        use_pdl: whether a kernel may start, and read its weights, while the one before it ends; needs Hopper or newer.
-    """
+    """One decode step of all requests of a KV cache, each served separately."""
 
     decoder: DecoderWeights
     kv_cache: KVCache
-    buffers: StepBuffers
+    buffers: StepBuffers  #: for this cache's batch and max_seq_len, made with `tiles` of the same splits and head
     tiles: StepTiles
+    #: whether a kernel may start, and read its weights, while the one before it ends; needs Hopper or newer
     use_pdl: bool
 
     def launch(self, knobs: EngineKnobs) -> torch.Tensor:

@@ -70,21 +70,16 @@ def rotary_table(inverse_frequencies: torch.Tensor, positions: int) -> tuple[tor
 
 @dataclass(frozen=True)
 class PromptPlaces:
-    """What the prefill of one request reads beside its states, and where it writes.
+    """What the prefill of one request reads beside its states, and where it writes."""
 
-    Attributes:
-        length: one int64, tokens of the prompt (and of the row after it, before a pause), 1 to T.
-        keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block
-            that runs. Positions from `length` to T get the keys and values of the padding.
-        rotary: as `rotary_table` makes it for T positions or more.
-        used: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs; of
-            the last block of a prefill, the ids of the last token alone.
-    """
-
-    length: torch.Tensor
+    length: torch.Tensor  #: one int64, tokens of the prompt (and of the row after it, before a pause), 1 to T
+    #: keys, values: [L, KV, slots, D], each [KV, slots, D] contiguous, slots >= T; row i belongs to the i-th block that
+    #: runs. Positions from `length` to T get the keys and values of the padding.
     keys: torch.Tensor
     values: torch.Tensor
-    rotary: tuple[torch.Tensor, torch.Tensor]
+    rotary: tuple[torch.Tensor, torch.Tensor]  #: as `rotary_table` makes it for T positions or more
+    #: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs; of the last
+    #: block of a prefill, the ids of the last token alone
     used: torch.Tensor
 
 

@@ -34,16 +34,11 @@ FEWEST_ROWS, MOST_ROWS = 16, 32
 
 @dataclass(frozen=True)
 class Card:
-    """What a device can do; everything is missing where it is no CUDA device.
-
-    Attributes:
-        capability: the first number of its compute capability.
-        shared_memory: bytes that a program may have.
-    """
+    """What a device can do; everything is missing where it is no CUDA device."""
 
     name: str = ""
-    capability: int = 0
-    shared_memory: int = 0
+    capability: int = 0  #: the first number of its compute capability
+    shared_memory: int = 0  #: bytes that a program may have
 
     @classmethod
     def of(cls, device: torch.device) -> "Card":
@@ -128,29 +123,21 @@ class ProductTile:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was fastest on one card.
+    """What was fastest on one card."""
 
-    Attributes:
-        qkv, attention, output, gate_up, down, head: kernels of a decode step of one request.
-        fewest_splits: programs that share one head's positions there: many enough to fill the card.
-        fewest_together: from so many requests on a step that reads weights once for all of them is the faster one.
-        attention_programs: about so many share all heads' positions there.
-        batch_dense: its QKV product and its head.
-        batch_output: its output product.
-        prefill_gate_up, prefill_down: grouped GEMM of a prompt's experts.
-    """
-
+    #: qkv, attention, output, gate_up, down, head: kernels of a decode step of one request
     qkv: ReadTile
     attention: ReadTile
     output: ReadTile
     gate_up: ReadTile
     down: ReadTile
     head: ReadTile
-    fewest_splits: int
-    fewest_together: int
-    attention_programs: int
-    batch_dense: SmallBatchTile
-    batch_output: SmallBatchTile
+    fewest_splits: int  #: programs that share one head's positions there: many enough to fill the card
+    fewest_together: int  #: from so many requests on a step that reads weights once for all of them is the faster one
+    attention_programs: int  #: about so many share all heads' positions there
+    batch_dense: SmallBatchTile  #: its QKV product and its head
+    batch_output: SmallBatchTile  #: its output product
+    #: prefill_gate_up, prefill_down: grouped GEMM of a prompt's experts
     prefill_gate_up: ProductTile
     prefill_down: ProductTile
 
