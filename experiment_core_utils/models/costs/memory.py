@@ -45,7 +45,7 @@ class RoutedBytes:
 
 @dataclass(frozen=True)
 class StepWeights:
-    """Bytes of the weights that a decode step reads: those of active blocks and the head, neither embedding nor vision."""
+    """Bytes of the weights that a decode step reads: active blocks and head, neither embedding nor vision."""
 
     always: int  #: bytes that every step reads
     routed: tuple[RoutedBytes, ...]  #: experts of each block that has some

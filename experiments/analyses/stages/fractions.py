@@ -52,7 +52,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class StageFraction:
-    """A stage in a regime: mean time, its fraction of the summed total (with 95 % interval), where it is the longest."""
+    """A stage in a regime: mean time, fraction of the summed total (with 95 % interval), where it is longest."""
 
     mean_ms: float
     share: float
