@@ -25,6 +25,7 @@ def test_model_and_task_stand_under_their_names_and_a_task_keeps_its_own_limit()
         "metric": "vqa_score",
         "max_new_tokens": run.task.max_new_tokens,
         "source": dict(run.task.source),
+        "prompt_form": dict(run.task.prompt_form),
     }
     assert run.task.max_new_tokens != 3 == entry.experimental_variables.max_new_tokens
 

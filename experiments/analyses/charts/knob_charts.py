@@ -258,8 +258,8 @@ def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[C
         del scales["accuracy"]
     panels = []
     for name, (divisor, title, unit) in scales.items():
-        effects = analysis.effects[name]
-        if effects.terms or (effects.reason or "").startswith(NOT_SPLIT):
+        effects = analysis.effects.get(name)
+        if effects is not None and (effects.terms or (effects.reason or "").startswith(NOT_SPLIT)):
             panels.append(_spread_panel(effects, title, has_drift="latency" in name))
             panels.append(_change_panel(effects, title, divisor, unit))
     return [Chart(f"e2_effects_{analysis.grid.task}", panels, 2, (6.0, 2.9))] if panels else []

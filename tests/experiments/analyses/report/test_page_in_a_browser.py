@@ -88,7 +88,7 @@ def test_rows_without_a_value_stay_last(page: Page) -> None:
 
 
 def test_a_hover_names_the_setting(page: Page) -> None:
-    plot = "document.querySelector('[data-plot=\"e2-front-latency_p95-signs\"]')"
+    plot = "document.querySelector('[data-plot=\"e2_front_latency_p95-0\"]')"
     x, y = centre(page, f"{plot}.querySelectorAll('.scatterlayer .point')[0]")
     page.move_mouse(x - 3, y)
     page.move_mouse(x, y)
@@ -96,7 +96,7 @@ def test_a_hover_names_the_setting(page: Page) -> None:
     text = page.run(f"{plot}.querySelector('.hoverlayer').textContent")
     assert text.startswith("tier-") and "_topk" in text and "accuracy" in text
     # A text that could be markup is shown letter by letter.
-    vision = "document.querySelector('[data-plot=\"e1-scaling-vision\"]')"
+    vision = "document.querySelector('[data-plot=\"e1_scaling-0\"]')"
     x, y = centre(page, f"{vision}.querySelectorAll('.scatterlayer .point')[0]")
     page.move_mouse(x - 3, y)
     page.move_mouse(x, y)
