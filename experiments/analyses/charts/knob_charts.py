@@ -125,7 +125,7 @@ def _front_panel(each: FrontAnalysis) -> Panel:
         f"{found.task.replace('_', ' ')}: {sure} of {on} front settings are established",
         Axis(f"{found.of.label} ({unit})", (0, 1.04 * float(found.cost.max()) / scale)),
         # A little above the best score, so that marks there are whole.
-        _axis_of_accuracy(found.best, (max(low - room, -0.02 * found.best), min(high + room, 1.02 * found.best))),
+        _axis_of_accuracy(found.best, (max(low - room, -0.02 * found.best), min(high + room, 1.05 * found.best))),
         marks,
         f"{len(front.points)} settings, {found.num_score_samples} samples with a score, {found.num_cost_samples} with "
         f"the cost. Bars are 95 % intervals.{thin}",
@@ -192,8 +192,11 @@ def _held_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
         name = f"{KNOB_NAMES[row.knob]} {row.value}" if number in named else None
         marks.append(_steps(found, members, VALUE_COLOURS[number % len(VALUE_COLOURS)], name, 1.7))
     title = f"{found.task.replace('_', ' ')}: {KNOB_NAMES[rows[0].knob]} held at each value"
-    return Panel(title, Axis(f"{found.of.label} ({unit})", from_zero=True), _axis_of_accuracy(found.best), marks,
-                 width="third", height_px=330)  # fmt: skip
+    low, high = float(found.accuracy.min()), float(found.accuracy.max())
+    room = max(0.12 * (high - low), 0.02 * found.best)
+    limits = max(low - room, -0.02 * found.best), min(high + room, 1.05 * found.best)
+    return Panel(title, Axis(f"{found.of.label} ({unit})", from_zero=True), _axis_of_accuracy(found.best, limits),
+                 marks, width="third", height_px=330)  # fmt: skip
 
 
 def _loss_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
@@ -335,7 +338,7 @@ def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Pa
         ticks = {place: text for place, text in ticks.items() if place in kept}
     most = max((abs(mean.change) / divisor for mean in means), default=0.0)
     return Panel(
-        f"What each value changes in {title}",
+        f"Change in {title}",
         Axis(ticks={place: text.replace(" ", "\n") for place, text in ticks.items()}),
         Axis(f"change ({unit})"),
         [*marks, Rule(0, False, QUIET, dash="solid")],

@@ -48,7 +48,7 @@ def _legend(figure: Figure, grid: Sequence[Axes]) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
     if named:
-        columns = max(1, int(figure.get_size_inches()[0] / 2.6))
+        columns = max(1, int(figure.get_size_inches()[0] / 2.1))
         figure.legend(list(named.values()), list(named), loc="outside upper left", ncols=columns, fontsize=8.5,
                       labelcolor=INK)  # fmt: skip
 

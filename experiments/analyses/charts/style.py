@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
@@ -73,7 +74,7 @@ def new_figure(width_in: float, height_in: float, caption: str) -> Figure:
         FigureCanvasAgg(figure)
         # An artist of the figure itself, so that the layout keeps room for it.
         # Names are given by users: no formula begins at a dollar, and half a surrogate pair has no glyph.
-        shown = caption.encode(errors="backslashreplace").decode()
+        shown = fill(caption.encode(errors="backslashreplace").decode(), int(16 * width_in))
         figure.supxlabel(shown, fontsize=7.5, color=QUIET, x=0.01, ha="left", parse_math=False)
         return figure
 

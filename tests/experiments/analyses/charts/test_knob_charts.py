@@ -52,4 +52,4 @@ def test_settings_at_one_place_have_one_name() -> None:
 
 def test_accuracy_ends_at_its_best_score() -> None:
     (panel,) = fronts_chart([analysis(40, 1.0)]).panels
-    assert panel.y.title == "accuracy" and panel.y.limits is not None and panel.y.limits[1] == 1.02
+    assert panel.y.title == "accuracy" and panel.y.limits is not None and panel.y.limits[1] == 1.05
