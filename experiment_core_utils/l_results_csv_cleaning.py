@@ -188,7 +188,6 @@ CORRECT_ANSWER_COLUMNS = {
     for ending in ("", "_ci95_low", "_ci95_high")
 }
 
-
 # Who a row of the CSV of settings is: it can be told from the rows of other tables. Names beside what they are from.
 IDENTITY_COLUMNS = {
     "task": "`provenance.task.name`",

@@ -31,7 +31,6 @@ IMAGE_MARKS = ("<im_start>", "<im_end>", "<im_patch>", "<im_col>")
 SPECIAL_TOKENS = (END_OF_TEXT, PAD, *IMAGE_MARKS, IMAGE)
 # Generous, because the reference model's context is bounded by its configuration, not by its tokenizer.
 MODEL_MAX_LENGTH = 4096
-
 _SPELT_OUT = string.ascii_uppercase + string.digits
 _CORPUS_SCENES = 400
 _WORD_REPEATS = 200

@@ -42,7 +42,6 @@ class BlockSetScorer(Protocol):
 
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
         """For each set, each task's values. A set may lack block 0, which then passes on what it is given."""
-        ...
 
 
 @dataclass(frozen=True)

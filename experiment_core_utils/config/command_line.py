@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 # How a value of each type is written in the help.
 _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
-
-
 # The name that a command's parser goes by where another command runs it; None: its own.
 PROGRAM: ContextVar[str | None] = ContextVar("PROGRAM", default=None)
 

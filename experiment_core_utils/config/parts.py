@@ -23,7 +23,6 @@ from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, M
 
 T = TypeVar("T")
 P = TypeVar("P", bound=BaseModel)
-
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 ExecutionMode = Literal["auto", "eager", "graph"]
@@ -54,7 +53,6 @@ NumThreads = Annotated[
 WorkerTimeout = Annotated[
     TimeLimit, Field(description="seconds without a finished sample after which another process counts as lost")
 ]
-
 AttnImplementation = Annotated[
     str | None, Field(description="transformers' attention implementation, e.g. sdpa, eager (default: the model's)")
 ]

@@ -16,21 +16,17 @@ class EnergyCounter(Protocol):
     @property
     def origin(self) -> EnergyOrigin:
         """Whose it is."""
-        ...
 
     @property
     def wraps_at_j(self) -> float | None:
         """Where it begins again at 0; None where it does not within a lifetime."""
-        ...
 
     @property
     def limit_w(self) -> float | None:
         """Power that the device does not exceed; None where that is not known."""
-        ...
 
     def read_j(self) -> float:
         """The total now; only differences have a meaning. Raises MeterUnavailable."""
-        ...
 
 
 class PowerProbe(Protocol):
@@ -39,11 +35,9 @@ class PowerProbe(Protocol):
     @property
     def origin(self) -> EnergyOrigin:
         """Whose it is."""
-        ...
 
     def read_w(self) -> float:
         """Raises MeterUnavailable."""
-        ...
 
 
 class EnergyMeter(Protocol):
@@ -54,12 +48,9 @@ class EnergyMeter(Protocol):
 
     def open(self) -> None:
         """Begin a window; raises ConfigurationError where one is open."""
-        ...
 
     def close(self) -> EnergyReading:
         """End it; raises ConfigurationError where none is open."""
-        ...
 
     def release(self) -> None:
         """Give back threads and handles; an open window is lost."""
-        ...

@@ -23,10 +23,7 @@ Component = Literal["attention", "ffn", "routing", "experts", "norm", "head"]
 
 
 COMPONENTS: tuple[Component, ...] = get_args(Component)
-
-
 STAGES = ("vision", "prefill", "decode")
-
 
 # Names of what runs a stage, as results give them: the model's modules, plain torch on packed weights, C++ for whole
 # blocks, one C++ call a decode step, and a CUDA graph.
@@ -38,7 +35,6 @@ MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH = (
     "cuda graph",
 )
 
-
 # The ways that need no proof against the reference, and that are no faster than the modules by design.
 PLAIN = frozenset({MODULES, REFERENCE})
 
@@ -49,35 +45,28 @@ class Stages(Protocol):
     @property
     def device(self) -> torch.device:
         """The device that the model is on."""
-        ...
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer."""
-        ...
 
     def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
         """The decoder's modules that run under the setting in force, by what they are; {} where that is not known."""
-        ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The vision stage; None for a request without a picture."""
-        ...
 
     def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
         """The prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
-        ...
 
     def decoding(self) -> AbstractContextManager[None]:
         """A context of consecutive decode steps, in which the model is switched once and not in each step.
 
         No prefill runs inside.
         """
-        ...
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
         """The decode stage: token [1, 1] -> logits [1, V]."""
-        ...
 
 
 class StagedModel(Stages, Protocol):
@@ -90,12 +79,10 @@ class StagedModel(Stages, Protocol):
     @property
     def num_experts(self) -> int | None:
         """The number of experts that a router chooses from; None in a model without experts."""
-        ...
 
     @property
     def default_top_k(self) -> int | None:
         """Experts per token that the model was trained with; None without experts."""
-        ...
 
     @property
     def decoder_blocks(self) -> Sequence[nn.Module]:
@@ -103,23 +90,18 @@ class StagedModel(Stages, Protocol):
 
         A block's first argument, or `hidden_states`, is [B, T, H], and so is its output or the output's first item.
         """
-        ...
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         """A request's tokens and crops on the host; raises SampleError for a picture that cannot be used."""
-        ...
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """A request's tensors on the model's device, pictures in its dtype."""
-        ...
 
     def apply(self, setting: KnobSetting) -> None:
         """Put a setting in force: the decoder's knobs, and the fields of the model's config that the crops need."""
-        ...
 
     def restored_afterwards(self) -> AbstractContextManager[None]:
         """A context after which the setting that was in force before is in force again, also after an error."""
-        ...
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """Prepare what a request of this shape needs at the setting in force, before it is timed; never timed itself.
@@ -127,55 +109,44 @@ class StagedModel(Stages, Protocol):
         A cache of fixed length, captures, kernels built for new shapes. For what is ready already it costs next to
         nothing. A state from before it may be lost.
         """
-        ...
 
     @property
     def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
         """Settings (experts and blocks) that could not be warmed up as requested -> the reason; they run eagerly from
         then on.
         """
-        ...
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """The greedy answer to one request as this model is run by its users, with a mark where a stage ends."""
-        ...
 
     def rewind(self, state: Any, steps: int) -> None:
         """Undo the last so many decode steps of a state."""
-        ...
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """Greedy answers to several requests together, under the setting in force; never timed.
 
         In float32 the tokens are those of `encode_image`, `prefill` and `decode_step` one request at a time.
         """
-        ...
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """Text of generated ids, special tokens left out."""
-        ...
 
     def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
         """Experts per token of each active block; None for a block without a router."""
-        ...
 
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
         """Run the request once with counters inside the model; never while timing."""
-        ...
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """FLOPs of the request at the setting; None for an unknown architecture."""
-        ...
 
     def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
         """Bytes of the weights, and of what a decode step needs of them and of the cache; None for an unknown
         architecture.
         """
-        ...
 
     def describe(self) -> Mapping[str, Any]:
         """Effective values for the record: class, sizes, dtype, attention and experts implementation, revision.
 
         `execution_stages` has the name of what runs each stage.
         """
-        ...

@@ -42,21 +42,11 @@ from experiment_core_utils.primitives.device import choose_device, choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
-
-
 WEIGHTS = ("*.safetensors",)
-
-
 PICKLED_WEIGHTS = ("pytorch_model*.bin", "pytorch_model*.json")
-
-
 CODE = ("*.py",)
-
-
 # Copies of the same weights in other layouts.
 IGNORED_FILES = ("*/*", "consolidated*")
-
-
 HINT = "give a folder with config.json and safetensors, or a hub id such as allenai/OLMoE-1B-7B-0924"
 
 

@@ -13,11 +13,9 @@ class Repeating(Protocol):
     @property
     def has_failed(self) -> bool:
         """Whether one of them raised, which ended them."""
-        ...
 
     def stop(self) -> None:
         """Waits for a call that is under way; none begins after it. Raises what a call raised, once."""
-        ...
 
 
 class Clock(Protocol):
@@ -25,11 +23,9 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Monotonic seconds from an arbitrary beginning."""
-        ...
 
     def sleep(self, seconds: float) -> None:
         """Let this much time pass."""
-        ...
 
     def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:
         """Make `call` beside the running code, each time `interval_s` after the last one ended.
@@ -37,7 +33,6 @@ class Clock(Protocol):
         Args:
             interval_s: seconds; an endless iterator gives each interval in turn.
         """
-        ...
 
 
 class HostClock:

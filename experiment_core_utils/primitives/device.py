@@ -24,15 +24,12 @@ class Marks(Protocol):
 
     def mark(self) -> None:
         """Set a mark now."""
-        ...
 
     def unmark(self) -> None:
         """Take the last mark back: what led up to it turned out to be of no use."""
-        ...
 
     def seconds(self) -> list[float]:
         """Durations between neighbouring marks, in seconds; waits for the device once."""
-        ...
 
 
 class HostMarks:

@@ -15,7 +15,6 @@ from experiment_core_utils.primitives.statistics import relative_half_width
 from experiment_core_utils.records.settings import MeasuringOrder, Outliers, WarmUp
 
 T = TypeVar("T")
-
 # Runs of a warm-up that must agree, and within what share of the shortest.
 STABLE_RUNS = 3
 STABLE_WITHIN = 0.05

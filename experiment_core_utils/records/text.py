@@ -21,12 +21,10 @@ class ProcessPlace(Protocol):
     @property
     def process_index(self) -> int:
         """The process's rank in the run."""
-        ...
 
     @property
     def local_process_index(self) -> int:
         """The process's rank on its machine."""
-        ...
 
 
 class QuantSupport(TypedDict):

@@ -16,13 +16,9 @@ from experiment_core_utils.primitives.statistics import CONFIDENCE
 from experiment_core_utils.records.setting_result import SettingResult
 
 POWER = 0.8
-
-
 # Where no earlier results say: answers that change from a setting to another, and the spread of a sample's ratio of
 # times around their mean ratio.
 ASSUMED_CHANGED, ASSUMED_SPREAD = 0.1, 0.1
-
-
 # Earlier settings that are looked at in pairs.
 _MOST_SETTINGS = 12
 

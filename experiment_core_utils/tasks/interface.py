@@ -44,15 +44,12 @@ class Task(Protocol):
 
     def __getitem__(self, index: int) -> Sample:
         """The sample at `index`; raises IndexError outside the split and `SampleError` for an unreadable one."""
-        ...
 
     def question_type(self, index: int) -> str:
         """The question type of the sample at `index`, without making or decoding its picture."""
-        ...
 
     def prompt(self, sample: Sample) -> str:
         """The full prompt text for `sample`, without image tokens."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,6 @@ class Metric(Protocol):
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """Pure: no file, clock or network. Raises `SampleError` for an answer without references."""
-        ...
 
 
 def require_references(metric: str, references: Sequence[str]) -> None:

@@ -16,7 +16,6 @@ from experiment_core_utils.records.caveats import Caveat, caveat
 
 # Below this, differences between settings are mostly noise: the published minimum behind a Pareto comparison.
 LEAST_SAMPLES_TO_COMPARE = 500
-
 SampleT_co = TypeVar("SampleT_co", covariant=True)
 How = Literal["all", "random", "question_type", "ids"]
 

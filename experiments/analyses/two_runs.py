@@ -21,10 +21,7 @@ from experiments.analyses.sweeps import Sweep
 from experiments.fitting.verdicts import FEWEST_PICTURES, TAIL, first_of_each, tail_interval
 
 Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "BETTER", "WORSE", "SAME", "CANNOT TELL"]
-
-
 Quantity = Literal["mean latency", "P95 latency", "mean energy", "accuracy"]
-
 
 # What a quantity below and above that of the first run is called.
 WORDS: Mapping[Quantity, tuple[Verdict, Verdict]] = {
@@ -33,7 +30,6 @@ WORDS: Mapping[Quantity, tuple[Verdict, Verdict]] = {
     "mean energy": ("LESS", "MORE"),
     "accuracy": ("WORSE", "BETTER"),
 }
-
 
 READ: Mapping[Quantity, Callable[[SampleResult], float | None]] = {
     "mean latency": lambda sample: sample.T_total,

@@ -16,12 +16,8 @@ from experiment_core_utils.primitives.statistics import CONFIDENCE
 
 # One side of a 95 % interval: a difference is confident where it fails with this probability at most.
 TAIL = (1 - CONFIDENCE) / 2
-
-
 # Fewer pairs that all agree could do so by chance with more than TAIL (0.5 ** 6 < 0.025 < 0.5 ** 5).
 FEWEST_PICTURES = 6
-
-
 # What each of the three tests of a percentile may fail with, as shares of the level: the percentile itself may be
 # higher or lower than thought, or the pairs mislead.
 _HIGHER, _LOWER, _PAIRS = 0.5, 0.1, 0.4

@@ -24,7 +24,6 @@ from experiment_core_utils.primitives.files import read_json, refuse_unreadable
 # What transformers opens in a folder, by the ends of the names; JSON files contain one object each.
 _OPENED = (".json", ".safetensors", ".jinja", ".model", ".txt", ".bin")
 
-
 _JSON_OBJECTS = (
     "generation_config.json",
     "preprocessor_config.json",
@@ -38,14 +37,9 @@ _JSON_OBJECTS = (
     "model.safetensors.index.json",
 )
 
-
 # The deepest published models have fewer than 200; building a million of them takes hours and all memory.
 MOST_LAYERS = 1000
-
-
 _NUMBER_OF_LAYERS = re.compile(r"(.*_)?n?(layers?|blocks|depth)")
-
-
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 
 
@@ -314,14 +308,8 @@ def refuse_misfit(found: Mapping[str, Any], folder: Path) -> None:
 
 
 INDEX_FILE = "model.safetensors.index.json"
-
-
 _FLOATING = ("F64", "F32", "F16", "BF16")
-
-
 _NAMED_AT_MOST = 5
-
-
 Shape = tuple[int, ...]
 
 

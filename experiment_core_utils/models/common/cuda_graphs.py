@@ -17,8 +17,6 @@ from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 
 NO_GRAPHS = "there are no CUDA graphs on the CPU"
-
-
 T = TypeVar("T")
 
 
@@ -51,7 +49,6 @@ class GraphCapturer(Protocol):
             ConfigurationError: it cannot be captured; its message is the reason.
             OutOfMemory: there is no memory left to run or to record it; nothing of it is kept.
         """
-        ...
 
 
 class CudaGraphs:
@@ -142,8 +139,6 @@ class Reruns:
 
 # Runs before a capture: kernels are built, libraries choose their algorithms and allocate.
 WARM_UPS = 2
-
-
 # Graphs kept; each is a list of launches and takes next to no memory of its own.
 MOST_GRAPHS = 512
 

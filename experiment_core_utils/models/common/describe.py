@@ -16,8 +16,6 @@ from experiment_core_utils.models.common.quantisation import own_method
 from experiment_core_utils.records.requests import ArchitectureSizes
 
 MIB = 2**20
-
-
 # Numbers that quantised weights are multiplied with when they are used.
 SCALE_SUFFIXES = ("_scale_inv", "activation_scale")
 

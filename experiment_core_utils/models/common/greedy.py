@@ -80,24 +80,19 @@ class AsyncStages(Protocol):
     @property
     def device(self) -> torch.device:
         """The device that the model is on."""
-        ...
 
     @property
     def last_token(self) -> torch.Tensor:
         """The id [1] of the last token; the next step overwrites it."""
-        ...
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The vision stage; None for a request without a picture."""
-        ...
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
         """The prefill, and the choice of the first token."""
-        ...
 
     def advance(self) -> None:
         """A decode step from the last token, and the choice of the next."""
-        ...
 
 
 @torch.inference_mode()

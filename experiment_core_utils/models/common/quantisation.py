@@ -26,14 +26,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError, first_li
 from experiment_core_utils.records.text import QuantSupport
 
 FP8_CAPABILITY = (8, 9)
-
-
 PROBE_SIDE = 64
-
-
 DEFAULT_4BIT_TYPE = "nf4"
-
-
 # Rounding normally distributed weights costs 9 % with nf4 and 12 % with fp4, mixed-up scales 23 % and more.
 MOST_4BIT_ERROR = 0.18
 
@@ -44,17 +38,14 @@ class QuantisationOptions(Protocol):
     @property
     def model_name(self) -> str:
         """Name of the model, for messages."""
-        ...
 
     @property
     def fp_precision(self) -> str:
         """The requested precision, of which `float8` quantises."""
-        ...
 
     @property
     def quantization_config(self) -> Quantisation:
         """The requested 4 and 8 bits."""
-        ...
 
 
 def supported_types(device: torch.device) -> QuantSupport:

@@ -25,7 +25,6 @@ from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
 # Counting pictures of these operators, which torch's counter does not know; rows are routed token-expert pairs.
 _GROUPED_GEMMS = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")
 
-
 _FUSED_ATTENTION = tuple(
     f"aten::_scaled_dot_product_{kind}"
     for kind in (
@@ -36,7 +35,6 @@ _FUSED_ATTENTION = tuple(
         "fused_attention_overrideable",
     )
 )
-
 
 # Modules of torch's own quantisation: their weights are no parameters.
 _TORCH_QUANTISED = tuple(f"torch.ao.nn.{kind}quantized" for kind in ("", "intrinsic.", "sparse."))

@@ -11,14 +11,8 @@ from torch import nn
 from experiment_core_utils.models.interface import Component
 
 _ATTENTION = frozenset({"self_attn", "attn", "attention", "self_attention", "linear_attn"})
-
-
 _FFN = frozenset({"mlp", "block_sparse_moe", "feed_forward", "ffn", "moe"})
-
-
 _ROUTERS = frozenset({"gate", "router"})
-
-
 _EXPERTS = frozenset({"experts"})
 
 

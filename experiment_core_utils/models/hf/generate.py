@@ -143,11 +143,7 @@ def replaced_method(module: nn.Module, name: str, function: Any) -> Iterator[Non
 
 
 _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
-
-
 _ENCODER = "get_image_features"
-
-
 # What `forward` calls its cache; the second name is that of the Mamba models.
 _CACHE_NAMES = ("past_key_values", "cache_params")
 

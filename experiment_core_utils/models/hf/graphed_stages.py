@@ -22,8 +22,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 # The length of a cache is a multiple of this, so that requests of similar length use the same graph.
 SLOT_STEP = 256
-
-
 # Settings whose graphs are kept; each has its own cache.
 MOST_SETTINGS = 8
 

@@ -19,8 +19,6 @@ from transformers.utils import is_torchvision_available
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 
 _FROM_FOLDER: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-
-
 _VIDEO = "video_processor"
 
 

@@ -23,7 +23,6 @@ from experiment_core_utils.tasks.interface import Sample
 
 _PROBE = "probe of the template"
 
-
 # What tokenizers, templates and processors raise for one prompt or picture that they cannot use.
 UNUSABLE = (
     ValueError,
@@ -136,11 +135,8 @@ def prompt_layout_of(tokenizer: Any, template: str | None, image_token: str | No
 
 # A crop of the whole of a longer strip would first be scaled to gigabytes.
 LONGEST_ASPECT = 200
-
-
 # The names that families have for the token that a picture's feature takes the place of, and for those around it.
 _PLACEHOLDERS = ("image_token_id", "image_token_index")
-
 
 _MARKER_IDS = (
     "vision_start_token_id",
@@ -151,10 +147,7 @@ _MARKER_IDS = (
     "end_image_token_id",
 )
 
-
 _MARKER_TOKENS = ("fake_image_token", "global_image_token", "global_image_tag")
-
-
 _ROW_MARKER = re.compile(r"<row_\d+_col_\d+>")
 
 

@@ -15,8 +15,6 @@ from experiment_core_utils.records.requests import VisionGeometry
 
 # Both are limits that the processors have in their code.
 ARIA_SMALL_CROP = 490
-
-
 _IDEFICS_LONGEST_EDGE = 4096
 
 

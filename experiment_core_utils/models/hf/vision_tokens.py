@@ -28,18 +28,15 @@ class VisionOptions(Protocol):
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         """Keyword arguments of the image processor's call for one picture."""
-        ...
 
     def config_for(self, crops: CropRange) -> Mapping[str, Any]:
         """Fields that the model's config and the image processor must hold while such requests are made and run.
 
         Empty for models that read everything off the request.
         """
-        ...
 
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
         """The geometry that the processor's rule gives under those options."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from experiment_core_utils.primitives.knobs import CropRange
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 PATCH_DROPPED = -100
-
 Tiling = tuple[int, int]
 
 

@@ -26,7 +26,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 Rgb = tuple[int, int, int]
 Box = tuple[int, int, int, int]
 Point = tuple[float, float]
-
 KINDS = ("circle", "square", "triangle", "star", "diamond", "cross")
 COLOURS: MappingProxyType[str, Rgb] = MappingProxyType(
     {
@@ -56,11 +55,9 @@ WORDS = tuple(
 _FORBIDDEN_LABELS = frozenset({"AN", "THE", "TEN"})
 _RESERVED_ONE_IN = 10
 _MAX_LABEL_LENGTH = 4
-
 _FONT_FILES = ("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSansMono.ttf", "DejaVuSerif.ttf")
 _CAP_HEIGHT_PER_SIZE = 0.729  # of all DejaVu faces
 _SHARE_DESCENDER = 0.28  # of the cap height: the tail of Q
-
 MIN_TEXT_HEIGHT_PX = 6
 DEFAULT_H_REL = (0.008, 0.03)
 _SIDE_RANGE_PX = (400, 1400)

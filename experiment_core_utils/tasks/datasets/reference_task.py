@@ -28,9 +28,7 @@ from experiment_core_utils.tasks.datasets.reference_scenes import (
 from experiment_core_utils.tasks.interface import Sample
 
 Split = Literal["train", "validation"]
-
 LETTERS_OF_OPTIONS = "ABCDEFGH"
-
 _SEEDS_PER_SPLIT = 1 << 48
 _IMAGES_PER_SEED = 1 << 32
 _SPLIT_BASE: MappingProxyType[Split, int] = MappingProxyType({"train": 0, "validation": _SEEDS_PER_SPLIT})

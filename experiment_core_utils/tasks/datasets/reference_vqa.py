@@ -34,7 +34,6 @@ from experiment_core_utils.tasks.datasets.reference_task import (
 )
 
 QuestionType = Literal["reading", "colour", "shape", "count", "yes_no"]
-
 QUESTION_TYPES: tuple[QuestionType, ...] = get_args(QuestionType)
 # Share of each type in the task.
 TYPE_WEIGHTS: MappingProxyType[QuestionType, float] = MappingProxyType(
@@ -59,7 +58,6 @@ _FAMILY_WEIGHTS: MappingProxyType[str, float] = MappingProxyType(
     }
 )
 _CLEAR_PLACE = 0.08  # of the canvas side: by how much an item must lead to be called the leftmost, topmost, ...
-
 _REFERENCES = 10
 _MIN_CANONICAL = 7
 _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

@@ -16,7 +16,6 @@ from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 VALIDATION_SIZE = 1024
 SHUFFLE_SEED = 63069
-
 _TRAIN = SplitSource("train", on_hub=False, files=("train_task_3.json",), pictures=(".",))
 
 

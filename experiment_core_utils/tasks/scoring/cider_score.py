@@ -19,7 +19,6 @@ BEST = 10.0
 LONGEST_NGRAM = 4
 LENGTH_SIGMA = 6.0
 FEWEST_IMAGES = 2
-
 _Ints = npt.NDArray[np.int64]
 _Floats = npt.NDArray[np.float64]
 

@@ -12,7 +12,6 @@ from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.scoring.em import molmo_answer
 
 UNPARSED = "unparsed"
-
 _ONLY_LETTER = re.compile(r"[(\[\"'*]*([A-Za-z])[)\]\"'*.:]*")
 _LEADING_LETTER = re.compile(r"\(?([A-Z])\)?[.:)](?![A-Za-z]\b)")
 _ANSWER_IS = re.compile(r"\b(?i:answer)\b(?:\s+(?i:is)\b\s*:?|\s*:)\s*[(\"'*]*([A-Za-z])(?![\w'’])")

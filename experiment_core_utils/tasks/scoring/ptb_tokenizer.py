@@ -14,7 +14,6 @@ from types import MappingProxyType
 # Dropped from the tokens. Brackets are not among them although they once were meant to be: the evaluation compares
 # with "-LRB-" after lower-casing, so "-lrb-" stays a token.
 _PUNCTUATION = frozenset({"''", "'", "``", "`", '"', ".", "?", "!", ",", ":", "-", "--", "...", ";"})
-
 _BRACKETS = MappingProxyType(
     {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"},
 )
@@ -42,7 +41,6 @@ _ABBREVIATIONS = (
 _CAPITALISED_ABBREVIATIONS = "Tex Mass Pa Wash Ore Ill Miss Del La".split()
 # After one of these a lone letter's period ends the sentence ("plan B. The").
 _SENTENCE_STARTS = "The This That These There A An In On It He She They We You I And But Two".split()
-
 _LETTER = r"[^\W\d_]"
 _TOKEN = re.compile(
     rf"""

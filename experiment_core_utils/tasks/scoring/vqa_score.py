@@ -13,11 +13,9 @@ from types import MappingProxyType
 from experiment_core_utils.tasks.interface import require_references
 
 ANNOTATORS_FOR_FULL_CREDIT = 3
-
 _WORDS_OF_NUMBERS = "zero one two three four five six seven eight nine ten".split()
 _NUMBER_WORDS = MappingProxyType({"none": "0"} | {word: str(value) for value, word in enumerate(_WORDS_OF_NUMBERS)})
 _ARTICLES = frozenset({"a", "an", "the"})
-
 # Marks that are dropped or become a space; `: . ' & % $ * # ~` are kept (the period has a rule of its own).
 _PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
 _DIGIT_COMMA_DIGIT = re.compile(r"\d,\d")

@@ -16,7 +16,6 @@ Dash = Literal["solid", "dot", "dash"]
 Width = Literal["third", "half", "full"]
 Interval = tuple[float, float]
 Numbers = Sequence[float] | np.ndarray
-
 # Larger sets of dots are thinned evenly: more cannot be distinguished, and files would be large and slow.
 MOST_DOTS = 2500
 

@@ -30,7 +30,6 @@ from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, pres
 
 KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks"}
 KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN}
-
 VALUE_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
 FAINT = "#C4C4C4"
 
@@ -43,7 +42,6 @@ STATUS_MARKS: dict[Status, tuple[str, str, Symbol, int]] = {
 }
 
 INTERACTION_COLOURS = (SKY, YELLOW, PURPLE, VERMILION)
-
 # Names of a front's settings in a panel, and of a knob's values: more would be larger than the panel.
 MOST_NAMES, MOST_VALUE_NAMES = 30, 12
 

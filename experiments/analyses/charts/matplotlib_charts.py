@@ -14,7 +14,6 @@ from experiments.analyses.charts.style import INK, QUIET, ink_on, joined_caption
 
 SYMBOLS = {"circle": "o", "ring": "o", "square": "s", "triangle": "^", "tick": "|"}
 DASHES = {"solid": "-", "dot": ":", "dash": "--"}
-
 # Dots beyond this count are pixels in the SVG, which would be large otherwise.
 MOST_VECTOR_DOTS = 300
 

@@ -42,7 +42,6 @@ from experiments.analyses.stages.scaling import Point, StageLine, points_of
 # Parts in the order in which a block runs them; the small ones together are quiet.
 PART_COLOURS = {"attention": BLUE, "routing": PURPLE, "experts": VERMILION, "ffn_other": ORANGE, "norm": SKY,
                 "head": GREEN, "other": LIGHT_GREY}  # fmt: skip
-
 PART_NAMES = {"ffn_other": "rest of FFN", "norm": "norms"}
 
 # Title, axis, and the step that slopes are given for with its name.

@@ -21,37 +21,19 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Lists with an entry for each block, by their names or how these end; `mtp_` lists are about other blocks.
 _PER_BLOCK_ENDINGS = ("_types", "_type", "_pattern", "_freq", "_layers", "_per_layer")
-
-
 _KNOWN_PER_BLOCK = ("no_rope_layers",)
-
-
 _OTHER_BLOCKS = "mtp_"
-
-
 # Lists that name blocks by their indices.
 _KNOWN_INDEX_LISTS = ("moe_layers", "mlp_only_layers", "rope_scaling_layers")
-
-
 _INDEX_MARKS = ("layers", "blocks", "idx", "indices", "indexes")
-
-
 # Other names for a block's number, which no rule here renumbers.
 _PER_LAYER_NUMBERS = ("layer_id", "layer_number", "layer_index", "block_idx", "block_id")
-
-
 # Kinds of blocks that keep a state of one size instead of keys and values of every token.
 _NOT_ATTENTION = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "moe", "mlp")
-
-
 # What knobs and modes set in a block.
 _NO_CONSTANTS = ("layer_idx", "top_k", "training")
-
-
 # What a config's own properties raise where they do not apply to it.
 _PROPERTY_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-
-
 # What a decoder raises that more than its config is needed for.
 _BUILD_ERRORS = (*_PROPERTY_ERRORS, ImportError, NotImplementedError, RuntimeError)
 

@@ -15,8 +15,6 @@ from torch import nn
 
 # Marks in the names of arguments that say who attends to whom, and where a token is.
 _ABOUT_PLACES = ("mask", "position", "rope", "rotary", "freq", "cos", "sin")
-
-
 # In each run a block computes a position anew, so that the last bits may differ on another number of threads.
 _ROUNDING = 1e-5
 

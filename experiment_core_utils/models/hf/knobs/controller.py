@@ -49,7 +49,6 @@ def flops_delta(run: Callable[[], object], turned: AbstractContextManager[object
 # A number that no width of a model is.
 _TRIAL_TOKENS = 7
 
-
 # What code of an unknown architecture raises where it cannot be run so.
 _HF_CODE_ERRORS = (
     ArithmeticError,
@@ -61,7 +60,6 @@ _HF_CODE_ERRORS = (
     TypeError,
     ValueError,
 )
-
 
 Setting = tuple[int | None, tuple[int, ...]]
 

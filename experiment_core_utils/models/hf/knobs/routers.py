@@ -16,8 +16,6 @@ from experiment_core_utils.models.hf.knobs.patches import AttributeChange
 
 # The names that families give to the same number.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-
-
 _TOP_K = ("num_experts_per_tok", "moe_topk", "top_k_experts", "num_experts_per_token")
 
 

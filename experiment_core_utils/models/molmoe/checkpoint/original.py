@@ -34,19 +34,10 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsN
 from experiment_core_utils.primitives.files import failed_writes_named, flush_folder
 
 CONFIG_FILE, WEIGHTS_FILE = "config.yaml", "model.pt"
-
-
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
 SHARD_BYTES = 2 * 10**9
-
-
 _EXPERT = re.compile(r"model\.(transformer\.blocks\.\d+)\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
-
-
 _STACKED = {"gate": "w1", "up": "v1", "down": "w2"}
-
 
 _RENAMED = (
     (re.compile(r"lm_head\.(weight)"), r"transformer.ff_out.\1"),

@@ -23,17 +23,9 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditi
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 LANGUAGE_MODEL = "model.language_model."
-
-
 HEAD = "lm_head."
-
-
 _TOWER = "model.vision_tower."
-
-
 _CONNECTOR = "model.connector."
-
-
 _BACKBONE = "model.vision_backbone."
 
 
@@ -185,16 +177,9 @@ def assemble(
 
 
 PUBLISHED_MODEL_TYPE = "molmo"
-
-
 IMAGE_TOKEN_IDS = {"image_start": 50280, "image_end": 50281, "image_patch": 50282, "image_column": 50283}
-
-
 EOS_TOKEN_ID = 50279
-
-
 CPU = torch.device("cpu")
-
 
 # What the native classes do, where a config says it.
 _FIXED: Mapping[str, Any] = {
@@ -352,7 +337,6 @@ def _read_native(
 
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-
 
 _EXPECTED = {
     "<|endoftext|>": EOS_TOKEN_ID,

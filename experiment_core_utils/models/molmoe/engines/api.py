@@ -30,11 +30,9 @@ class VisionEngine(Protocol):
 
     def warm_up(self, crops: int) -> None:
         """Warm up for requests of so many crops, the overview among them."""
-        ...
 
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
         """Features [K * F, H] of crops [K, 3, S, S] and masks [K, P]; the next call may overwrite them."""
-        ...
 
 
 class ExpertTrace(Protocol):
@@ -42,7 +40,6 @@ class ExpertTrace(Protocol):
 
     def forget_experts(self) -> None:
         """Call this before the one call whose experts are needed; other calls need not pay for a record."""
-        ...
 
     @property
     def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
@@ -51,7 +48,6 @@ class ExpertTrace(Protocol):
         They come from where the experts are computed, so that a graphed stage reports its own run: what was left out is
         no expert's id.
         """
-        ...
 
 
 class PrefillEngine(ExpertTrace, Protocol):
@@ -59,7 +55,6 @@ class PrefillEngine(ExpertTrace, Protocol):
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """Warm up for prompts of so many tokens (of any length up to its bucket's end, where there are buckets)."""
-        ...
 
     def prefill(
         self, embeddings: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0
@@ -68,7 +63,6 @@ class PrefillEngine(ExpertTrace, Protocol):
 
         Fills the request's positions 0 to T - 1; the caller sets its length afterwards.
         """
-        ...
 
 
 class DecodeEngine(ExpertTrace, Protocol):
@@ -78,7 +72,6 @@ class DecodeEngine(ExpertTrace, Protocol):
         """Warm up for steps of this KV cache at these knobs. Leaves the cache's lengths and next tokens as they
         were.
         """
-        ...
 
     def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """Logits [B, V] after the tokens `kv_cache.next_tokens` [B]; the next call may overwrite them.
@@ -87,7 +80,6 @@ class DecodeEngine(ExpertTrace, Protocol):
         the order of the current stream and without waiting for it. The caller notes the step on the host
         (`kv_cache.note_step`) and has made sure that there is room for the token.
         """
-        ...
 
 
 class PausedPrefillEngine(Protocol):
@@ -95,7 +87,6 @@ class PausedPrefillEngine(Protocol):
 
     def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """Warm up for prompts of so many tokens that pause there and resume with these knobs."""
-        ...
 
     def begin(
         self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, kv_cache: KVCache
@@ -104,14 +95,12 @@ class PausedPrefillEngine(Protocol):
 
         [2, H], not normalised; without a row [1, H]. The next call may overwrite them.
         """
-        ...
 
     def finish(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """Resume the last paused prompt: logits [1, V], which the next call may overwrite.
 
         The first blocks of the setting are those that have run. The request's length is set by the caller, afterwards.
         """
-        ...
 
 
 def refuse_without_free_rows(tokens: int, kv_cache: KVCache) -> None:

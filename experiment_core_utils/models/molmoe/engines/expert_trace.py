@@ -16,8 +16,6 @@ from experiment_core_utils.records.requests import StageName
 
 # An id that no kernel wrote.
 NOT_WRITTEN = -1
-
-
 # Fraction of the choices that may be others in float32: two experts that are nearly equally likely can change places.
 MOST_OTHER_CHOICES = 0.05
 

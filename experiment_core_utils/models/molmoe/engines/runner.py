@@ -32,8 +32,6 @@ from experiment_core_utils.records.requests import KnobProof, StageName
 
 # The KV cache grows in these steps, so that longer requests seldom need a new one; graphs are lost with the old one.
 SLOT_STEP = 512
-
-
 # Room for answers to a request that was not warmed up.
 UNANNOUNCED_TOKENS = 64
 

@@ -43,8 +43,6 @@ from experiment_core_utils.records.requests import StageName
 # Of prefill and decode together, kept at a time: settings times prompt lengths, which is 130 a padded length for a
 # controller that may choose everything; one takes about half a megabyte.
 MOST_GRAPHS = 4096
-
-
 OWN_KERNELS = NO_GRAPHS + ", and kernels are torch's own: {}"
 
 

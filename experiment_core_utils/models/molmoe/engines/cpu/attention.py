@@ -14,8 +14,6 @@ from experiment_core_utils.models.molmoe.engines.cpu.build import INT, INT64, PO
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 HEAD_STEP = 32
-
-
 # (queries, keys, values, whether causal) -> [B, T, N * D]
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
 

@@ -26,15 +26,9 @@ import torch
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 CPU_FACTS = Path("/proc/cpuinfo")
-
-
 # What `-march=native` looks at, by the names of x86 and of Arm.
 FACTS = ("model name", "flags", "CPU part", "Features")
-
-
 SEAL_BYTES = hashlib.sha256().digest_size
-
-
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -161,28 +155,14 @@ def _processor() -> str:
 
 
 LOGGER = logging.getLogger(__name__)
-
-
 FOLDER = Path(__file__).parent / "csrc"
-
-
 COMPILERS = ("g++", "c++", "clang++")
-
-
 # OpenMP is not linked: its functions are found in the library that torch has loaded, and so are its threads.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fopenmp", "-fno-math-errno", "-Wno-psabi")
-
-
 LLVM_OPENMP = "__kmpc_fork_call"
-
-
 EXPORTED = re.compile(r'extern "C" \w+ (\w+)\(')
-
-
 # The C types of the kernels' arguments.
 POINTER, INT64, FLOAT, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
-
-
 MOST_S = 60.0  # that a run of the compiler may take
 
 

@@ -21,8 +21,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 # What one program keeps in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
-
-
 # Its products take columns in steps of this at least.
 COLUMNS_AT_ONCE = 16
 

@@ -18,8 +18,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Up to so many rows the number of operations counts, beyond it what each of them does.
 FEW_ROWS = 8
-
-
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
 
 

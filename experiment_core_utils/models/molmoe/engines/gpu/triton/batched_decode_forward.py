@@ -124,8 +124,6 @@ class BatchedStep:
 
 
 SUMMING_WARPS, ROUTING_WARPS = 4, 8
-
-
 # Columns of the router that one program takes.
 ROUTED_COLUMNS = 512
 

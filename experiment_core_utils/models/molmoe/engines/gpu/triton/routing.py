@@ -6,8 +6,6 @@ import triton.language as tl
 
 # Rows of one program of the router; a product on tensor cores takes no fewer.
 ROUTED_ROWS = 16
-
-
 # Columns that it takes in one step, its warps, and its loads in flight.
 ROUTED_STEP, ROUTED_WARPS, ROUTED_STAGES = 128, 4, 4
 

@@ -14,20 +14,12 @@ from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 
 # Programs that share one head's positions are no more than are put together at once.
 MOST_SPLITS = 32
-
-
 # The same in a step of several requests, at least and at most.
 FEWEST_BATCH_SPLITS, MOST_BATCH_SPLITS = 2, 24
-
-
 # Choices whose down-projections a program reads before it multiplies them.
 SLOTS_AT_ONCE = 8
-
-
 # Shared memory of a program, in bytes, that the widest tile takes.
 MEMORY_OF_WIDE_TILES = 160 * 1024
-
-
 # Rows of one expert where they are few: what tensor cores take at least, and what shared memory bounds.
 FEWEST_ROWS, MOST_ROWS = 16, 32
 
@@ -160,7 +152,6 @@ TUNINGS = {
         prefill_down=ProductTile(strip=256, step=64, head=128, tail=32, warps=8, stages=4, bulk=True),
     ),
 }
-
 
 DEFAULT = "H200"
 
