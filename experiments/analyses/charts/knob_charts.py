@@ -325,7 +325,7 @@ def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Pa
         if not own:
             continue
         places = [len(ticks) + at for at in range(len(own))]
-        ticks |= {place: f"{KNOB_NAMES[knob]} {mean.value}" for place, mean in zip(places, own, strict=True)}
+        ticks |= {place: str(mean.value) for place, mean in zip(places, own, strict=True)}
         low, high = ([mean.change_ci95[side] / divisor for mean in own] for side in (0, 1))
         texts = [_change_text(title, own[0], mean, divisor, unit) for mean in own]
         changes = [mean.change / divisor for mean in own]
@@ -337,7 +337,7 @@ def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Pa
     most = max((abs(mean.change) / divisor for mean in means), default=0.0)
     return Panel(
         f"Change in {title}",
-        Axis(ticks={place: text.replace(" ", "\n") for place, text in ticks.items()}),
+        Axis("value of the knob", ticks=ticks),
         Axis(f"change ({unit})"),
         [*marks, Rule(0, False, QUIET, dash="solid")],
         f"Against the knob's smallest value, the other knobs averaged; at most {most:.4g} {unit}.",
