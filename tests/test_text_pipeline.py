@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -342,7 +343,20 @@ def test_another_number_of_processes_is_another_experiment(values: dict[str, Any
     config = validated(values)
     source, prompts = validate_loadable(config), read_prompts(config.prompts)
     one, two = (SimpleNamespace(num_processes=number, device=torch.device("cpu")) for number in (1, 2))
-    assert experiment_digest(config, source, prompts, one) != experiment_digest(config, source, prompts, two)  # type: ignore[arg-type]
+    digests = {experiment_digest(config, source, prompts, each, ("model",)) for each in (one, two)}  # type: ignore[arg-type]
+    assert len(digests) == 2
+
+
+def test_a_model_that_was_moved_is_the_same_model(values: dict[str, Any], tmp_path: Path) -> None:
+    measured(values, tmp_path / "results")
+    moved = shutil.copytree(values["model_name"], tmp_path / "elsewhere")
+    grid = combinations({**values, "model_name": str(moved)})
+    plan = plan_of(grid, tmp_path / "results", launched(grid, tmp_path / "results"))
+    assert len(plan.saved) == 1 and not plan.due
+    with (moved / "config.json").open("a") as file:
+        file.write(" ")
+    plan = plan_of(grid, tmp_path / "results", launched(grid, tmp_path / "results"))
+    assert len(plan.due) == 1 and not plan.saved
 
 
 def test_the_first_short_prompts_are_taken_before_they_are_sorted(values: dict[str, Any], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
@@ -12,6 +13,7 @@ from experiment_core_utils.c_prompt_processing import filter_prompts_by_length, 
 from experiment_core_utils.config.text import PromptSource, TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.meters.host_facts import environment_stamp
+from experiment_core_utils.models.common.checkpoint_files import model_digest
 from experiment_core_utils.models.common.text_generation import check_context
 from experiment_core_utils.models.text_model import LanguageModelSource, load_tokenizer, validate_loadable
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -82,6 +84,7 @@ class DueExperiment:
     chosen: SelectedPrompts  #: those of `prompts` that run
     custom_metrics: Sequence[CustomMetric]
     digest: str  #: of everything that its figures depend on, code and load of the machine left out
+    former_digest: str  #: the same with the model's path and times of change, as earlier versions saved it
 
 
 @dataclass(frozen=True)
@@ -119,21 +122,24 @@ def plan_experiments(
     """
     names = {str(result["digest"]): name for name, result in saved.items() if "digest" in result}
     with_outputs = {digest for digest, name in names.items() if has_outputs(str(saved[name].get("experiment_id")))}
+    usable = {True: with_outputs, False: set(names)}
     # Combinations mostly share their prompts, and a dataset is read whole.
-    prompts_of = cache(read_prompts)
+    prompts_of, digest_of = cache(read_prompts), cache(model_digest)
     due: list[DueExperiment] = []
     done: dict[str, str] = {}
     left_out: dict[str, str] = {}
     titles: dict[str, str] = {}
     for number, combination in enumerate(grid, start=1):
         title = _title(number, len(grid), combination.varied)
-        found = _found(title, combination, accelerator, prompts_of)
+        found = _found(title, combination, accelerator, prompts_of, digest_of)
         if isinstance(found, str):
             left_out[title] = found
         elif found.digest in titles:
             left_out[title] = f"the same experiment as {titles[found.digest]}"
-        elif found.digest in (with_outputs if found.config.save_outputs else names):
-            done[title] = names[found.digest]
+        elif earlier := {found.digest, found.former_digest} & (
+            with_outputs if found.config.save_outputs else set(names)
+        ):
+            done[title] = names[earlier.pop()]
         else:
             due.append(found)
         if not isinstance(found, str):
@@ -144,7 +150,11 @@ def plan_experiments(
 
 
 def _found(
-    title: str, combination: Combination, accelerator: Accelerator, prompts_of: Callable[[PromptSource], Prompts]
+    title: str,
+    combination: Combination,
+    accelerator: Accelerator,
+    prompts_of: Callable[[PromptSource], Prompts],
+    digest_of: Callable[[Path], str],
 ) -> DueExperiment | str:
     """What can be measured, or why it cannot."""
     config = combination.config
@@ -157,17 +167,28 @@ def _found(
         chosen = choose_prompts(config, prompts.texts, load_tokenizer(config, source), source.config)
     except ConfigurationError as error:
         return str(error)
-    digest = experiment_digest(config, source, prompts, accelerator)
-    return DueExperiment(title, combination.varied, config, source, prompts, chosen, metrics, digest)
+    # Known by its content wherever it lies; saved experiments from before know its path and times.
+    model = source.stamp if source.revision else (digest_of(source.folder),)
+    own, former = (experiment_digest(config, source, prompts, accelerator, each) for each in (model, source.stamp))
+    return DueExperiment(title, combination.varied, config, source, prompts, chosen, metrics, own, former)
 
 
 def experiment_digest(
-    config: TextConfig, source: LanguageModelSource, prompts: Prompts, accelerator: Accelerator
+    config: TextConfig,
+    source: LanguageModelSource,
+    prompts: Prompts,
+    accelerator: Accelerator,
+    model: tuple[object, ...],
 ) -> str:
-    """Short digest of what the figures depend on; a change of code or of the machine's load is not seen."""
+    """Short digest of what the figures depend on; a change of code or of the machine's load is not seen.
+
+    Args:
+        model: what the model is known by: its commit on the hub, the digest of its files, or `source.stamp`.
+    """
+    left_out = _OF_THE_RUN if model == source.stamp else _OF_THE_RUN | {"model_name"}
     parts = (
-        config.effective().model_dump_json(exclude=set(_OF_THE_RUN)),
-        source.stamp,
+        config.effective().model_dump_json(exclude=set(left_out)),
+        model,
         prompts.source["digest"],
         accelerator.num_processes,
         environment_stamp(accelerator.device),
