@@ -220,7 +220,11 @@ def test_other_prompts_or_weights_are_another_experiment(
     Path(values["prompts"]["path"]).write_text("\n".join((*PROMPTS, "one more")))
     assert measured(values, folder).num_measured == 1
     (weights,) = checkpoint.glob("*.safetensors")
-    weights.write_bytes(weights.read_bytes())
+    content = weights.read_bytes()
+    # The same content at another time is the same model.
+    weights.write_bytes(content)
+    assert measured(values, folder).num_measured == 0
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert measured(values, folder).num_measured == 1
     assert measured(values, folder).num_measured == 0
 

@@ -136,9 +136,7 @@ def plan_experiments(
             left_out[title] = found
         elif found.digest in titles:
             left_out[title] = f"the same experiment as {titles[found.digest]}"
-        elif earlier := {found.digest, found.former_digest} & (
-            with_outputs if found.config.save_outputs else set(names)
-        ):
+        elif earlier := {found.digest, found.former_digest} & usable[found.config.save_outputs]:
             done[title] = names[earlier.pop()]
         else:
             due.append(found)
