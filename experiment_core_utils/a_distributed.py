@@ -19,7 +19,7 @@ from torch import distributed
 
 from experiment_core_utils.config.parts import MachineConfig
 from experiment_core_utils.config.text import TextConfig, validated
-from experiment_core_utils.primitives.collectives import lost_processes_named, of_main_process
+from experiment_core_utils.primitives.collectives import broadcast_from_main, lost_processes_named
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost, first_line
 from experiment_core_utils.primitives.files import (
@@ -264,4 +264,4 @@ def generate_unique_id(accelerator: Accelerator, id_file: Path | None = None, re
     """
     results = results_dir or (RESULTS if id_file is None else id_file.parent.parent / "results")
     counter = id_file or state_folder(results) / ID_NAME
-    return of_main_process(lambda: next_run_id(counter, results), accelerator)
+    return broadcast_from_main(lambda: next_run_id(counter, results), accelerator)

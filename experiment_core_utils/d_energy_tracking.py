@@ -33,7 +33,7 @@ from experiment_core_utils.meters.stages import StageMeasurement, stage_energies
 from experiment_core_utils.meters.windows import NOT_ASKED, InstrumentWindow, WindowGoal, energy_of_part, why_no_power
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.collectives import of_local_processes, outcome_of_all
+from experiment_core_utils.primitives.collectives import all_or_raise, local_gather
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.device import (
     choose_device,
@@ -395,8 +395,8 @@ class TextEnergy:
         self._sources = sources
         own = uuids_of(visible_gpus()) if sources.gpus is None else sources.gpus
         # A process may see none but its own GPU (`srun --gpus-per-task=1`).
-        self._gpus = tuple(dict.fromkeys(itertools.chain(*of_local_processes(own, accelerator))))
-        self.reason = outcome_of_all(self._why_not, accelerator)
+        self._gpus = tuple(dict.fromkeys(itertools.chain(*local_gather(own, accelerator))))
+        self.reason = all_or_raise(self._why_not, accelerator)
 
     def _why_not(self) -> str | None:
         """Why there will be no figure; sources are looked for before anything is loaded.
@@ -438,14 +438,14 @@ class TextEnergy:
 
         Idle power is measured outside, while nothing runs.
         """
-        tracker = outcome_of_all(lambda: self._start(experiment_id, folder), self._accelerator)
+        tracker = all_or_raise(lambda: self._start(experiment_id, folder), self._accelerator)
         try:
             result = run()
         except BaseException:
             if tracker is not None:
                 stop_energy_tracking(tracker, is_at_rest=False)
             raise
-        outcome_of_all(lambda: self._stop(tracker), self._accelerator)
+        all_or_raise(lambda: self._stop(tracker), self._accelerator)
         return result
 
     def _start(self, experiment_id: str, folder: Path) -> EnergyTracker | None:

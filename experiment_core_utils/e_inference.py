@@ -25,7 +25,7 @@ from experiment_core_utils.models.common.text_generation import (
 )
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.collectives import outcome_of_all
+from experiment_core_utils.primitives.collectives import all_or_raise
 from experiment_core_utils.primitives.device import new_marks, release_cached_memory, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
@@ -348,12 +348,12 @@ def prepare_gen_inference(
         shard.warm_up()
         return shard
 
-    return outcome_of_all(warmed_up, accelerator)
+    return all_or_raise(warmed_up, accelerator)
 
 
 def run_prepared(shard: TextShard, accelerator: Accelerator, stop: StopRequest | None = None) -> InferenceResults:
     """The second half: every batch is measured."""
-    return outcome_of_all(lambda: run_shard(shard, stop or StopRequest()), accelerator)
+    return all_or_raise(lambda: run_shard(shard, stop or StopRequest()), accelerator)
 
 
 def run_shard(shard: TextShard, stop: StopRequest) -> InferenceResults:

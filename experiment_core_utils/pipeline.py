@@ -15,9 +15,9 @@ from experiment_core_utils.d_energy_tracking import check_energy, meters_of
 from experiment_core_utils.l_results_csv_cleaning import write_tables
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.collectives import (
+    all_or_raise,
+    broadcast_from_main,
     check_folder_is_shared,
-    of_main_process,
-    outcome_of_all,
     processes_on_this_machine,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -88,12 +88,14 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     fingerprint = agreed_fingerprint(config, asked.source, asked.task, asked.drawn.sample_ids, accelerator)
     ledger = Ledger(folder, fingerprint)
     with ExitStack() as stack:
-        of_main_process(lambda: stack.enter_context(only_run_in(folder / PARTS_FOLDER)), accelerator)
-        due_keys = of_main_process(lambda: due_and_tidy(folder, asked.order, ledger, is_search=is_search), accelerator)
+        broadcast_from_main(lambda: stack.enter_context(only_run_in(folder / PARTS_FOLDER)), accelerator)
+        due_keys = broadcast_from_main(
+            lambda: due_and_tidy(folder, asked.order, ledger, is_search=is_search), accelerator
+        )
         due = settings_of(due_keys, asked.settings)
         experiment_id, failed = new_run_id(folder, accelerator) if due else None, {}
         plan = plan_of(asked, experiment_id, ledger, due, accelerator.num_processes)
-        of_main_process(lambda: write_plan(plan, folder), accelerator)
+        broadcast_from_main(lambda: write_plan(plan, folder), accelerator)
         if experiment_id is not None:
             failed = measure_due(asked, due, accelerator, ledger, experiment_id, energy)
         if not accelerator.is_main_process:
@@ -129,7 +131,7 @@ def measure_due(
     mode = config.measuring.energy
 
     def find_meters() -> StageMeasurement | None:
-        return outcome_of_all(
+        return all_or_raise(
             lambda: meters_of(mode, config.machine.device, accelerator.local_process_index, config.task.seed, energy),
             accelerator,
         )

@@ -19,7 +19,7 @@ from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.d_energy_tracking import EnergySources
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
-from experiment_core_utils.primitives.collectives import of_main_process, processes_on_this_machine
+from experiment_core_utils.primitives.collectives import broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.device import set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused, SettingError
 from experiment_core_utils.primitives.files import check_replaceable
@@ -90,7 +90,7 @@ def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Acceler
             )
         return texts.is_file()
 
-    saved = of_main_process(load, accelerator)
+    saved = broadcast_from_main(load, accelerator)
     for name, each in saved.items():
         if "digest" in each:
             check_saved(SavedExperiment, each, f"{path}: {name}", advice)
@@ -117,7 +117,7 @@ def run_text_experiments(
     """
     accelerator = launched(grid, results_dir)
     with ExitStack() as stack:
-        of_main_process(lambda: stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)), accelerator)
+        broadcast_from_main(lambda: stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)), accelerator)
         return _run_alone(grid, results_dir, accelerator, say, sources)
 
 

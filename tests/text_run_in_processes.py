@@ -15,7 +15,7 @@ from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
 from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.i_metrics_energy import energy_metrics
 from experiment_core_utils.k_results_aggregation import pool_inference_results
-from experiment_core_utils.primitives.collectives import of_all_processes
+from experiment_core_utils.primitives.collectives import all_gather
 from experiment_core_utils.primitives.errors import OutOfMemory
 from tests.scripted_codecarbon import scripted_library
 from tests.simulated_energy import device_in_real_time, instruments_of
@@ -51,7 +51,7 @@ def main() -> int:
     values = {"max_output_tokens": 12, "batching_options": {"batch_size___fixed_batching": 2}}
     for name, prompts in (("pooled", PROMPTS), ("one_prompt", PROMPTS[:1])):
         own = run_gen_inference(model, tokenizer, tokenise_prompts(prompts, tokenizer), values, accelerator)
-        results = of_all_processes(own, accelerator)
+        results = all_gather(own, accelerator)
         if accelerator.is_main_process:
             pooled = pool_inference_results(results)
             content = {**pooled, "output_tokens": pooled["output_tokens"].tolist()}

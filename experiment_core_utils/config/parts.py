@@ -19,6 +19,7 @@ from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
+from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
 
 T = TypeVar("T")
@@ -404,7 +405,7 @@ def _one_line(model: type[BaseModel], fault: ErrorDetails, name: str) -> str:
     kind, given, place = fault["type"], fault["input"], fault["loc"]
     if kind == "extra_forbidden":
         known = [each for each in _model_at(model, place).model_fields if each != "further"]
-        return f"{name}: there is no such key; known are {', '.join(known)}"
+        return f"{name}: there is no such key{did_you_mean(str(place[-1]), known)}; known are {', '.join(known)}"
     if kind in _LIMITS:
         *_, field_name = (each for each in place if isinstance(each, str))
         examples = _model_at(model, place).model_fields[field_name].examples

@@ -18,7 +18,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 TOKEN_NAME = "seen_by_all"
 
 
-def of_main_process(make: Callable[[], T], accelerator: Accelerator) -> T:
+def broadcast_from_main(make: Callable[[], T], accelerator: Accelerator) -> T:
     """What `make` returns in the main process, on every process. A collective call: only where a run starts.
 
     Raises:
@@ -36,7 +36,7 @@ def of_main_process(make: Callable[[], T], accelerator: Accelerator) -> T:
     return made
 
 
-def of_all_processes(own: T, accelerator: Accelerator) -> list[T]:
+def all_gather(own: T, accelerator: Accelerator) -> list[T]:
     """What each process has, by rank, on every process. A collective call: only where a run starts.
 
     Raises:
@@ -48,7 +48,7 @@ def of_all_processes(own: T, accelerator: Accelerator) -> list[T]:
         return list(gather_object([own]))
 
 
-def outcome_of_all(make: Callable[[], T], accelerator: Accelerator) -> T:
+def all_or_raise(make: Callable[[], T], accelerator: Accelerator) -> T:
     """What `make` returns here, once every process has come as far. A collective call.
 
     Raises:
@@ -56,7 +56,7 @@ def outcome_of_all(make: Callable[[], T], accelerator: Accelerator) -> T:
         WorkerLost: another process is gone or late.
     """
     made, error = _value_or_error(make)
-    errors = of_all_processes(error, accelerator)
+    errors = all_gather(error, accelerator)
     if error is not None:
         raise error
     for rank, other in enumerate(errors):
@@ -65,14 +65,14 @@ def outcome_of_all(make: Callable[[], T], accelerator: Accelerator) -> T:
     return cast(T, made)
 
 
-def of_local_processes(own: T, accelerator: Accelerator) -> list[T]:
+def local_gather(own: T, accelerator: Accelerator) -> list[T]:
     """What each process has that shares a local main process with this one, by rank. A collective call.
 
     Raises:
         WorkerLost: another process is gone or late.
     """
     place = (_machine_id(), accelerator.is_local_main_process)
-    everyone = of_all_processes((*place, own), accelerator)
+    everyone = all_gather((*place, own), accelerator)
     group = local_group([(machine, is_main) for machine, is_main, _ in everyone], accelerator.process_index)
     return [everyone[rank][2] for rank in group]
 
@@ -82,7 +82,7 @@ def processes_on_this_machine(accelerator: Accelerator) -> int:
 
     A collective call: only where a run starts.
     """
-    return of_all_processes(_machine_id(), accelerator).count(_machine_id())
+    return all_gather(_machine_id(), accelerator).count(_machine_id())
 
 
 def local_group(places: Sequence[tuple[str, bool]], rank: int) -> list[int]:
@@ -113,11 +113,9 @@ def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerato
     if accelerator.num_processes == 1:
         return
     path = folder / TOKEN_NAME
-    of_main_process(lambda: write_text_atomically(token, path), accelerator)
+    broadcast_from_main(lambda: write_text_atomically(token, path), accelerator)
     blind = [
-        rank
-        for rank, sees in enumerate(of_all_processes(_comes_to_hold(path, token, within_s), accelerator))
-        if not sees
+        rank for rank, sees in enumerate(all_gather(_comes_to_hold(path, token, within_s), accelerator)) if not sees
     ]
     if blind:
         raise ConfigurationError(

@@ -24,7 +24,8 @@ class Caveat(BaseModel):
         try:
             _ = self.sentence
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"the figures of a caveat of kind {self.kind!r} do not fit: {error!r}") from error
+            lacking = f"lack {error}" if isinstance(error, KeyError) else f"do not fit ({error})"
+            raise ValueError(f"the figures of a caveat of kind {self.kind!r} {lacking}") from error
         return self
 
     @property

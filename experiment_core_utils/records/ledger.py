@@ -12,6 +12,7 @@ from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import (
     TRACKERS,
     read_regular_file,
+    shortened,
     state_folder,
     write_json_atomically,
     write_text_atomically,
@@ -79,13 +80,22 @@ class Ledger:
         return content if is_own else None
 
     def result(self, key: str) -> SettingResult | None:
-        """The result of a setting; None where the setting is due, as with one of another schema or without samples.
+        """The result of a setting; None where the setting is due, as with one without samples.
 
         Raises:
-            ResultsRefused: a field of it is missing or cannot be, or something else than a file has its name.
+            ResultsRefused: it is of another schema, a field of it is missing or cannot be, or something else than a
+                file has its name.
         """
         content = self._own_content(key)
-        if content is None or content.get("schema_version") != SCHEMA_VERSION or not content.get("per_sample_results"):
+        if content is None:
+            return None
+        schema = content.get("schema_version")
+        if schema != SCHEMA_VERSION:
+            raise ResultsRefused(
+                f"{self._path_of(key)} is of schema {shortened(schema)}, and this version writes {SCHEMA_VERSION}; "
+                "go on with the version that wrote it, or give another --output_dir"
+            )
+        if not content.get("per_sample_results"):
             return None
         advice = "remove it, and the same command measures it again"
         return SettingResult.from_content(content, str(self._path_of(key)), advice)

@@ -146,7 +146,10 @@ def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]
     content = read_json(path, "remove it or measure again")
     found = content.get("schema_version") if isinstance(content, dict) else None
     if type(found) is not int or found != version:
-        raise ResultsRefused(f"{path} is not {what} of schema {version} (its schema is {shortened(found)}); remove it")
+        raise ResultsRefused(
+            f"{path} is not {what} of schema {version} (its schema is {shortened(found)}); "
+            "read it with the version that wrote it, or move it away"
+        )
     return dict(content)
 
 

@@ -1,7 +1,8 @@
 """Drift: a control setting that is measured again along a run shows how the machine's speed changed.
 
 The control setting is measured on a few fixed samples when the run begins, after every few settings and at the end. Its
-times enter no latency statistic. Each process checks its own device and has a file of its own; none waits for another.
+times enter no latency statistic. Each process checks its own device and has a file of its own; only the main one waits,
+at the end, for the others' last readings.
 A result is saved before the readings after it are known: the main process fills them in when the run closes, or the
 next run does.
 """
@@ -21,7 +22,7 @@ from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ResultsRefused, SampleError, SettingError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.stability import DRIFT_LIMIT, drift_ratio, needs_another_run
 from experiment_core_utils.records.caveats import Caveat, caveat
@@ -37,6 +38,7 @@ CONTROL_SAMPLES = 3
 # Where samples cannot be read, so many are tried before the check is given up.
 _MOST_CANDIDATES = 12
 # Why the result of a run that was killed, or that still runs, has no readings.
+_POLL_S = 0.1
 NOT_CLOSED = "run not closed: the next run of the same command fills this in"
 _READINGS = TypeAdapter(tuple[DriftReading, ...])
 Totals = Mapping[int, float]
@@ -218,6 +220,25 @@ def fill_in_drift(folder: Path, ledger: Ledger, keys: Iterable[str]) -> None:
         if found is not None:
             provenance = provenance.with_caveats([found])
         save_setting_result(result.with_keys(drift=drift, provenance=provenance), path)
+
+
+def wait_for_last_readings(
+    folder: Path, ranks: Iterable[int], experiment_id: str, timeout_s: float, stop: StopRequest
+) -> None:
+    """Until each of these processes has written the reading that ends this run, or the time is over.
+
+    Raises:
+        Stopped: someone asked to stop while waiting.
+    """
+    missing, deadline = set(ranks), time.monotonic() + timeout_s
+    while missing and time.monotonic() < deadline:
+        missing -= {
+            rank
+            for rank in missing
+            if any(each.when == "end" for each in _readings_of_run(folder, rank, experiment_id))
+        }
+        stop.raise_if_requested("while waiting for the other processes' last readings")
+        time.sleep(_POLL_S if missing else 0.0)
 
 
 def _readings_of_run(folder: Path, rank: int | None, experiment_id: str | None) -> list[DriftReading]:

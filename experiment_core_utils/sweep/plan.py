@@ -16,7 +16,7 @@ from experiment_core_utils.config.strategies import distinct, plan_settings
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_stamp
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
-from experiment_core_utils.primitives.collectives import of_all_processes, of_main_process, processes_on_this_machine
+from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.files import remove_leftovers
@@ -247,7 +247,7 @@ def agreed_fingerprint(
     parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
     own = short_digest(repr((parts, model_digest(source.folder))))
     former = short_digest(repr((parts, (str(source.folder.resolve()), weights_stamp(source.folder)))))
-    found = of_all_processes((own, former if _begun_with(former, config.machine.output_dir) else own), accelerator)
+    found = all_gather((own, former if _begun_with(former, config.machine.output_dir) else own), accelerator)
     others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
     if others:
         raise WorkerLost(
@@ -322,7 +322,7 @@ def refuse_other_engines(
         WorkerLost: (in all processes) other engines run in one of them than in the main one.
         ConfigurationError: (in all processes) what is finished of this run was measured with others.
     """
-    found = of_all_processes(dict(engines), accelerator)
+    found = all_gather(dict(engines), accelerator)
     for rank, other in enumerate(found):
         if other != found[0]:
             raise WorkerLost(
@@ -339,7 +339,7 @@ def refuse_other_engines(
                 "the C++ compiler"
             )
 
-    of_main_process(refuse, accelerator)
+    broadcast_from_main(refuse, accelerator)
 
 
 def _engines_of_finished(ledger: Ledger, keys: Sequence[str], journals: Path) -> dict[str, str] | None:
@@ -363,7 +363,7 @@ def most_processes_per_device(accelerator: Accelerator) -> int:
 
     A collective call: only where a run starts.
     """
-    on_machines = of_all_processes(processes_on_this_machine(accelerator), accelerator)
+    on_machines = all_gather(processes_on_this_machine(accelerator), accelerator)
     return max(on_machines) if accelerator.device.type == "cpu" else 1
 
 

@@ -26,7 +26,7 @@ from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
 from experiment_core_utils.records.setting_result import Provenance, SettingResult, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
-from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck, fill_in_drift
+from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck, fill_in_drift, wait_for_last_readings
 from experiment_core_utils.sweep.front import (
     SEARCH_FILE,
     FrontSearch,
@@ -129,6 +129,14 @@ class ProfilingRun:
                         failed[setting.key] = failure
                     if self.config.machine.enable_memory_optimization:
                         release_cached_memory(self.model.device)
+                if self.context.is_main and self.drift is not None and self.config.measuring.drift_check_every:
+                    wait_for_last_readings(
+                        self.config.machine.output_dir,
+                        range(1, self.context.num_processes),
+                        self.context.experiment_id,
+                        self.config.machine.worker_timeout,
+                        self.context.stop,
+                    )
             finally:
                 if self.context.is_main:
                     fill_in_drift(self.config.machine.output_dir, self.ledger, [setting.key for setting in settings])

@@ -27,7 +27,7 @@ from experiment_core_utils.k_results_aggregation import (
 )
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
 from experiment_core_utils.models.common.text_generation import logits_fault
-from experiment_core_utils.primitives.collectives import of_all_processes, outcome_of_all, processes_on_this_machine
+from experiment_core_utils.primitives.collectives import all_gather, all_or_raise, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.records.caveats import Caveat, caveat, sentences
 from experiment_core_utils.records.compute import memory_timeline
@@ -64,7 +64,7 @@ def measure_experiment(
     # Machines may share the folder of results: each process writes its energy to a folder of its own.
     rank = accelerator.process_index
     folder = results_dir / RAW / experiment_id / (f"process_{rank}" if rank else "")
-    model, tokenizer = outcome_of_all(lambda: load(config), accelerator)
+    model, tokenizer = all_or_raise(lambda: load(config), accelerator)
     tokenised = due.chosen.tokenised
     shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
     sampler = load_sampler()
@@ -73,8 +73,8 @@ def measure_experiment(
     compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config, own, sampler.trace)
     save(energy_metrics(experiment_id, accelerator, folder, energy.reason), "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
-    pooled = pool_inference_results(of_all_processes(own, accelerator))
-    memories = of_all_processes(compute["memory"], accelerator)
+    pooled = pool_inference_results(all_gather(own, accelerator))
+    memories = all_gather(compute["memory"], accelerator)
     caveats = _caveats(accelerator, pooled, config)
     entry: dict[str, Any] = {}
     if accelerator.is_main_process:

@@ -65,10 +65,13 @@ def test_adaptive_batches_have_no_fixed_size() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"precision": "float16"}, r"^precision: there is no such key; known are model_name, .*flops_timeout_s$"),
+        (
+            {"precision": "float16"},
+            r"^precision: there is no such key \(did you mean fp_precision\?\); known are .*_timeout_s$",
+        ),
         (
             {"decoder_config": {"mode": 1}},
-            "^decoder_config.mode: there is no such key; known are decoding_mode, decoder",
+            "^decoder_config.mode: there is no such key.*; known are decoding_mode, decoder",
         ),
         ({"fp_precision": "fp16"}, r"^fp_precision: Input should be 'auto', .*\(given: 'fp16'\)$"),
         ({"max_output_tokens": "5"}, r"^max_output_tokens: .*valid integer; write 5 without quotes \(given: '5'\)"),

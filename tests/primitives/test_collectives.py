@@ -8,10 +8,10 @@ from accelerate import Accelerator
 
 from experiment_core_utils.primitives.collectives import (
     _comes_to_hold,
+    all_gather,
+    broadcast_from_main,
+    local_gather,
     local_group,
-    of_all_processes,
-    of_local_processes,
-    of_main_process,
     processes_on_this_machine,
 )
 from experiment_core_utils.primitives.errors import ResultsError
@@ -25,8 +25,8 @@ def accelerator() -> Accelerator:
 
 def test_one_process_is_alone_on_this_machine(accelerator: Accelerator) -> None:
     assert processes_on_this_machine(accelerator) == 1
-    assert of_all_processes("mine", accelerator) == ["mine"]
-    assert of_main_process(lambda: "mine", accelerator) == "mine"
+    assert all_gather("mine", accelerator) == ["mine"]
+    assert broadcast_from_main(lambda: "mine", accelerator) == "mine"
 
 
 def test_processes_that_share_a_local_main_process() -> None:
@@ -38,7 +38,7 @@ def test_processes_that_share_a_local_main_process() -> None:
 
 
 def test_alone_a_process_has_its_own(accelerator: Accelerator) -> None:
-    assert of_local_processes("mine", accelerator) == ["mine"]
+    assert local_gather("mine", accelerator) == ["mine"]
 
 
 def test_an_error_of_the_main_process_is_raised_there_too(accelerator: Accelerator) -> None:
@@ -46,7 +46,7 @@ def test_an_error_of_the_main_process_is_raised_there_too(accelerator: Accelerat
         raise ResultsError("another run")
 
     with pytest.raises(ResultsError, match="another run"):
-        of_main_process(fail, accelerator)
+        broadcast_from_main(fail, accelerator)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "pipe", "other text", "no text"])

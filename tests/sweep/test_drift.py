@@ -1,12 +1,15 @@
 """A control setting measured again: ratios, files, and the notes in results, with scripted times and clock."""
 
 import json
+import time
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
 from experiment_core_utils.primitives.errors import OutOfMemory, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.stability import drift_ratio
 from experiment_core_utils.records.caveats import caveat
 from experiment_core_utils.records.ledger import Ledger
@@ -19,6 +22,7 @@ from experiment_core_utils.sweep.drift import (
     drift_path,
     fill_in_drift,
     read_drift,
+    wait_for_last_readings,
 )
 from tests.hand_made_records import measured_sample, part, result_of
 
@@ -105,6 +109,20 @@ def test_each_setting_gets_the_readings_around_it(tmp_path: Path, ledger: Ledger
         ("start", 0, 1.0), ("between", 2, 2.0), ("end", 3, 3.0),
     ]  # fmt: skip
     assert readings[2].total_s == (1.25, 2.5, 5.0) and readings[2].sample_ids == (5, 7, 9)
+
+
+def test_the_main_process_waits_for_the_last_readings_of_the_others(tmp_path: Path) -> None:
+    late = check(tmp_path, Script(times(1.0), times(1.0)), rank=1)
+    late.begin()
+    began = time.monotonic()
+    wait_for_last_readings(tmp_path, [1], "0007", 0.25, StopRequest())
+    assert time.monotonic() - began >= 0.25
+    other = Timer(0.3, late.after, kwargs={"is_last": True})
+    other.start()
+    wait_for_last_readings(tmp_path, [1], "0007", 60.0, StopRequest())
+    assert read_drift(drift_path(tmp_path, 1))[-1].when == "end" and time.monotonic() - began < 50
+    # A run without other processes has nothing to wait for.
+    wait_for_last_readings(tmp_path, [], "0007", 60.0, StopRequest())
 
 
 def test_a_run_that_goes_on_has_its_own_start(tmp_path: Path, ledger: Ledger) -> None:

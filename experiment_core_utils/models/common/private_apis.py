@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from transformers import PreTrainedConfig, PreTrainedModel
 
 TRIED_WITH = {"torch": ("2.11", "2.13"), "transformers": ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")}
@@ -48,6 +49,11 @@ def attention_implementation(config: Any) -> str | None:
     return config._attn_implementation
 
 
+def share_attention_implementation(config: Any, part: Any) -> None:
+    """Give a part's config the implementation of attention in force."""
+    part._attn_implementation = config._attn_implementation
+
+
 def compatible_attentions(auto_class: Any, config: PreTrainedConfig) -> Sequence[str] | None:
     """The flash attentions that a model's class takes; None where it takes any."""
     try:
@@ -79,3 +85,13 @@ def takes_dynamic_cache(model: PreTrainedModel) -> bool:
 def set_cached_tokens(layer: Any, tokens: int) -> None:
     """Put a layer of a static cache so far, on its device."""
     layer.cumulative_length.fill_(tokens)
+
+
+def flattened(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of nested lists, tuples and mappings, and their layout."""
+    return pytree.tree_flatten(tree)
+
+
+def unflattened(leaves: Sequence[Any], layout: Any) -> Any:
+    """The nested whole of leaves and their layout."""
+    return pytree.tree_unflatten(leaves, layout)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from transformers import DynamicCache, PreTrainedModel
 
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
+from experiment_core_utils.models.common.private_apis import flattened, unflattened
 from experiment_core_utils.models.hf.generate import replaced_method
 
 _CACHE = "past_key_values"
@@ -69,7 +69,7 @@ class GraphedDecoder:
 
     def _forward(self, plain: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = {name: value for name, value in kwargs.items() if name != _CACHE}
-        leaves, layout = pytree.tree_flatten((args, given))
+        leaves, layout = flattened((args, given))
         key = (str(layout), tuple(map(_kind, leaves)))
         graph = self._graphs.pop(key, None)
         if graph is None:
@@ -92,7 +92,7 @@ class GraphedDecoder:
         config = self._model.config.get_text_config(decoder=True)
 
         def work() -> Any:
-            args, kwargs = pytree.tree_unflatten(inputs, layout)
+            args, kwargs = unflattened(inputs, layout)
             return plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
 
         return _GraphedShape(inputs, self._graph_capturer.record(work))

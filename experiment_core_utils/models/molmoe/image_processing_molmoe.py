@@ -1,4 +1,4 @@
-"""MolmoE's image processor: normalised crops of a picture, patch masks, and the place of each feature.
+"""MolmoE's image processor: how a picture becomes crops, and the place of each crop's 144 features among the tokens.
 
 It follows the official preprocessing of Molmo ("overlap-and-resize-c2"): the picture is resized without distortion onto
 a canvas of r x c overlapping windows, padded, cut into crops, and preceded by one crop of the whole picture.

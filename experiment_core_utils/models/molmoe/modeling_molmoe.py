@@ -18,6 +18,7 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import ModelOutput
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionEmbeddings
 
+from experiment_core_utils.models.common.private_apis import share_attention_implementation
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -183,7 +184,7 @@ class MolmoeModel(MolmoePreTrainedModel):
 
     def __init__(self, config: MolmoeConfig) -> None:
         super().__init__(config)
-        config.vision_config._attn_implementation = config._attn_implementation
+        share_attention_implementation(config, config.vision_config)
         self.vision_tower = MolmoeVisionTower(config)
         self.connector = MolmoeConnector(config)
         self.language_model = OlmoeModel(config.text_config)

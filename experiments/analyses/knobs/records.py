@@ -59,8 +59,12 @@ def present(analysis: TaskAnalysis) -> list[FrontAnalysis]:
     return [each for each in analysis.fronts if isinstance(each, FrontAnalysis)]
 
 
-def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[str]:
-    """Caveats that a reader has to know before the figures, from the data themselves."""
+def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool, few_samples: bool = True) -> list[str]:
+    """Caveats that a reader has to know before the figures, from the data themselves.
+
+    Args:
+        few_samples: whether to say of which samples a percentile is.
+    """
     found = ["intervals say what other samples would give, not a device whose speed drifts between settings"]
     if random_weights:
         found.append("the weights are random: do not use accuracy or fronts; times and operations are valid")
@@ -75,7 +79,7 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[s
         found += _left_out_of_many(analysis)
         for each in present(analysis):
             task, of, n = each.found.task, each.found.of, each.found.num_cost_samples
-            if n < FEWEST_FOR.get(of.statistic, 0):
+            if few_samples and n < FEWEST_FOR.get(of.statistic, 0):
                 found.append(f"{task}: {of.label} is based on {n} samples, so on the longest one or two of them")
             if each.found.no_verdict is not None:
                 found.append(f"{task}: no verdict on the {each.found.no_verdict}")

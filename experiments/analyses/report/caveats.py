@@ -101,10 +101,9 @@ def _percent(share: float) -> str:
 
 
 def _of_analyses(found: Analyses) -> Iterator[ReportCaveat]:
-    # What random weights mean is in the results' own caveats.
-    for text in front_caveats(found.knobs.tasks, random_weights=False):
-        if "stands on" not in text:
-            yield ReportCaveat(f"Fronts and effects: {text}.")
+    # What random weights and few samples mean is said above.
+    for text in front_caveats(found.knobs.tasks, random_weights=False, few_samples=False):
+        yield ReportCaveat(f"Fronts and effects: {text}.")
     if not isinstance(found.model, Missing):
         for text in found.model.estimator.fitted.caveats:
             yield ReportCaveat(f"Estimator: {text}.")

@@ -75,7 +75,10 @@ def test_a_grid_ends_with_a_table_and_says_where_it_is(config_file: Path, driver
     ("arguments", "message"),
     [
         (["--config", "nowhere.yaml"], "error: nowhere.yaml cannot be read: "),
-        (["--set", "fp_precison=float32"], "error: fp_precison: there is no such key; known are "),
+        (
+            ["--set", "fp_precison=float32"],
+            "error: fp_precison: there is no such key (did you mean fp_precision?); ",
+        ),
         (["--model_name", ""], "error: model_name is empty; "),
         (["--model_name", "nowhere"], "error: there is no model folder nowhere; "),
         (["--max_output_tokens", "many"], "error: max_output_tokens: "),

@@ -16,7 +16,7 @@ MODELS = Path(__file__).parents[3] / "experiment_core_utils" / "models"
 PRIVATE = re.compile(
     r"torch\._C\b|_optimize_model_for_decode|_can_set_experts_implementation|\._experts_implementation"
     r"|_prepare_position_ids_for|_update_model_kwargs_for|_supports_default_dynamic_cache|_apply_gate|\._from_config"
-    r"|cumulative_length|_model_mapping|_compatible_flash"
+    r"|cumulative_length|_model_mapping|_compatible_flash|\b_pytree\b|\._attn_implementation\b"
 )
 
 
