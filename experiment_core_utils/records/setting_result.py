@@ -692,7 +692,7 @@ class CountsPart(Record):
     #: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested
     share_failed: Share | None = None
     #: share of runs that stand out from the other runs of their sample; they are marked in `outlier_runs` and in every
-    #: statistic; see [profiling.md](profiling.md#runs-that-stand-out); None if no sample has 3 runs
+    #: statistic; see [measurement.md](measurement.md#runs-that-stand-out); None if no sample has 3 runs
     share_outlier_runs: Share | None = None
     share_outlier_runs_reason: str | None = None  #: why there is no share; None if there is one
 
@@ -727,7 +727,7 @@ class ResultOrigin(Record):
 
     schema_version: Literal[1]  #: 1; see the end of this page
     #: digest of everything but the knobs that makes results comparable; see
-    #: [profiling.md](profiling.md#stopping-and-going-on)
+    #: [profiling.md](profiling.md#stopping-and-resuming)
     fingerprint: str
 
 

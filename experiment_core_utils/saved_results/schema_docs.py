@@ -1,9 +1,9 @@
-"""The tables of docs/results_schema.md, generated from the records and the columns.
+"""The generated tables of the documentation: records, columns, and the driver's flags.
 
-python -m experiment_core_utils.saved_results.schema_docs --check   # exit code 1 where the page differs from the code
+python -m experiment_core_utils.saved_results.schema_docs --check   # exit code 1 where a page differs from the code
 python -m experiment_core_utils.saved_results.schema_docs --write
 
-What stands between `<!-- from NAME -->` and `<!-- end -->` is made here; all else on the page is written by hand. A
+What stands between `<!-- from NAME -->` and `<!-- end -->` is made here; all else on the pages is written by hand. A
 record's field has its meaning behind `#:`, on its line or above it; a last part "; None ..." says when it is null.
 """
 
@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.profiling import ProfilingConfig, build_parser
 from experiment_core_utils.l_results_csv_cleaning import (
     CORRECT_ANSWER_COLUMNS,
     ENERGY_COLUMNS,
@@ -66,7 +67,7 @@ from experiment_core_utils.records.setting_result import (
     WarmUpRuns,
 )
 
-PAGE = REPOSITORY / "docs" / "results_schema.md"
+PAGES = tuple(REPOSITORY / "docs" / name for name in ("results_schema.md", "profiling.md"))
 # Objects of the provenance, whose keys are in its own table.
 DOTTED = (TaskDescription, ExecutionStages, Hardware, Model, Preparation, Variables)
 RECORDS: dict[str, type] = {
@@ -80,6 +81,8 @@ RECORDS: dict[str, type] = {
 _GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # What stands above a field behind `#:`, its name, and what stands beside it.
 _FIELD = re.compile(r"((?:^    #: .*\n)*)^    (\w+): .*?(?:  #: (.*))?$", re.MULTILINE)
+# The default at the end of a flag's help text.
+_DEFAULT = re.compile(r" \(default: (.*)\)$")
 _KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
@@ -97,7 +100,9 @@ def documented(page: str) -> str:
 
 
 def table_of(name: str) -> str:
-    """The table of a record, or of `settings_csv` or `samples_csv`; raises ResultsError for another name."""
+    """The table of a record, or of `flags`, `settings_csv` or `samples_csv`; raises ResultsError for another name."""
+    if name == "flags":
+        return _flag_tables()
     if name == "settings_csv":
         return _table(("column", "from"), settings_columns())
     if name == "samples_csv":
@@ -105,7 +110,7 @@ def table_of(name: str) -> str:
             ("column", "kind", "from"), [(each.name, _KINDS[each.kind], _source(each)) for each in SAMPLE_COLUMNS]
         )
     if name not in RECORDS:
-        known = ", ".join(("settings_csv", "samples_csv", *RECORDS))
+        known = ", ".join(("flags", "settings_csv", "samples_csv", *RECORDS))
         raise ResultsError(f"the page asks for a table from {name!r}; there are {known}")
     return _table(("key", "meaning", "null when"), record_rows(RECORDS[name]))
 
@@ -171,6 +176,26 @@ def _source(column: SampleColumn) -> str:
     return "the top level" if column.source.startswith("(") else f"`{column.source}`"
 
 
+def _flag_tables() -> str:
+    """A table for each group of the driver's flags: flag, default, meaning."""
+    actions = {action.dest: action for action in build_parser()._actions}
+    tables = []
+    for part in ProfilingConfig.model_fields.values():
+        rows = []
+        for name, field in part.annotation.model_fields.items():  # type: ignore[union-attr]
+            text = (actions[name].help or "").replace("%%", "%")
+            default, said = field.default, _DEFAULT.search(text)
+            if isinstance(default, str | int | float | Path) and name != "model_path":
+                shown = "off" if default is False else f"`{default}`"
+            else:
+                shown = said[1] if said else "none"
+            choices = ", ".join(f"`{each}`" for each in actions[name].choices or ())
+            rows.append((f"--{name}", shown, _DEFAULT.sub("", text) + (f"; one of {choices}" if choices else "")))
+        title = (part.title or "").capitalize()
+        tables.append(f"**{title}**\n\n" + _table(("flag", "default", "meaning"), rows))
+    return "\n\n".join(tables)
+
+
 def _meanings(record: type) -> dict[str, str]:
     """Field -> what the source of a record, or of those that it is made from, says of it behind `#:`."""
     found = {}
@@ -185,21 +210,22 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"| {' | '.join(heading)} |", f"|{' --- |' * len(heading)}", *cells])
 
 
-def main(argv: Sequence[str] | None = None, page: Path = PAGE) -> int:
-    """Exit code: 0 done or in order, 1 the page differs from what the code says, 2 a wrong flag."""
+def main(argv: Sequence[str] | None = None, pages: Sequence[Path] = PAGES) -> int:
+    """Exit code: 0 done or in order, 1 a page differs from what the code says, 2 a wrong flag."""
     program = "python -m experiment_core_utils.saved_results.schema_docs"
-    parser = OneLineParser(prog=program, description="Tables of the schema page.")
+    parser = OneLineParser(prog=program, description="Generated tables of the documentation.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="check whether the page matches the code")
-    what.add_argument("--write", action="store_true", help="write the tables into the page")
+    what.add_argument("--check", action="store_true", help="check whether the pages match the code")
+    what.add_argument("--write", action="store_true", help="write the tables into the pages")
     try:
         given: argparse.Namespace = parser.parse_args(argv)
-        before = page.read_text(encoding="utf-8")
-        after = documented(before)
-        if given.write:
-            write_text_atomically(after, page)
-        elif after != before:
-            raise ResultsError(f"{page.name} does not match the code; run with --write")
+        for page in pages:
+            before = page.read_text(encoding="utf-8")
+            after = documented(before)
+            if given.write:
+                write_text_atomically(after, page)
+            elif after != before:
+                raise ResultsError(f"{page.name} does not match the code; run with --write")
     except ProfilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -9,7 +9,7 @@ import pytest
 from experiment_core_utils.l_results_csv_cleaning import SAMPLE_COLUMNS
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.saved_results.schema_docs import (
-    PAGE,
+    PAGES,
     RECORDS,
     documented,
     main,
@@ -49,7 +49,8 @@ class Bare:
 
 def test_the_committed_page_is_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0, capsys.readouterr().err
-    page = PAGE.read_text(encoding="utf-8")
+    assert "<!-- from flags -->" in PAGES[1].read_text(encoding="utf-8")
+    page = PAGES[0].read_text(encoding="utf-8")
     assert all(f"<!-- from {name} -->" in page for name in (*RECORDS, "settings_csv", "samples_csv"))
 
 
@@ -87,12 +88,20 @@ def test_columns_of_the_samples_say_where_they_are_from() -> None:
     assert "| `tier` | text | the top level |" in rows
 
 
+def test_flags_have_their_default_and_their_choices() -> None:
+    rows = table_of("flags").splitlines()
+    assert "| `--num_samples` | `1000` | number of samples, drawn without replacement |" in rows
+    assert "| `--device` | `auto` | auto: a GPU where there is one, else the CPU; one of `auto`, `cpu`, `cuda` |" in rows
+    assert "| `--tier_list` | all | numbers of vision tokens by name, among low medium high |" in rows
+    assert "| `--ids` | none | ids of the samples of the split to measure, in place of a draw |" in rows
+
+
 def test_writing_makes_tables_anew_and_leaves_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[Any]) -> None:
     page = tmp_path / "page.md"
     page.write_text("By hand.\n\n<!-- from FailedSample -->\nold\n<!-- end -->\n\nMore.\n")
-    assert main(["--check"], page) == 1
+    assert main(["--check"], [page]) == 1
     assert capsys.readouterr().err == "error: page.md does not match the code; run with --write\n"
-    assert main(["--write"], page) == 0 and main(["--check"], page) == 0
+    assert main(["--write"], [page]) == 0 and main(["--check"], [page]) == 0
     text = page.read_text()
     assert text.startswith("By hand.\n\n<!-- from FailedSample -->\n\n| key |") and text.endswith(
         "<!-- end -->\n\nMore.\n"
