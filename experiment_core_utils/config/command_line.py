@@ -66,7 +66,7 @@ def add_flags(parser: argparse.ArgumentParser, part: "type[Part]", title: str | 
 
 def _reading(annotation: Any) -> dict[str, Any]:
     """How argparse reads a value of this type."""
-    kind, arguments = _plain(annotation), get_args(_plain(annotation))
+    kind, arguments = plain_type(annotation), get_args(plain_type(annotation))
     if kind is bool:
         return {"action": "store_true"}
     if get_origin(kind) is Literal:
@@ -76,7 +76,7 @@ def _reading(annotation: Any) -> dict[str, Any]:
     return {"type": kind, "metavar": _METAVARS[kind]}
 
 
-def _plain(annotation: Any) -> Any:
+def plain_type(annotation: Any) -> Any:
     """The type below `Annotated[...]` and `... | None`."""
     while get_origin(annotation) in (Annotated, Union, types.UnionType):
         annotation = next(each for each in get_args(annotation) if each is not types.NoneType)

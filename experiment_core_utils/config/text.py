@@ -53,10 +53,10 @@ class ImpossibleCombination(ConfigurationError):
 class Quantisation(Part):
     """Weights in 8 or 4 bits by bitsandbytes."""
 
-    quantization: bool = False
-    load_in_4bit: bool = False
-    load_in_8bit: bool = False
-    bnb_4bit_quant_type: Literal["nf4", "fp4"] | None = None  #: data type of 4-bit weights; None takes `nf4`
+    quantization: bool = False  #: quantise the weights with bitsandbytes, in one of the next two ways
+    load_in_4bit: bool = False  #: to 4 bits
+    load_in_8bit: bool = False  #: to 8 bits
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] | None = None  #: data type of 4-bit weights; null: `nf4`
 
     @model_validator(mode="after")
     def _check_width(self) -> Self:
@@ -75,22 +75,21 @@ class Quantisation(Part):
 class Batching(Part):
     """Which prompts run together."""
 
-    batch_size___fixed_batching: Count = 16
-    #: as many prompts as fit `adaptive_max_tokens` (prompts of the batch x the longest of them), at most
-    #: `max_batch_size___adaptive_batching`; else `batch_size___fixed_batching`
-    adaptive_batching: bool = False
-    adaptive_max_tokens: Count = 2048
-    max_batch_size___adaptive_batching: Count = 32
-    halve_on_out_of_memory: bool = False  #: a batch that does not fit is run in halves, and the record says so
+    batch_size___fixed_batching: Count = 16  #: prompts per batch
+    adaptive_batching: bool = False  #: fill batches up to the next two limits instead
+    adaptive_max_tokens: Count = 2048  #: prompts of a batch x the longest of them; a longer prompt runs alone
+    max_batch_size___adaptive_batching: Count = 32  #: prompts per adaptive batch
+    #: run a batch that does not fit in halves and record it; otherwise the experiment fails
+    halve_on_out_of_memory: bool = False
 
 
 class Decoding(Part):
     """How the next token is chosen; a mode uses the temperature and the number of its own name only."""
 
-    decoding_mode: DecodingMode = "greedy"
-    decoder_temperature: float | None = Field(default=None, ge=0)
-    decoder_top_k: Count | None = None
-    decoder_top_p: float | None = Field(default=None, gt=0, le=1)
+    decoding_mode: DecodingMode = "greedy"  #: all but `greedy` sample from the distribution
+    decoder_temperature: float | None = Field(default=None, ge=0)  #: for sampling; null: 1
+    decoder_top_k: Count | None = None  #: `top_k` samples from this many most likely tokens
+    decoder_top_p: float | None = Field(default=None, gt=0, le=1)  #: `top_p`: from those that sum to this probability
 
     @model_validator(mode="after")
     def _check_mode(self) -> Self:
@@ -107,13 +106,12 @@ class Decoding(Part):
 class LatencySimulation(Part):
     """Waiting before batches as if requests arrived late; in seconds, never part of a measured time."""
 
-    simulate: bool = False
-    #: delay_min, delay_max: bounds of a uniform delay before each batch
-    delay_min: Delay = 0.0
-    delay_max: Delay = 0.0
-    simulate_burst: bool = False  #: batches come in bursts of `burst_size`, with `burst_interval` between two bursts
-    burst_interval: Delay = 0.0
-    burst_size: Count = 1
+    simulate: bool = False  #: wait before each batch as if requests arrived late; no measured time includes it
+    delay_min: Delay = 0.0  #: shortest delay in seconds; delays are uniform
+    delay_max: Delay = 0.0  #: longest delay in seconds
+    simulate_burst: bool = False  #: batches come in bursts
+    burst_interval: Delay = 0.0  #: seconds between bursts
+    burst_size: Count = 1  #: batches per burst
 
     @model_validator(mode="after")
     def _check_delays(self) -> Self:
@@ -127,12 +125,12 @@ class LatencySimulation(Part):
 class PromptSource(Part):
     """Where prompts come from: the embedded set, a file, or a dataset."""
 
-    path: str | None = None  #: a text file (one prompt a line, empty lines left out) or JSONL (`column` of each object)
-    dataset_name: str | None = None  #: a hub id, or the folder of a local copy (`save_to_disk`, parquet or arrow files)
+    path: str | None = None  #: text file (one prompt per line) or JSONL (`*.jsonl`, `*.ndjson`)
+    dataset_name: str | None = None  #: hub id, or folder of a local copy (`save_to_disk`, parquet or arrow files)
     config_name: str | None = None  #: the dataset's own configuration
-    split: str = "train"
-    column: str = "text"
-    revision: str | None = None  #: commit, tag or branch on the hub
+    split: str = "train"  #: split of the dataset
+    column: str = "text"  #: key of a JSONL line, or column of a dataset
+    revision: str | None = None  #: commit, tag or branch of the dataset on the hub; null: `main`
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -148,45 +146,48 @@ class PromptSource(Part):
 class TextConfig(Part):
     """One text experiment: a model, prompts, and how they are run. See `docs/text_generation.md` for every key."""
 
-    model_name: str = str(EMBEDDED_MODEL)  #: local folder or hub id; the embedded model's language part by default
-    revision: str | None = None
-    allow_pickled_weights: bool = False
-    trust_remote_code: bool = False
-    fp_precision: FpPrecision = "auto"
+    model_name: str = str(EMBEDDED_MODEL)  #: folder or hub id; a MolmoE checkpoint loads as its language model
+    revision: str | None = None  #: commit, tag or branch on the hub; the commit is recorded
+    allow_pickled_weights: bool = False  #: also load `*.bin` weights, which can run code
+    trust_remote_code: bool = False  #: run the code that comes with a checkpoint
+    fp_precision: FpPrecision = "auto"  #: number format of the weights; `auto`: bfloat16 on a GPU, else float32
     quantization_config: Quantisation = Quantisation()
-    device_map: Literal["auto"] | None = None
+    device_map: Literal["auto"] | None = None  #: `auto`: spread the layers over the GPUs of this process
     attn_implementation: AttnImplementation = None
 
-    device: Device = "auto"
-    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    device: Device = "auto"  #: `auto`: a GPU if there is one, else the CPU
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"  #: accelerate's autocast over the model's own precision
     num_processes: NumProcesses = None
     num_threads: NumThreads = None
     worker_timeout: WorkerTimeout = 3600.0
 
     prompts: PromptSource = PromptSource()
-    num_input_prompts: Count | None = None
-    max_input_tokens: Count = 512
-    sort_prompts: bool = True
+    num_input_prompts: Count | None = None  #: use the first so many of those that are short enough; null: all
+    max_input_tokens: Count = 512  #: longer prompts are left out and counted
+    sort_prompts: bool = True  #: shortest first, so that batches need less padding
 
-    max_output_tokens: CountInMemory = 64
+    max_output_tokens: CountInMemory = 64  #: longest answer, end-of-sequence included
     batching_options: Batching = Batching()
     decoder_config: Decoding = Decoding()
     latency_simulation: LatencySimulation = LatencySimulation()
-    random_seed: Seed = 42
+    random_seed: Seed = 42  #: seed of sampling and of delays
+    #: unmeasured batches; null: all on a GPU, where kernels depend on shapes, and 16 tokens of the first on the CPU
     num_warmup_batches: CountOrZero | None = None
 
-    task_type: str = "text_generation"
-    cycle_id: CountOrZero = 1
-    decode_token_to_text: bool = True
-    save_outputs: bool = False
+    task_type: str = "text_generation"  #: names the files `results/{task_type}_results.json` and `.csv`
+    cycle_id: CountOrZero = 1  #: a number of your own, to tell repetitions apart
+    decode_token_to_text: bool = True  #: decode the answers to text
+    save_outputs: bool = False  #: also write texts and tokens
+    #: functions of your own, `package.module:function`
     custom_metrics: tuple[str, ...] = Field(default=(), strict=False)
-    track_energy: bool = True
-    #: `required` stops before loading where nothing tells the energy, `optional` goes on without
+    track_energy: bool = True  #: false is the same as `energy: off`
+    #: `required`: stop before loading if nothing measures energy; `optional`: continue with null and the reason
     energy: Energy = "required"
-    country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")
+    country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")  #: for CO2 per kWh; null: world mean
+    #: of `flops`; `formula`: if the architecture is known, else as `counter`: torch's, with corrections
     flops_method: Literal["formula", "counter", "ptflops"] = "formula"
-    memory_timeline: MemoryTimeline = False
-    flops_timeout_s: TimeLimit = 10.0
+    memory_timeline: MemoryTimeline = False  #: write memory along the run to `{id}_5_memory_timeline.json`
+    flops_timeout_s: TimeLimit = 10.0  #: seconds to count one prompt
     #: attributes of the published object that this project does not know; recorded, without effect
     further: Mapping[str, Any] = Field(default_factory=dict)
 

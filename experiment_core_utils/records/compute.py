@@ -10,12 +10,12 @@ from experiment_core_utils.primitives.statistics import highest_of
 class GenerationFlops(TypedDict):
     """Operations of what a run generated, without padding and positions after an end; None where there is no figure."""
 
-    prefill_flops: int | None  #: every prompt, the head on its last position
-    decode_flops: int | None  #: n - 1 steps for n tokens of an answer; 0 where no answer has a second one
-    generation_flops: int | None  #: both
-    generation_flops_per_output_token: float | None
-    generation_flops_source: str  #: `formula`, or `counted` on a model without weights
-    generation_flops_reason: str | None  #: why there is no figure
+    prefill_flops: int | None  #: all prompts, the head on the last position; None if not countable
+    decode_flops: int | None  #: n - 1 steps for an answer of n tokens; None if not countable
+    generation_flops: int | None  #: prefill and decode; None if not countable
+    generation_flops_per_output_token: float | None  #: the same / output tokens; None if not countable
+    generation_flops_source: str  #: `formula`, or `counted` on a model without weights, in at most 120 s
+    generation_flops_reason: str | None  #: why these are null; None if they are not
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class ModelBytes:
 class MemoryParts(TypedDict):
     """What a window's peak memory is made of, in bytes; None where it cannot be told."""
 
-    weights_bytes: int | None  #: parameters and buffers as stored
-    kv_cache_bytes: int | None  #: the most keys and values that were held at a time, by formula
-    activation_bytes: int | None  #: the peak without these two; at least so much was held beside them
-    process_rss_bytes: int  #: resident memory of the process
-    parts_reason: str | None  #: why a part is None
+    weights_bytes: int | None  #: parameters and buffers as stored, over all GPUs; None if unknown
+    kv_cache_bytes: int | None  #: of the largest batch at its end, padding included, by formula; None if unknown
+    activation_bytes: int | None  #: the peak minus these two, a lower bound; None without a peak or on several GPUs
+    process_rss_bytes: int  #: resident memory of the process after the window
+    parts_reason: str | None  #: why a part is null; None if none is
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,15 @@ class ComputeUtilisation(TypedDict):
     Over a window the figures are means over its time; of a single reading mean and most are the same.
     """
 
-    gpu_utilization_percent: list[float | None]  #: None in the place of a GPU that does not tell; empty without a GPU
-    gpu_utilization_percent_max: list[float | None]
-    #: of all CPUs of the host, whoever used them; None in a window too short for the host's clock
-    cpu_usage_percent: float | None
-    cpu_usage_percent_max: float | None
-    cpu_memory_usage_bytes: int
-    cpu_memory_usage_bytes_max: int
+    gpu_utilization_percent: list[float | None]  #: mean per GPU, as the driver reports it; null for one without a value
+    gpu_utilization_percent_max: list[float | None]  #: highest reading per GPU
+    cpu_usage_percent: float | None  #: mean over all CPUs of the host, all programs; None if the window is too short
+    cpu_usage_percent_max: float | None  #: highest reading; None if the window is too short
+    cpu_memory_usage_bytes: int  #: mean resident memory of the process
+    cpu_memory_usage_bytes_max: int  #: highest reading
     num_samples: int  #: readings in the window; 0 for a single one without a window
     sample_interval_s: float | None  #: time between two readings; None without a window
-    reason: str | None  #: why a figure of a GPU is missing
+    reason: str | None  #: why a GPU has no value; None if all have one
 
 
 def utilisation_of(trace: LoadTrace) -> ComputeUtilisation:

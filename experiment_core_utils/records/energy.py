@@ -33,24 +33,21 @@ class EnergyOrigin:
     """Whose energy a figure is, and how it was come by."""
 
     device: str  #: a GPU's UUID, a RAPL zone such as "package-0", or "all" for a sum over devices
-    component: Component
-    source: EnergySource
-    #: `measured` by a sensor (counter, power reading, RAPL) or `estimated` from load and nominal power
-    kind: EnergyKind
-    basis: Basis
+    component: Component  #: `gpu`, `cpu`, `dram` or `ram`
+    source: EnergySource  #: as in the table of sources
+    kind: EnergyKind  #: `measured` by a sensor, or `estimated` from load and nominal power
+    basis: Basis  #: `counter`, `instant_power`, `averaged_power` or `load_model`
 
 
 @dataclass(frozen=True)
 class DeviceEnergy:
     """What one source says of one device in one window."""
 
-    origin: EnergyOrigin
-    joules: float | None  #: None where it was not measured; `reason` says why
-    #: most that the resolution of the source in time can make of an error, not of the sensor itself; None where it is
-    #: not known
-    bound_j: float | None
-    reason: str | None
-    remark: str | None = None  #: what was done to the figure, or what it is weakened by
+    origin: EnergyOrigin  #: device, source and kind
+    joules: float | None  #: energy of the window; None if not measured
+    bound_j: float | None  #: largest error from the resolution in time, without the sensor's own; None if unknown
+    reason: str | None  #: why there is no energy; None if there is
+    remark: str | None = None  #: how the figure was corrected, or what weakens it; None if nothing
 
 
 @dataclass(frozen=True)
@@ -88,25 +85,24 @@ class PowerTrace:
 class IdlePower:
     """Mean power of a device while nothing was asked of it, with context and model resident."""
 
-    origin: EnergyOrigin
-    watts: float | None
-    bound_w: float | None  #: error bound of the window's energy, over its length
-    seconds: float
-    reason: str | None
+    origin: EnergyOrigin  #: device, source and kind
+    watts: float | None  #: mean power; None if not measured
+    bound_w: float | None  #: error bound of the window's energy / its length; None if not measured
+    seconds: float  #: length of the window
+    reason: str | None  #: why there is no power; None if there is
 
 
 @dataclass(frozen=True)
 class EnergyWindow:
     """One window of an experiment, as the machine's own instruments saw it."""
 
-    reading: EnergyReading | None  #: None where there was nothing to measure with, for which `reason` says why
-    #: idle_before, idle_after: for each source and device; empty where it was not requested
-    idle_before: tuple[IdlePower, ...]
-    idle_after: tuple[IdlePower, ...]
-    missing: Mapping[str, str]  #: what is not there, by name, and why
-    reason: str | None
-    codecarbon_reason: str | None = None  #: why codecarbon has no row for this window, where it has none
-    gpus: tuple[str, ...] = ()  #: those that were to be measured, by the driver's ids; empty where that is not known
+    reading: EnergyReading | None  #: the energies of the window; None if nothing could measure
+    idle_before: tuple[IdlePower, ...]  #: idle power per source and device; empty if not requested
+    idle_after: tuple[IdlePower, ...]  #: the same after the window
+    missing: Mapping[str, str]  #: missing sources by name, and why
+    reason: str | None  #: why there is no reading; None if there is
+    codecarbon_reason: str | None = None  #: why codecarbon has no row for this window; None if it has one
+    gpus: tuple[str, ...] = ()  #: ids of the GPUs that were to be measured; empty if unknown
 
     @property
     def unread_gpus(self) -> tuple[str, ...]:
@@ -124,16 +120,15 @@ class EnergyWindow:
 class WindowFigure:
     """Energy of an experiment's windows by one source, on one device or over all of them."""
 
-    origin: EnergyOrigin
+    origin: EnergyOrigin  #: device, source and kind
     seconds: float  #: length of all windows
-    gross_j: float | None  #: None where that of any window is missing
-    uncertainty_j: float | None  #: sum of the windows' error bounds: a window is measured once and has no spread
-    #: idle power (mean of before and after) over the windows' length; None where it was not measured
-    idle_j: float | None
-    net_j: float | None  #: gross less idle; may be negative
-    net_uncertainty_j: float | None  #: with that of the idle power
-    reason: str | None
-    remark: str | None
+    gross_j: float | None  #: energy of all windows; None if one of them lacks it
+    uncertainty_j: float | None  #: sum of the windows' error bounds; None without energy
+    idle_j: float | None  #: idle power (mean of before and after) x length; None if not measured
+    net_j: float | None  #: gross - idle, which may be negative; None if idle power was not measured
+    net_uncertainty_j: float | None  #: with that of the idle power; None if it was not measured
+    reason: str | None  #: why there is no energy; None if there is
+    remark: str | None  #: what weakens the figure; None if nothing does
 
 
 @dataclass(frozen=True)

@@ -168,12 +168,11 @@ class AllocatedEnergy(TypedDict):
     Its keys stand beside those of `InferenceMetrics`.
     """
 
-    #: energy_per_batch_j, energy_per_query_j: `Distribution` of them
-    energy_per_batch_j: dict[str, Any] | None
-    energy_per_query_j: dict[str, Any] | None
-    energy_per_output_token_j: float | None  #: all of it over all output tokens
-    energy_method: str | None  #: `apportioned`; None without a figure
-    energy_reason: str | None  #: why there is none
+    energy_per_batch_j: dict[str, Any] | None  #: `Distribution` over batches; None if one was not measured
+    energy_per_query_j: dict[str, Any] | None  #: `Distribution` over queries; None if one was not measured
+    energy_per_output_token_j: float | None  #: energy of all batches / output tokens; None if one was not measured
+    energy_method: str | None  #: `apportioned`; None if there is no figure
+    energy_reason: str | None  #: why there is no figure; None if there is one
 
 
 class InferenceMetrics(TypedDict):
@@ -183,28 +182,34 @@ class InferenceMetrics(TypedDict):
     batches and prompts, and are None for results without these.
     """
 
-    total_input_tokens: int
-    total_output_tokens: int
+    total_input_tokens: int  #: without padding
+    total_output_tokens: int  #: up to and with end-of-sequence
     total_tokens: int  #: input and output
-    num_prompts: int
-    total_time_s: float
-    tokens_per_second: float | None  #: output tokens / total time
-    queries_per_second: float | None
-    latency_per_query_s: float | None
-    avg_input_tokens_per_prompt: float | None
-    avg_output_tokens_per_prompt: float | None
-    num_batches: int | None  #: calls of `generate()` that came to their end
-    mean_batch_size: float | None
-    padding_share: float | None  #: of the padded prompts' positions, those that hold no token
-    #: true output tokens / generated positions: below 1 where rows wait for longer answers
+    num_prompts: int  #: answered prompts
+    total_time_s: float  #: sum over batches; of several processes that of the slowest
+    tokens_per_second: float | None  #: output tokens / total time; None if nothing was timed
+    queries_per_second: float | None  #: prompts / total time; None if nothing was timed
+    latency_per_query_s: float | None  #: total time / prompts, not what one prompt waited; None without prompts
+    avg_input_tokens_per_prompt: float | None  #: mean; None without prompts
+    avg_output_tokens_per_prompt: float | None  #: mean; None without prompts
+    num_batches: int | None  #: calls of `generate()` that finished; None without records of batches
+    mean_batch_size: float | None  #: prompts / batches; None without records of batches
+    padding_share: float | None  #: fraction of the prompts' positions that is padding; None without records of batches
+    #: real output tokens / generated positions, below 1 if rows wait for longer answers; None without records of
+    #: batches
     batch_efficiency: float | None
-    share_truncated: float | None  #: of the answers, those that reached the limit without end-of-sequence
-    ttft_s: dict[str, Any] | None  #: `Distribution` over batches, all prompts of a batch have the same
-    time_per_output_token_s: dict[str, Any] | None  #: `Distribution` over batches of the mean time between two tokens
-    inter_token_s: dict[str, Any] | None  #: `Distribution` over all tokens but each batch's first
-    simulated_delay_s: float | None  #: as in the results; in no other time
-    num_halved_batches: int | None  #: batches that ran after a larger one had run out of memory
-    most_halvings: int | None  #: of one batch
+    share_truncated: float | None  #: fraction of answers that reached the limit; None without records of prompts
+    #: `Distribution` over batches, in seconds; all prompts of a batch have the same; None if it was not timed
+    ttft_s: dict[str, Any] | None
+    #: `Distribution` over batches of the mean time between two tokens; None without second tokens
+    time_per_output_token_s: dict[str, Any] | None
+    #: `Distribution` over all tokens but each batch's first; None without second tokens
+    inter_token_s: dict[str, Any] | None
+    #: waiting, in no other time; of several processes that of the longest; None without records of batches
+    simulated_delay_s: float | None
+    #: batches that ran after a larger one had run out of memory; None without records of batches
+    num_halved_batches: int | None
+    most_halvings: int | None  #: of one batch; None without records of batches
 
 
 class CustomMetricsReport(TypedDict):
@@ -217,11 +222,11 @@ class CustomMetricsReport(TypedDict):
 class GpuMemory(TypedDict):
     """torch's allocator on one GPU, in bytes; all None, with the reason, where there is no GPU."""
 
-    gpu_current_memory_allocated_bytes: int | None
-    gpu_max_memory_allocated_bytes: int | None
-    gpu_current_memory_reserved_bytes: int | None
-    gpu_max_memory_reserved_bytes: int | None
-    reason: str | None
+    gpu_current_memory_allocated_bytes: int | None  #: allocated by torch after the window; None on the CPU
+    gpu_max_memory_allocated_bytes: int | None  #: peak of that in the window; None on the CPU
+    gpu_current_memory_reserved_bytes: int | None  #: reserved by torch's allocator after the window; None on the CPU
+    gpu_max_memory_reserved_bytes: int | None  #: peak of that in the window; None on the CPU
+    reason: str | None  #: why these are null; None on a GPU
 
 
 @dataclass(frozen=True)
@@ -244,19 +249,18 @@ class MemoryOfProcess(GpuMemory, MemoryParts):
 class ComputeMetrics(TypedDict):
     """FLOPs of one forward pass over all prompts, and a process's memory and load; None where there is no figure."""
 
-    flops: float | None
-    memory: MemoryOfProcess
-    compute_utilisation: ComputeUtilisation
-    #: flops_method, flops_counted_on, flops_prompts, flops_tokens, flops_reason: see `FlopCount`
-    flops_method: str
+    flops: float | None  #: one forward pass of each prompt, logits at every position; None if they cannot be counted
+    memory: MemoryOfProcess  #: see below
+    compute_utilisation: ComputeUtilisation  #: see below
+    flops_method: str  #: `formula`, `counter` or `ptflops`
+    #: `config` (formula), `model` (run under a counter), or `meta_twin` (a copy without weights, for quantised ones)
     flops_counted_on: str
-    flops_prompts: int
-    flops_tokens: int
-    #: flops_per_prompt, flops_per_token: `flops` over these numbers
-    flops_per_prompt: float | None
-    flops_per_token: float | None
-    flops_reason: str | None
-    process_index: int  #: whose memory and load it is; `flops` is the same in every process and does not add up
+    flops_prompts: int  #: prompts that `flops` are of
+    flops_tokens: int  #: their tokens, without padding
+    flops_per_prompt: float | None  #: `flops` / prompts; None without `flops`
+    flops_per_token: float | None  #: `flops` / tokens; None without `flops`
+    flops_reason: str | None  #: why `flops` are null; None if they are there
+    process_index: int  #: whose memory and load these are; `flops` are of all processes
 
 
 class EnergySource(TypedDict):
@@ -272,28 +276,26 @@ class EnergySource(TypedDict):
 class EnergyFigures(TypedDict):
     """Energy in kWh, emissions in kg and seconds; None where it was not measured, never 0."""
 
-    total_energy_kwh: float | None
-    cpu_energy_kwh: float | None
-    gpu_energy_kwh: float | None
-    ram_energy_kwh: float | None
-    total_emissions_kg_co2: float | None
-    duration_seconds: float | None
+    total_energy_kwh: float | None  #: CPU, GPUs and memory; None if one of them was not measured
+    cpu_energy_kwh: float | None  #: all CPUs of the machine, all programs; None if not measured
+    gpu_energy_kwh: float | None  #: GPUs in use, from their counters; None if not measured
+    ram_energy_kwh: float | None  #: the machine's memory, estimated; None if not measured
+    total_emissions_kg_co2: float | None  #: of the total, by the electricity mix of `emissions_basis`; None without it
+    duration_seconds: float | None  #: of all windows; of all machines the longest; None if the process did not track
 
 
 class InstrumentEnergy(TypedDict):
     """The same windows by the machine's own counters and power readings, in joules; None where there are none."""
 
-    gpu_counter_j: float | None  #: rise of the GPUs' energy counters, over all GPUs
-    gpu_power_integral_j: float | None  #: their power readings, integrated
-    gpu_source_ratio: float | None  #: the second over the first
-    #: gpu_idle_j, gpu_net_j, gpu_uncertainty_j: of the counters, or of the integral where there are none; see
-    #: `WindowFigure`
-    gpu_idle_j: float | None
-    gpu_net_j: float | None
-    gpu_uncertainty_j: float | None
-    #: a `WindowFigure` for each source and device, then for each source over its devices where they are several
+    gpu_counter_j: float | None  #: rise of the energy counters, all GPUs; None if there are none
+    gpu_power_integral_j: float | None  #: integrated power readings, all GPUs; None if there are none
+    gpu_source_ratio: float | None  #: the second / the first; None if they are not of the same GPUs
+    gpu_idle_j: float | None  #: idle energy, of the counters, or else of the integral; None if not measured
+    gpu_net_j: float | None  #: gross - idle; None if not measured
+    gpu_uncertainty_j: float | None  #: of the gross energy; None if not measured
+    #: a `WindowFigure` per source and device, and per source over several devices
     instruments: list[dict[str, Any]]
-    instruments_reason: str | None  #: what is missing, and why
+    instruments_reason: str | None  #: what is missing, and why; None if nothing is
 
 
 class EnergyMetrics(EnergyFigures, InstrumentEnergy):
@@ -302,13 +304,13 @@ class EnergyMetrics(EnergyFigures, InstrumentEnergy):
     The figures in kWh are codecarbon's.
     """
 
-    sources: dict[str, EnergySource]  #: by figure, of those that are not None
-    num_periods: int  #: how many times tracking was started and stopped
-    tracking_mode: str | None  #: `machine` counts whatever else runs on the CPU, too
-    cpu_model: str | None
-    gpu_model: str | None
-    emissions_basis: str | None  #: whose electricity mix the emissions are computed with
-    reason: str | None  #: why figures are None
+    sources: dict[str, EnergySource]  #: `source` and `kind` of each figure that is there
+    num_periods: int  #: how often tracking was started and stopped
+    tracking_mode: str | None  #: `machine`: other programs on the CPU count too; None if the process did not track
+    cpu_model: str | None  #: as codecarbon names it; None if unknown
+    gpu_model: str | None  #: as codecarbon names it; None if unknown
+    emissions_basis: str | None  #: whose electricity mix; None without emissions
+    reason: str | None  #: which figures are null, and why; None if none is
 
 
 class PooledEnergy(EnergyFigures):
@@ -317,15 +319,15 @@ class PooledEnergy(EnergyFigures):
     `duration_seconds` is the longest window of a machine.
     """
 
-    avg_energy_per_process_kwh: float | None  #: the total over all processes, those that did not track included
-    per_process_breakdown: list[dict[str, Any]]  #: by rank, each with `process`
-    total_duration_seconds: float | None  #: the sum of the machines' windows
-    #: gpu_counter_j, gpu_power_integral_j: of all machines with GPUs; None where one of them lacks it
-    gpu_counter_j: float | None
-    gpu_power_integral_j: float | None
-    num_processes: int
-    num_tracking_processes: int
-    reason: str | None  #: why something is missing, by rank
+    #: the total over all processes, also those that did not track; None without the total
+    avg_energy_per_process_kwh: float | None
+    per_process_breakdown: list[dict[str, Any]]  #: the entry of every process, by rank, with its rank as `process`
+    total_duration_seconds: float | None  #: sum of the machines' windows; None without windows
+    gpu_counter_j: float | None  #: sum over machines; None if a machine with GPUs lacks it
+    gpu_power_integral_j: float | None  #: sum over machines; None if a machine with GPUs lacks it
+    num_processes: int  #: processes of the run
+    num_tracking_processes: int  #: those that tracked: one per machine
+    reason: str | None  #: what is missing and why, by process; None if nothing is
 
 
 class SavedExperiment(Record):

@@ -9,15 +9,18 @@ record's field has its meaning behind `#:`, on its line or above it; a last part
 
 import argparse
 import inspect
+import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser, plain_type
+from experiment_core_utils.config.parts import Part
 from experiment_core_utils.config.profiling import ProfilingConfig, build_parser
+from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.l_results_csv_cleaning import (
     CORRECT_ANSWER_COLUMNS,
     ENERGY_COLUMNS,
@@ -37,6 +40,15 @@ from experiment_core_utils.l_results_csv_cleaning import (
 from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
 from experiment_core_utils.records.caveats import Caveat
+from experiment_core_utils.records.compute import ComputeUtilisation, GenerationFlops, MemoryParts
+from experiment_core_utils.records.energy import (
+    DeviceEnergy,
+    EnergyOrigin,
+    EnergyReading,
+    EnergyWindow,
+    IdlePower,
+    WindowFigure,
+)
 from experiment_core_utils.records.ledger import RunPlan
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.records.setting_result import (
@@ -66,8 +78,19 @@ from experiment_core_utils.records.setting_result import (
     Variables,
     WarmUpRuns,
 )
+from experiment_core_utils.records.text import (
+    AllocatedEnergy,
+    ComputeMetrics,
+    EnergyFigures,
+    EnergyMetrics,
+    GpuMemory,
+    InferenceMetrics,
+    InstrumentEnergy,
+    PooledEnergy,
+)
 
-PAGES = tuple(REPOSITORY / "docs" / name for name in ("results_schema.md", "profiling.md"))
+_PAGES = ("results_schema.md", "profiling.md", "text_generation.md", "energy.md")
+PAGES = tuple(REPOSITORY / "docs" / name for name in _PAGES)
 # Objects of the provenance, whose keys are in its own table.
 DOTTED = (TaskDescription, ExecutionStages, Hardware, Model, Preparation, Variables)
 RECORDS: dict[str, type] = {
@@ -75,7 +98,9 @@ RECORDS: dict[str, type] = {
     for record in (
         KnobProof, FailedSample, HardwareUtilisation, RunPlan, SettingResult, WarmUpRuns, Conditions, Drift, Precision,
         Memory, ProcessLoad, MemoryTimeline, Energy, StageFigure, EnergySummary, EnergyClosure, EnergyIdle,
-        SampleResult, RunTimes, Provenance, Caveat,
+        SampleResult, RunTimes, Provenance, Caveat, InferenceMetrics, AllocatedEnergy, ComputeMetrics, GenerationFlops,
+        GpuMemory, MemoryParts, ComputeUtilisation, EnergyFigures, InstrumentEnergy, EnergyMetrics, PooledEnergy,
+        EnergyWindow, EnergyReading, DeviceEnergy, IdlePower, WindowFigure, EnergyOrigin,
     )
 }  # fmt: skip
 _GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -100,9 +125,11 @@ def documented(page: str) -> str:
 
 
 def table_of(name: str) -> str:
-    """The table of a record, or of `flags`, `settings_csv` or `samples_csv`; raises ResultsError for another name."""
+    """The table of a record, or of `flags`, `text_config` or a CSV file; raises ResultsError for another name."""
     if name == "flags":
         return _flag_tables()
+    if name == "text_config":
+        return _table(("key", "default", "meaning"), _text_keys(TextConfig))
     if name == "settings_csv":
         return _table(("column", "from"), settings_columns())
     if name == "samples_csv":
@@ -110,7 +137,7 @@ def table_of(name: str) -> str:
             ("column", "kind", "from"), [(each.name, _KINDS[each.kind], _source(each)) for each in SAMPLE_COLUMNS]
         )
     if name not in RECORDS:
-        known = ", ".join(("flags", "settings_csv", "samples_csv", *RECORDS))
+        known = ", ".join(("flags", "text_config", "settings_csv", "samples_csv", *RECORDS))
         raise ResultsError(f"the page asks for a table from {name!r}; there are {known}")
     return _table(("key", "meaning", "null when"), record_rows(RECORDS[name]))
 
@@ -139,10 +166,12 @@ def record_rows(record: type) -> list[tuple[str, str, str]]:
 
 
 def _fields(record: type) -> dict[str, Any]:
-    """Field -> type, in order; of a `Record` those of its parts come first."""
+    """Field -> type, in order; a `Record` has those of its parts first, a TypedDict only its own."""
     if issubclass(record, Record):
         return {name: field.annotation for name, field in record.model_fields.items()}
-    return get_type_hints(record)
+    hints = get_type_hints(record)
+    own = [name for _, name, _ in _FIELD.findall(inspect.getsource(record))] if is_typeddict(record) else hints
+    return {name: hints[name] for name in own}
 
 
 def settings_columns() -> list[tuple[str, str]]:
@@ -196,10 +225,31 @@ def _flag_tables() -> str:
     return "\n\n".join(tables)
 
 
+def _text_keys(part: type[Part], above: str = "") -> Iterator[tuple[str, str, str]]:
+    """Dotted key, default and meaning, with the allowed words, of a text experiment's configuration."""
+    meanings = _meanings(part)
+    for name, field in part.model_fields.items():
+        kind = field.annotation
+        if inspect.isclass(kind) and issubclass(kind, Part):
+            yield from _text_keys(kind, f"{above}{name}.")
+        elif name != "further":
+            meaning = meanings.get(name) or field.description or ""
+            words = [f"`{each}`" for each in get_args(plain_type(kind)) if get_origin(plain_type(kind)) is Literal]
+            unsaid = ", ".join(words) if any(each not in meaning for each in words) else ""
+            yield above + name, _default_of(name, field.default), meaning + (f"; one of {unsaid}" if unsaid else "")
+
+
+def _default_of(name: str, default: Any) -> str:
+    """A key's default as YAML says it."""
+    if name == "model_name":
+        return "the embedded model"
+    return f"`{default}`" if isinstance(default, str) else json.dumps(default)
+
+
 def _meanings(record: type) -> dict[str, str]:
     """Field -> what the source of a record, or of those that it is made from, says of it behind `#:`."""
     found = {}
-    for each in reversed(record.__mro__[:-1]):
+    for each in reversed(record.__mro__[:-1] if not is_typeddict(record) else (record,)):
         for above, name, beside in _FIELD.findall(inspect.getsource(each)):
             found[name] = beside or " ".join(above.replace("#: ", "").split())
     return {name: meaning for name, meaning in found.items() if meaning}
