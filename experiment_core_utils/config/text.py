@@ -156,7 +156,7 @@ class TextConfig(Part):
     attn_implementation: AttnImplementation = None
 
     device: Device = "auto"  #: `auto`: a GPU if there is one, else the CPU
-    mixed_precision: Literal["no", "fp16", "bf16"] = "no"  #: accelerate's autocast over the model's own precision
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"  #: accelerate's autocast
     num_processes: NumProcesses = None
     num_threads: NumThreads = None
     worker_timeout: WorkerTimeout = 3600.0

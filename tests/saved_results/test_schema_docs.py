@@ -50,7 +50,9 @@ class Bare:
 def test_the_committed_page_is_what_the_code_says(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check"]) == 0, capsys.readouterr().err
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    assert all(f"<!-- from {name} -->" in text for name in (*RECORDS, "flags", "text_config", "settings_csv", "samples_csv"))
+    assert all(
+        f"<!-- from {name} -->" in text for name in (*RECORDS, "flags", "text_config", "settings_csv", "samples_csv")
+    )
 
 
 def test_rows_of_a_record_by_hand() -> None:
@@ -90,14 +92,16 @@ def test_columns_of_the_samples_say_where_they_are_from() -> None:
 def test_flags_have_their_default_and_their_choices() -> None:
     rows = table_of("flags").splitlines()
     assert "| `--num_samples` | `1000` | number of samples, drawn without replacement |" in rows
-    assert "| `--device` | `auto` | auto: a GPU where there is one, else the CPU; one of `auto`, `cpu`, `cuda` |" in rows
+    assert (
+        "| `--device` | `auto` | auto: a GPU where there is one, else the CPU; one of `auto`, `cpu`, `cuda` |" in rows
+    )
     assert "| `--tier_list` | all | numbers of vision tokens by name, among low medium high |" in rows
     assert "| `--ids` | none | ids of the samples of the split to measure, in place of a draw |" in rows
 
 
 def test_keys_of_a_text_experiment_have_their_default_and_their_words() -> None:
     rows = table_of("text_config").splitlines()
-    assert "| `mixed_precision` | `no` | accelerate's autocast over the model's own precision; one of `no`, `fp16`, `bf16` |" in rows  # fmt: skip  # noqa: E501
+    assert "| `mixed_precision` | `no` | accelerate's autocast; one of `no`, `fp16`, `bf16` |" in rows
     assert "| `prompts.split` | `train` | split of the dataset |" in rows
     assert "| `custom_metrics` | [] | functions of your own, `package.module:function` |" in rows
 
