@@ -129,7 +129,7 @@ def table_of(name: str) -> str:
     if name == "flags":
         return _flag_tables()
     if name == "text_config":
-        return _table(("key", "default", "meaning"), _text_keys(TextConfig))
+        return _table(("key", "default", "meaning"), list(_text_keys(TextConfig)))
     if name == "settings_csv":
         return _table(("column", "from"), settings_columns())
     if name == "samples_csv":
