@@ -44,7 +44,7 @@ LOCK_NAME = "lock"
 _TAIL_BYTES = 1 << 16
 Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | SettingLoad | ShardDone
 L = TypeVar("L", bound=Line)
-_KINDS = {
+LINE_KINDS = {
     "header": JournalHeader,
     "warmup": WarmUp,
     "conditions": ConditionsReading,
@@ -53,8 +53,8 @@ _KINDS = {
     "load": SettingLoad,
     "end": ShardDone,
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-_ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in _KINDS.items()}
+_NAMES = {kind: name for name, kind in LINE_KINDS.items()}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind in LINE_KINDS.items()}
 
 
 @dataclass(frozen=True)

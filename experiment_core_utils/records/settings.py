@@ -94,7 +94,7 @@ class SettingFailure:
 
 @dataclass(frozen=True)
 class JournalHeader:
-    """A process takes up the journal of a setting; the first line, and one more for each time that it goes on."""
+    """The first line of a process's journal, and one more each time that the process resumes it."""
 
     schema_version: int  #: of the journal's lines
     key: str  #: `KnobSetting.key`
@@ -159,7 +159,7 @@ class CpuReading:
 
 @dataclass(frozen=True)
 class ConditionsReading:
-    """What went on at one moment at which no run was measured."""
+    """The load and the clocks of the machine at one moment outside of measured runs."""
 
     experiment_id: str
     rank: int
@@ -201,7 +201,7 @@ class DriftReading:
 
 @dataclass(frozen=True)
 class FinishedSample:
-    """A sample that is done with: either measured or failed."""
+    """A finished sample: either measured or failed."""
 
     measured: MeasuredSample | None
     failed: FailedSample | None
@@ -217,7 +217,7 @@ class FinishedSample:
 
 @dataclass(frozen=True)
 class ShardDone:
-    """A process has come to the end of its share of a setting."""
+    """The end of a process's shard of a setting."""
 
     experiment_id: str  #: of the run that it belongs to
     proof: KnobProof | None  #: None where the share holds no sample that can be read

@@ -8,6 +8,7 @@ record's field has its meaning behind `#:`, on its line or above it; a last part
 """
 
 import argparse
+import dataclasses
 import inspect
 import json
 import re
@@ -49,6 +50,7 @@ from experiment_core_utils.records.energy import (
     IdlePower,
     WindowFigure,
 )
+from experiment_core_utils.records.journal import LINE_KINDS
 from experiment_core_utils.records.ledger import RunPlan
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.records.setting_result import (
@@ -125,11 +127,13 @@ def documented(page: str) -> str:
 
 
 def table_of(name: str) -> str:
-    """The table of a record, or of `flags`, `text_config` or a CSV file; raises ResultsError for another name."""
+    """The table of a record, or of `flags`, `text_config`, `journal` or a CSV file; raises ResultsError otherwise."""
     if name == "flags":
         return _flag_tables()
     if name == "text_config":
         return _table(("key", "default", "meaning"), list(_text_keys(TextConfig)))
+    if name == "journal":
+        return _table(("line", "what it is", "its keys"), _journal_lines())
     if name == "settings_csv":
         return _table(("column", "from"), settings_columns())
     if name == "samples_csv":
@@ -137,7 +141,7 @@ def table_of(name: str) -> str:
             ("column", "kind", "from"), [(each.name, _KINDS[each.kind], _source(each)) for each in SAMPLE_COLUMNS]
         )
     if name not in RECORDS:
-        known = ", ".join(("flags", "text_config", "settings_csv", "samples_csv", *RECORDS))
+        known = ", ".join(("flags", "text_config", "journal", "settings_csv", "samples_csv", *RECORDS))
         raise ResultsError(f"the page asks for a table from {name!r}; there are {known}")
     return _table(("key", "meaning", "null when"), record_rows(RECORDS[name]))
 
@@ -223,6 +227,18 @@ def _flag_tables() -> str:
         title = (part.title or "").capitalize()
         tables.append(f"**{title}**\n\n" + _table(("flag", "default", "meaning"), rows))
     return "\n\n".join(tables)
+
+
+def _journal_lines() -> list[tuple[str, str, str]]:
+    """The kinds of lines in a journal, each with the first line of its record's docstring and its keys."""
+    return [
+        (
+            name,
+            inspect.getdoc(kind).splitlines()[0].rstrip("."),
+            ", ".join(f"`{each.name}`" for each in dataclasses.fields(kind)),
+        )
+        for name, kind in LINE_KINDS.items()
+    ]
 
 
 def _text_keys(part: type[Part], above: str = "") -> Iterator[tuple[str, str, str]]:

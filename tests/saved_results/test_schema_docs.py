@@ -8,6 +8,7 @@ import pytest
 
 from experiment_core_utils.l_results_csv_cleaning import SAMPLE_COLUMNS
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.records.journal import LINE_KINDS
 from experiment_core_utils.saved_results.schema_docs import (
     PAGES,
     RECORDS,
@@ -51,7 +52,8 @@ def test_the_committed_page_is_what_the_code_says(capsys: pytest.CaptureFixture[
     assert main(["--check"]) == 0, capsys.readouterr().err
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert all(
-        f"<!-- from {name} -->" in text for name in (*RECORDS, "flags", "text_config", "settings_csv", "samples_csv")
+        f"<!-- from {name} -->" in text
+        for name in (*RECORDS, "flags", "text_config", "journal", "settings_csv", "samples_csv")
     )
 
 
@@ -104,6 +106,13 @@ def test_keys_of_a_text_experiment_have_their_default_and_their_words() -> None:
     assert "| `mixed_precision` | `no` | accelerate's autocast; one of `no`, `fp16`, `bf16` |" in rows
     assert "| `prompts.split` | `train` | split of the dataset |" in rows
     assert "| `custom_metrics` | [] | functions of your own, `package.module:function` |" in rows
+
+
+def test_lines_of_a_journal_have_their_keys() -> None:
+    rows = table_of("journal").splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == list(LINE_KINDS)
+    (row,) = [row for row in rows if row.startswith("| `load` |")]
+    assert row.endswith("samples of a setting | `experiment_id`, `rank`, `trace`, `has_timeline` |")
 
 
 def test_writing_makes_tables_anew_and_leaves_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[Any]) -> None:
