@@ -13,11 +13,11 @@ StageName = Literal["vision", "prefill", "decode"]
 class VisionGeometry:
     """How one picture was cut."""
 
-    num_crops: int  #: tiles R * C, without the crop of the whole picture; 0 where the picture is not cut
-    #: (R, C); None where the picture is not cut, or its tiles are counted but not placed
+    num_crops: int  #: crops R * C, without the overview crop; 0 where the picture is not cut
+    #: (R, C); None where the picture is not cut, or its crops are counted but not placed
     tiling: tuple[int, int] | None
-    #: (height, width) in pixels of the canvas that the tiles are cut from, or of the picture as the model sees it; None
-    #: where it cannot be told
+    #: (height, width) in pixels of the canvas that the crops are cut from, or of the picture as the model sees it; None
+    #: where it is unknown
     image_size: tuple[int, int] | None
     pooled_features: int  #: what the vision stage gives: (num_crops + 1) * 144 in MolmoE
     has_overview: bool = True  #: whether the whole picture is a crop too
@@ -163,8 +163,8 @@ class KnobProof:
     blocks_run: tuple[int, ...]  #: blocks that ran in the prefill, as indices of the whole model
     blocks_run_decode: tuple[int, ...] | None  #: the same in a decode step; None where no step was run
     cache_layers: int  #: layers of the cache that hold keys or a recurrent state
-    execution: str | None = None  #: how the setting ran, as `model.execution`; None in results from before it was noted
-    execution_reason: str | None = None  #: why not as asked; None where it did
+    execution: str | None = None  #: how the setting ran, as `model.execution`; None in older files
+    execution_reason: str | None = None  #: why it did not run as requested; None where it did
     #: transformers' way by which the experts of the prefill were computed, as they found it; None where there are none,
     #: or engines compute them by kernels of their own
     experts_implementation: str | None = None
@@ -206,7 +206,7 @@ class FlopsFigure:
 class MemoryReading:
     """Memory of a window, in bytes."""
 
-    #: most that torch had allocated on the GPU between open and close; None without a GPU
+    #: most memory that torch had allocated on the GPU between open and close; None without a GPU
     peak_memory_bytes: int | None
     peak_reserved_bytes: int | None  #: the same for what its allocator had reserved
     process_rss_bytes: int  #: resident memory of this process at the close

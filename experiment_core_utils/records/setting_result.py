@@ -104,8 +104,8 @@ class TaskDescription(Record):
     max_new_tokens: Count | None = None  #: the task's own limit of tokens
     #: object of texts: where the samples come from (hub id and the commit that it gave, files, or the generator's seed)
     source: dict[str, Any] | None = None
-    #: object of texts: `style`, Molmo's name of the kind of question, and the templates in force, `open` and, with
-    #: options, `choice`; each sample has its whole prompt; None if the task does not tell
+    #: object of texts: `style`, Molmo's name of the kind of question, and the templates that were used, `open` and,
+    #: with options, `choice`; each sample has its whole prompt; None if the task does not report it
     prompt_form: dict[str, Any] | None = None
 
 
@@ -127,11 +127,11 @@ class Model(Record):
     model_class: str | None = None  #: Python class
     total_parameters: Count | None = None  #: parameters of all blocks and experts, active or not
     dtype: str | None = None  #: number format of the weights
-    attn_implementation: str | None = None  #: attention implementation in force in the decoder
-    #: experts implementation in force; engines compute experts by kernels of their own; None if the model chose none,
-    #: or is dense
+    attn_implementation: str | None = None  #: attention implementation of the loaded decoder
+    #: experts implementation of the loaded model; engines compute experts by kernels of their own; None if the model
+    #: chose none, or is dense
     experts_implementation: str | None = None
-    #: the same in decode steps: on a GPU `batched_mm` where `grouped_mm` is in force, as `generate()` has it; None if
+    #: the same in decode steps: on a GPU `batched_mm` where the model has `grouped_mm`, as `generate()` has it; None if
     #: the model chose none, or is dense
     experts_implementation_decode: str | None = None
     #: experts per token in block 0, of models of transformers in the first block with experts; None if a dense model
@@ -177,7 +177,7 @@ class Variables(Record):
     ids: Any = None  #: `--ids`, each once and ascending; None if not given
     prompt_template: Any = None  #: `--prompt_template`; None if not given
     dataset_revision: Any = None  #: `--dataset_revision`; None if not given
-    max_new_tokens: Any = None  #: the limit in force: `--max_new_tokens`, else the task's own
+    max_new_tokens: Any = None  #: the limit that was used: `--max_new_tokens`, else the task's own
     num_runs_per_sample: Any = None  #: `--num_runs_per_sample`
     num_warmup_runs: Any = None  #: `--num_warmup_runs`
     max_warmup_runs: Any = None  #: `--max_warmup_runs`
@@ -187,15 +187,15 @@ class Variables(Record):
     num_latency_samples: Any = None  #: `--num_latency_samples`; None if not given
     accuracy_batch_size: Any = None  #: `--accuracy_batch_size`, without effect where all are measured
     precision: Any = None  #: `--precision`; what came of `auto` is `model.dtype`
-    execution: Any = None  #: `--execution`; what is in force is `model.execution`
-    quantization: Any = None  #: `--quantization`; what is in force is `model.quantisation`
+    execution: Any = None  #: `--execution`; what is used is `model.execution`
+    quantization: Any = None  #: `--quantization`; what is used is `model.quantisation`
     #: `--num_threads`; what came of it, or of `OMP_NUM_THREADS`, is `hardware.torch_threads`; None if not given
     num_threads: Any = None
     batch_size: Any = None  #: 1: of measured samples
     decoding: Any = None  #: `greedy`
     sampling_strategy: Any = None  #: `--sampling_strategy`
     pareto_search: Any = None  #: `--pareto_search`: the setting has the samples of its rounds only
-    #: the scores in force: path as given, or that of the model's own; None if neither, `none`, or sets
+    #: the scores that were used: path as given, or that of the model's own; None if neither, `none`, or sets
     importance_scores_file: Any = None
     block_sets_file: Any = None  #: path as given; None if not given
     random_weights: bool = False  #: `--random_weights`
@@ -236,7 +236,7 @@ class Provenance(Record):
     hardware: Hardware = Hardware()  #: object, next rows
     model: Model = Model()  #: object, next rows
     task: TaskDescription  #: object, next rows
-    experimental_variables: Variables = Variables()  #: object, next rows: the parameters as asked for
+    experimental_variables: Variables = Variables()  #: object, next rows: the requested parameters
     #: object, next rows: how requests were prepared by the main process when the setting was saved
     preparation: Preparation | None = None
     caveats: list[str] = []  #: the sentences of `caveat_records`, which belong beside the numbers; `[]` for none
@@ -275,7 +275,7 @@ class Metadata(Record):
     options: list[Text] = []  #: the choices, in the order of their letters; [] for none
     #: which option is right, counted from 0; None if not known, or there are no options
     answer_index: Count | None = None
-    #: the whole text that was asked, before a chat template; None if from before it was noted
+    #: the prompt before a chat template; None if in older files
     prompt: Text | None = None
 
 
@@ -285,7 +285,7 @@ class SampleResult(Record):
     sample_id: Count  #: position in the task's split
     #: N of a token target; for a tier `theoretical_vision_tokens`; None if a tier, and no picture
     target_vision_tokens: Count | None = None
-    target_crops: Count | None  #: tiles that the rule calls for; None if no picture, or one that is not cut
+    target_crops: Count | None  #: crops that the rule gives; None if no picture, or one that is not cut
     actual_vision_tokens: Count  #: image features that entered the language model, 0 without a picture
     vision_tokens_diff: int | None = None  #: `theoretical_vision_tokens` - `actual_vision_tokens`; None if no picture
     pooled_image_features: Count | None  #: features that the vision stage computed; None if no picture
@@ -296,11 +296,11 @@ class SampleResult(Record):
     prompt_tokens: Count  #: sum of `actual_vision_tokens`, `image_marker_tokens` and `input_text_tokens`
     output_tokens: Count  #: tokens generated, end-of-sequence included where it came; in a batch without the padding
     output_ended: bool | None = None  #: whether end-of-sequence came in the first run, or in the answer in a batch
-    theoretical_num_crops: Count | None = None  #: tiles that the rule calls for; None if no picture
-    theoretical_tiling: list[Count] | None = None  #: [rows, columns] that it calls for; None if no picture
+    theoretical_num_crops: Count | None = None  #: crops that the rule gives; None if no picture
+    theoretical_tiling: list[Count] | None = None  #: [rows, columns] that it gives; None if no picture
     theoretical_image_size: list[Count] | None = None  #: canvas for it, [height, width] in pixels; None if no picture
-    theoretical_vision_tokens: Count | None = None  #: (tiles + 1) 144 for it; None if no picture
-    actual_num_crops: Count | None  #: tiles, read off the tensors; None if no picture, or one that is not cut
+    theoretical_vision_tokens: Count | None = None  #: (crops + 1) x 144 for it; None if no picture
+    actual_num_crops: Count | None  #: crops, read off the tensors; None if no picture, or one that is not cut
     actual_tiling: list[Count] | None = None  #: [rows, columns], read off the tensors; None if no picture
     actual_image_size: list[Count] | None = None  #: canvas of that tiling; None if no picture
     #: score of `pred`, from 0 to `metric_best`; 0 where it could not be parsed; None if the metric has none (CIDEr of
@@ -330,7 +330,7 @@ class SampleResult(Record):
     #: energy of the run whose times are these, idle power included: the integral of power readings taken beside it; see
     #: [energy.md](energy.md#windows); None if `--energy off`, no power reading, or answered in a batch
     energy_j: Positive | None = None
-    #: most that the time between readings can make of an error; None if `energy_j` is
+    #: error bound from the time between readings; None if `energy_j` is
     energy_bound_j: Positive | None = None
     energy_method: str | None = None  #: `apportioned`: not from a window of its own; None if `energy_j` is
     #: source and, in brackets, basis, such as `power_integral (instant_power)`; those of devices that differ are joined
@@ -338,7 +338,7 @@ class SampleResult(Record):
     energy_source: str | None = None
     energy_reason: str | None = None  #: why there is no energy; None if there is, or `--energy off`
     outputs_identical: bool | None = None  #: whether all runs gave the same tokens; None if answered in a batch
-    outlier_runs: list[Count] | None = None  #: indices in `runs` of those that stand out; None if fewer than 3 runs
+    outlier_runs: list[Count] | None = None  #: indices in `runs` of outliers; None if fewer than 3 runs
     #: samples that were answered together with it, itself included; None if measured
     accuracy_batch_size: Count | None = None
     #: most that were allowed together then: `--accuracy_batch_size`, less where memory had run out; None if measured
@@ -365,20 +365,21 @@ class Conditions(Record):
     opened: str | None = None  #: UTC, at the first reading
     num_readings: Count | None = None  #: how many there were
     window_s: Amount = 0.0  #: seconds from opening to the last reading, summed over windows
-    #: [lowest, highest] clock of the GPU's multiprocessors; None if no GPU, or not told
+    #: [lowest, highest] clock of the GPU's multiprocessors; None if no GPU, or not reported
     sm_clock_mhz: list[Amount | None] | None
-    memory_clock_mhz: list[Amount | None] | None  #: [lowest, highest] clock of its memory; None if no GPU, or not told
-    temperature_c_max: Number | None  #: highest temperature of the GPU; None if no GPU, or not told
-    power_w_max: Amount | None  #: highest power draw; None if no GPU, or not told
+    #: [lowest, highest] clock of its memory; None if no GPU, or not reported
+    memory_clock_mhz: list[Amount | None] | None
+    temperature_c_max: Number | None  #: highest temperature of the GPU; None if no GPU, or not reported
+    power_w_max: Amount | None  #: highest power draw; None if no GPU, or not reported
     #: names of all of NVML's clocks event reasons that a reading showed (`gpu_idle`, `sw_power_cap`,
-    #: `hw_thermal_slowdown` ...); None if no GPU, or not told
+    #: `hw_thermal_slowdown` ...); None if no GPU, or not reported
     throttle_reasons: list[str] | None = None
     #: seconds in the window in which clocks were held down because of power, by the driver's counter; None if no GPU,
-    #: or not told
+    #: or not reported
     power_throttled_s: Amount | None
-    thermal_throttled_s: Amount | None  #: the same because of heat; None if no GPU, or not told
+    thermal_throttled_s: Amount | None  #: the same because of heat; None if no GPU, or not reported
     #: highest utilisation that the driver reported when a window opened; its period of up to a second may hold work of
-    #: this process; None if no GPU, or not told
+    #: this process; None if no GPU, or not reported
     utilisation_percent_at_open: Amount | None = None
     #: most other processes that computed on the GPU; None if no GPU, or ids of processes cannot be compared
     #: (containers)
@@ -388,7 +389,7 @@ class Conditions(Record):
     #: time that the host's logical CPUs were busy with other processes (other processes of this run among them), as a
     #: share of all their time; None if one reading only
     foreign_cpu_share: Amount | None
-    #: [lowest, highest] mean frequency of the CPUs; None if the host does not tell
+    #: [lowest, highest] mean frequency of the CPUs; None if the host does not report it
     cpu_frequency_mhz: list[Amount | None] | None
 
 
@@ -397,7 +398,7 @@ class Drift(Record):
 
     rank: Count | None = None  #: the process
     control: str | None = None  #: key of the control setting; None if no reading around the setting
-    #: settings that the run had measured before this one; None if in results from before it was noted
+    #: settings that the run had measured before this one; None if in older files
     num_settings_before: Count | None = None
     #: its time at the last reading before the setting, as a multiple of that when the run began; None if no such
     #: reading, or one without times
@@ -414,8 +415,8 @@ class Precision(Record):
     #: half of the 95 % interval of the mean `T_total`, as a share of the mean: Student's t over samples, or over
     #: pictures where samples share some; None if samples of fewer than 2 pictures
     reached: Number | None = None
-    #: `num_samples`: every sample drawn was requested; `precision`: a process had enough before; `pareto_search`: the
-    #: search asked for no more
+    #: `num_samples`: every sample drawn was requested; `precision`: a process was precise enough before;
+    #: `pareto_search`: the search needed no more
     stopped_by: str | None = None
     num_processes_stopped: Count | None = None  #: how many processes had enough before their last sample
 
@@ -423,16 +424,17 @@ class Precision(Record):
 class Memory(Record):
     """Memory of a setting in bytes."""
 
-    peak_memory_bytes: Amount | None  #: most that torch had allocated on the GPU; None if on the CPU
+    peak_memory_bytes: Amount | None  #: most memory that torch had allocated on the GPU; None if on the CPU
     #: most that torch's allocator had reserved on the GPU; None if on the CPU
     peak_reserved_bytes: Amount | None = None
     process_rss_bytes: Amount | None = None  #: resident memory of the process when the window closed
     reason: str | None = None  #: why a figure is null; None if no figure is
-    #: parameters and buffers as stored, those of blocks that did not run among them; None if the model does not tell
+    #: parameters and buffers as stored, those of blocks that did not run among them; None if the model does not report
+    #: it
     weights_bytes: Amount | None = None
     #: keys and values of the longest sample at its end, by formula; None if samples were answered in batches
     kv_cache_bytes: Amount | None = None
-    #: `peak_memory_bytes` without these two: at least so much was held beside them; None if one of the three is null
+    #: `peak_memory_bytes` without these two: a lower bound of other memory; None if one of the three is null
     activation_bytes: Amount | None = None
     parts_reason: str | None = None  #: why one of these three is null; None if none is
 
@@ -444,10 +446,10 @@ class ProcessLoad(Record):
     experiment_id: str | None = None  #: the run
     window_s: Number | None = None  #: length of the window: warm-up, samples, and waiting for their requests
     #: list, for each GPU that the process uses: mean over the window of the driver's figure, `[]` without a GPU; one is
-    #: null where the GPU does not tell it
+    #: null where the GPU does not report it
     gpu_utilization_percent: list[Number | None] | None = None
     gpu_utilization_percent_max: list[Number | None] | None = None  #: the highest reading of each; None if as above
-    #: mean of all CPUs of the host, whoever used them; None if the host counted no time in the window
+    #: mean of all CPUs of the host, of all programs; None if the host counted no time in the window
     cpu_usage_percent: Number | None = None
     cpu_usage_percent_max: Number | None = None  #: the highest reading; None if as above
     cpu_memory_usage_bytes: Count | None = None  #: mean resident memory of the process
@@ -628,36 +630,36 @@ class VisionPart(Record):
 
     #: `low`, `medium` or `high`; None if a token target was requested, or vision tokens cannot be set
     tier: Literal[tuple(TIERS)] | None  # type: ignore[valid-type]
-    #: tiles allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target
+    #: crops allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target
     tier_range: dict[str, Count] | None = None
     #: N of `--vision_tokens_list`; None if a tier was requested, or vision tokens cannot be set
     vision_tokens_target: Knob | None
-    #: mean number of tiles that the rule chose; None if no sample has a picture that is cut (some models take pictures
+    #: mean number of crops that the rule chose; None if no sample has a picture that is cut (some models take pictures
     #: in their own shape)
     selected_crops_mean: Amount | None
-    #: number of tiles (as text) -> samples; `{}` without pictures
+    #: number of crops (as text) -> samples; `{}` without pictures
     selected_crops_distribution: dict[str, Count] | None = None
-    #: the token target; for a tier, the mean of (tiles + 1) 144 over samples; None if no sample has a picture
+    #: the token target; for a tier, the mean of (crops + 1) x 144 over samples; None if no sample has a picture
     target_vision_tokens_mean: Amount | None
     #: mean of the features that entered the language model, 0 for a sample without a picture; None if no samples
     actual_vision_tokens_mean: Amount | None
     max_crops: Count  #: upper end of `tier_range`
-    #: tiles of the most frequent geometry among the samples; None if no sample has a picture
+    #: crops of the most frequent geometry among the samples; None if no sample has a picture
     theoretical_num_crops: Count | None = None
     theoretical_tiling: list[Count] | None = None  #: its [rows, columns]; None if no sample has a picture
     #: its canvas, [height, width] in pixels; None if no sample has a picture
     theoretical_image_size: list[Count] | None = None
-    theoretical_vision_tokens: Count | None = None  #: its (tiles + 1) 144; None if no sample has a picture
+    theoretical_vision_tokens: Count | None = None  #: its (crops + 1) x 144; None if no sample has a picture
 
 
 class DecoderPart(Record):
     """The decoder's knobs of a setting."""
 
-    #: experts per token asked for, in the blocks after the first with experts; None if a dense model
+    #: requested experts per token, in the blocks after the first with experts; None if a dense model
     top_k: Knob | None
-    num_active_blocks: Knob  #: blocks asked for, block 0 counted
+    num_active_blocks: Knob  #: requested blocks, block 0 counted
     num_total_blocks: Knob  #: blocks of the model
-    active_block_indices: list[Count] | None = None  #: the blocks asked for, ascending
+    active_block_indices: list[Count] | None = None  #: the requested blocks, ascending
 
 
 class AccuracyPart(Record):
@@ -665,11 +667,11 @@ class AccuracyPart(Record):
 
     metric: str = ""  #: the metric that scored the answers
     metric_best: Annotated[float, Field(gt=0, le=1e6), AS_IT_IS] = 1.0  #: its highest score; its lowest is 0
-    metric_details: dict[str, Any] | None = None  #: what else it has to say of the run, below, may be `{}`
-    #: mean score of the samples that ran, by `metric`; an answer that could not be parsed is in it as 0; None if no
+    metric_details: dict[str, Any] | None = None  #: further numbers of the metric, see below; may be `{}`
+    #: mean score of the samples that ran, by `metric`; an answer that could not be parsed counts as 0; None if no
     #: sample has a score (CIDEr of fewer than two pictures)
     accuracy: Amount | None
-    accuracy_std: Amount | None = None  #: standard deviation over samples (n - 1); None if fewer than 2 samples
+    accuracy_std: Amount | None = None  #: standard deviation of single scores (n - 1); None if fewer than 2 samples
     #: [low, high], 95 % interval of the mean, inside [0, `metric_best`]; below; None if as `accuracy`
     accuracy_ci95: Annotated[list[Amount], Field(min_length=2, max_length=2)] | None
     accuracy_by_type: dict[str, TypeScores] = {}  #: question type -> object of `accuracy` and `num_samples`
@@ -691,7 +693,7 @@ class CountsPart(Record):
     share_truncated: Share | None = None
     #: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested
     share_failed: Share | None = None
-    #: share of runs that stand out from the other runs of their sample; they are marked in `outlier_runs` and in every
+    #: share of outliers among the runs; `outlier_runs` marks them, and they are in every
     #: statistic; see [measurement.md](measurement.md#runs-that-stand-out); None if no sample has 3 runs
     share_outlier_runs: Share | None = None
     share_outlier_runs_reason: str | None = None  #: why there is no share; None if there is one
@@ -705,7 +707,7 @@ class SteadinessPart(Record):
     #: outside a plan
     setting_order: Order | None = None
     warmup: list[WarmUpRuns] = []  #: list of the warm-ups, [below](#warm-up), `[]` where no sample could be read
-    conditions: list[Conditions] = []  #: list of what else went on at the device and the host, [below](#conditions)
+    conditions: list[Conditions] = []  #: list of the conditions of the device and the host, [below](#conditions)
     #: how well the mean `T_total` is known, and why no more samples were requested, [below](#precision)
     precision: Precision | None = None
 
@@ -739,7 +741,7 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     drift: list[Drift] = []
     #: how the samples were chosen: object of `how`, `seed`, `num_asked`, `num_in_split`
     sampling: dict[str, Any] | None = None
-    #: the ids asked for, ascending; those of `per_sample_results` and `failed_samples` together. All that were drawn
+    #: the requested ids, ascending; those of `per_sample_results` and `failed_samples` together. All that were drawn
     #: where `precision.stopped_by` is `num_samples`.
     sample_ids: list[Count]
     realised: dict[str, Any] | None = None  #: what was counted inside the model; None if no sample could be read
