@@ -165,7 +165,7 @@ class KnobProof:
     cache_layers: int  #: layers of the cache that hold keys or a recurrent state
     execution: str | None = None  #: how the setting ran, as `model.execution`; None in older files
     execution_reason: str | None = None  #: why it did not run as requested; None where it did
-    #: transformers' way by which the experts of the prefill were computed, as they found it; None where there are none,
+    #: how transformers computed the experts of the prefill; None where there are none,
     #: or engines compute them by kernels of their own
     experts_implementation: str | None = None
     experts_implementation_decode: str | None = None  #: the same in a decode step; None in the same cases
