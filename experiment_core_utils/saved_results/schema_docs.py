@@ -234,7 +234,7 @@ def _journal_lines() -> list[tuple[str, str, str]]:
     return [
         (
             name,
-            inspect.getdoc(kind).splitlines()[0].rstrip("."),
+            (inspect.getdoc(kind) or "").splitlines()[0].rstrip("."),
             ", ".join(f"`{each.name}`" for each in dataclasses.fields(kind)),
         )
         for name, kind in LINE_KINDS.items()
