@@ -122,7 +122,7 @@ MOLMOE: dict[str, tuple[Spoil, str]] = {
     "vision part a number": (config(vision_config=5), "config.json is not possible: vision_config"),
     "width null": (config("text_config", hidden_size=None), "'hidden_size' expected int, got NoneType"),
     "width beyond all numbers": (config("text_config", hidden_size=1e308), "expected int, got float"),
-    "no heads": (config("text_config", num_attention_heads=0), "cannot be used"),
+    "no heads": (config("text_config", num_attention_heads=0), "num_attention_heads 0 is not possible; give"),
     "a million layers": (config("vision_config", num_hidden_layers=10**6), "num_hidden_layers 1e+06 is not possible"),
     "attention from the hub": (config(_attn_implementation="owner/attention"), "is code from the hub"),
     "windows of no size": (config(pooling_size=0), "cannot be used: pooling_size"),
@@ -131,7 +131,7 @@ MOLMOE: dict[str, tuple[Spoil, str]] = {
 # The same for a causal language model, by both drivers.
 LLAMA: dict[str, tuple[Spoil, str]] = {
     "config nested deeply": (written("config.json", DEEP), "config.json is nested too deeply"),
-    "no heads": (config(num_attention_heads=0), "cannot be"),
+    "no heads": (config(num_attention_heads=0), "num_attention_heads 0 is not possible; give at least 1"),
     "quantised by a string": (config(quantization_config="x"), "cannot be"),
     "rotation a list": (config(rope_parameters=[1]), "cannot be used"),
     "a million layers": (config(num_hidden_layers=10**6), "num_hidden_layers 1e+06 is not possible"),
@@ -141,7 +141,7 @@ LLAMA: dict[str, tuple[Spoil, str]] = {
         changed("tokenizer_config.json", lambda content: content.update(added_tokens_decoder="x")),
         "cannot be read|no usable tokenizer",
     ),
-    "code for its config": (code("config.json", model_type="own"), "cannot be used"),
+    "code for its config": (code("config.json", model_type="own"), "needs code of its own (auto_map in config.json)"),
     "weights a pipe": (pipe("model.safetensors"), "model.safetensors is a pipe"),
     "index nested deeply": (written("model.safetensors.index.json", DEEP), "index.json is nested"),
 }

@@ -53,22 +53,24 @@ def _set_of(sets: Mapping[int, tuple[int, ...]], count: int, total: int) -> tupl
     return sets[count]
 
 
-def read_importance(path: Path) -> Mapping[int, float]:
+def read_importance(path: Path, flag: str = "--importance_scores_file") -> Mapping[int, float]:
     """Scores by block from a JSON object {"0": 0.56, ...}; which blocks must be there is checked with the model.
+
+    Args:
+        flag: that named the file, for messages; empty for the model's own file.
 
     Raises:
         ConfigurationError: the file cannot be read, or holds something else.
     """
     hint = 'give a JSON object of block -> score such as {"1": 0.56, "2": 0.31}'
-    content = _json_object(path, "--importance_scores_file", "scores", hint)
+    content = _json_object(path, flag, "scores", hint)
+    named = f"{flag} {path}".lstrip()
     scores = {}
     for block, score in content.items():
         if not _is_count(block) or not _is_score(score):
-            raise ConfigurationError(
-                f"--importance_scores_file {path}: {shortened(block)}: {shortened(score)} is not a score; {hint}"
-            )
+            raise ConfigurationError(f"{named}: {shortened(block)}: {shortened(score)} is not a score; {hint}")
         if int(block) in scores:
-            raise ConfigurationError(f"--importance_scores_file {path} names block {int(block)} twice")
+            raise ConfigurationError(f"{named} names block {int(block)} twice; keep one score")
         scores[int(block)] = float(score)
     return scores
 
@@ -88,7 +90,7 @@ def read_block_sets(path: Path) -> Mapping[int, tuple[int, ...]]:
                 f"--block_sets_file {path}: {shortened(count)}: {shortened(blocks)} is not a set of blocks; {hint}"
             )
         if int(count) in sets:
-            raise ConfigurationError(f"--block_sets_file {path} has two sets of {int(count)} blocks")
+            raise ConfigurationError(f"--block_sets_file {path} has two sets of {int(count)} blocks; keep one")
         sets[int(count)] = tuple(blocks)
     return sets
 
@@ -113,5 +115,5 @@ def _is_set(blocks: Any) -> bool:
 def _json_object(path: Path, flag: str, what: str, hint: str) -> Mapping[str, Any]:
     content = read_json(path, flag, hint)
     if not isinstance(content, dict) or not content:
-        raise ConfigurationError(f"{flag} {path} contains no {what}; {hint}")
+        raise ConfigurationError(f"{flag} {path} contains no {what}; {hint}".lstrip())
     return content

@@ -413,6 +413,8 @@ def _one_line(model: type[BaseModel], fault: ErrorDetails, name: str) -> str:
         example = f", such as {examples[0]}" if examples else ""
         return f"{name} {shown(given)} is not possible; give {_LIMITS[kind].format(**limits)}{example}"
     message = fault["msg"].removeprefix("Value error, ")
+    if kind in ("model_type", "dict_type"):
+        message = "write a group of keys"
     message += _written_as_text(given) if kind in ("float_type", "int_type") else ""
     return f"{name}: {message} (given: {given!r})" if name else message
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, validated
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import read_regular_file
+from experiment_core_utils.primitives.units import shown
 
 # One launch has one of each.
 OF_THE_LAUNCH = ("device", "mixed_precision", "num_processes", "num_threads", "worker_timeout", "task_type")
@@ -172,7 +173,7 @@ class _StrictLoader(yaml.SafeLoader):
             total = _num_values(node, {})
             if total > MOST_VALUES:
                 raise ConfigurationError(
-                    f"its aliases expand to {_rounded(total)} values, and at most {MOST_VALUES} are read; give less"
+                    f"its aliases expand to {shown(total)} values, and at most {MOST_VALUES} are read; give less"
                 )
         return node
 
@@ -184,11 +185,6 @@ class _StrictLoader(yaml.SafeLoader):
         if twice:
             raise ConfigurationError(f"line {node.start_mark.line + 1}: {twice[0]} is given twice; keep one")
         return super().construct_mapping(node, deep)
-
-
-def _rounded(total: int) -> str:
-    """Large numbers by their size: one of aliases of aliases may have thousands of digits."""
-    return str(total) if total < 10**15 else f"more than 10^{math.floor((total.bit_length() - 1) * math.log10(2))}"
 
 
 def _num_values(node: yaml.Node, known: dict[int, int | None]) -> int:

@@ -19,6 +19,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_hub_code,
     refuse_misfit,
     refuse_not_finite,
+    refuse_own_code,
     refuse_too_large,
     weights_stamp,
 )
@@ -139,14 +140,10 @@ def _published_config(raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
 
 
 def _native_config(config: TextConfig, raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
-    with vendor_errors_named(f"the config in {folder} cannot be used", _code_hint(config, raw)):
+    if not config.trust_remote_code:
+        refuse_own_code(raw, config.model_name, "which runs only with trust_remote_code: true")
+    with vendor_errors_named(f"the config in {folder} cannot be used"):
         return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
-
-
-def _code_hint(config: TextConfig, raw: Mapping[str, Any]) -> str:
-    return (
-        "; its own code runs with trust_remote_code: true" if "auto_map" in raw and not config.trust_remote_code else ""
-    )
 
 
 def _validate_weight_files(config: TextConfig, source: LanguageModelSource) -> None:

@@ -267,6 +267,7 @@ NO_MEMORY_LEFT = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+_HOST_FULL = "the host has no memory left for this process; free some, or raise its limit (ulimit -v)"
 
 
 @contextmanager
@@ -275,7 +276,7 @@ def out_of_memory_named() -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        raise OutOfMemory(first_line(error)) from error
+        raise OutOfMemory(f"{first_line(error)}: {_HOST_FULL}") from error
     except OSError as error:
         if error.errno != errno.ENOMEM and "Cannot allocate memory" not in str(error):
             raise
@@ -287,4 +288,5 @@ def out_of_memory_named() -> Iterator[None]:
             starts = [0]
         if not starts:
             raise
-        raise OutOfMemory(first_line(OutOfMemory(text[min(starts) :].split(". ")[0]))) from error
+        line = first_line(OutOfMemory(text[min(starts) :].split(". ")[0]))
+        raise OutOfMemory(f"{line}: {_HOST_FULL}" if line.startswith("std::bad_alloc") else line) from error

@@ -1,6 +1,7 @@
 """Conversions of units, and checks of numbers against their limits."""
 
 import math
+from decimal import Decimal
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -42,9 +43,12 @@ def check_within(named: str, number: float, least: float, most: float) -> None:
 
 
 def shown(number: float) -> str:
-    """A number for a message, however large: whole ones as they stand, long ones by their order of magnitude."""
+    """A number for a message: whole ones as they are, from 10^15 on rounded to a digit ("10^20", "3*10^17")."""
     if isinstance(number, int):
-        return str(number) if abs(number) < 10**15 else f"{'-' if number < 0 else ''}10^{len(str(abs(number))) - 1}"
+        if abs(number) < 10**15:
+            return str(number)
+        digit, _, exponent = f"{Decimal(number):.0e}".partition("e+")
+        return f"{digit}*10^{exponent}".replace("1*", "", digit in ("1", "-1"))
     return f"{number:g}"
 
 

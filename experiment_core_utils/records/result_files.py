@@ -166,6 +166,8 @@ def field_fault(error: ValidationError) -> str:
             "_ only, 100 at most"
         )
     rule = first["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "it should be", 1)
+    if first["type"] in ("model_type", "dict_type"):
+        rule = "it should be an object"
     return f"is broken: {field} is {shortened(first['input'])}, and {rule}"
 
 

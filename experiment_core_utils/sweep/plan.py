@@ -42,7 +42,7 @@ def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> Bl
         return knobs.block_choice
     own = folder / OWN_SCORES_FILE
     if not random_weights and own.is_file():
-        return BlockChoice(scores=read_importance(own), file=own)
+        return BlockChoice(scores=read_importance(own, flag=""), file=own)
     return BlockChoice()
 
 

@@ -69,3 +69,11 @@ def test_a_score_that_no_float_holds_is_refused_in_one_short_line(tmp_path: Path
     with pytest.raises(ConfigurationError, match="--importance_scores_file .*scores.json: .* is not a score") as caught:
         read_importance(file)
     assert len(str(caught.value)) < 500
+
+
+def test_a_models_own_scores_are_not_blamed_on_a_flag(tmp_path: Path) -> None:
+    file = tmp_path / "block_importance.json"
+    for content in ('{"1": "x"}', '{"1": 1, "01": 1}', "[]", "no json"):
+        file.write_text(content)
+        with pytest.raises(ConfigurationError, match=f"^{file}"):
+            read_importance(file, flag="")

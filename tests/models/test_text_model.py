@@ -151,7 +151,7 @@ def test_a_revision_of_a_folder_is_an_impossible_combination(llama: Path) -> Non
         ({"model_type": "molmo", "block_type": "llama"}, "not a MolmoE config"),
         (
             {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}},
-            "its own code runs with trust_remote_code: true",
+            "runs only with trust_remote_code: true",
         ),
     ],
 )
@@ -198,7 +198,7 @@ def test_code_of_a_checkpoint_runs_only_where_it_is_allowed(copied: Path, tmp_pa
     )
     auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
     change_json(copied / "config.json", model_type="own_llama", auto_map=auto_map)
-    refused(requested(copied), "its own code runs with trust_remote_code: true")
+    refused(requested(copied), "runs only with trust_remote_code: true")
     assert not trace.exists()
     assert type(loaded(requested(copied, trust_remote_code=True))).__name__ == "Own"
     assert trace.exists()

@@ -75,6 +75,9 @@ def fail_for_lack_of_memory() -> None:
 def test_the_hosts_lack_of_memory_has_the_same_name() -> None:
     with pytest.raises(OutOfMemory, match="^DefaultCPUAllocator: can't allocate memory"), out_of_memory_named():
         torch.empty(1 << 50, dtype=torch.uint8)
+    for error in (MemoryError("std::bad_alloc"), RuntimeError("std::bad_alloc"), MemoryError()):
+        with pytest.raises(OutOfMemory, match="the host has no memory left for this"), out_of_memory_named():
+            raise error
     with pytest.raises(OutOfMemory), out_of_memory_named():
         bytearray(1 << 60)
     with pytest.raises(RuntimeError, match="cannot be multiplied"), out_of_memory_named():

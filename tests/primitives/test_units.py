@@ -5,7 +5,7 @@ import math
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.units import check_above, check_at_least, check_fraction
+from experiment_core_utils.primitives.units import check_above, check_at_least, check_fraction, shown
 
 
 @pytest.mark.parametrize("number", [2.0, 2, 1e300])
@@ -31,3 +31,13 @@ def test_a_share_lies_between_0_and_1() -> None:
     for number in (0.0, 1.0, -0.5, math.inf, math.nan):
         with pytest.raises(ConfigurationError, match=f"^--part {number:g} is not possible; give a fraction between 0"):
             check_fraction("--part", number)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(10**15 - 1, "9" * 15), (10**15, "10^15"), (10**20 - 1, "10^20"), (-(10**20), "-10^20"), (317 * 10**18, "3*10^20"),
+     (10**5000 - 1, "10^5000"), (0.5, "0.5")],
+    ids=lambda each: each if isinstance(each, str) else "",
+)  # fmt: skip
+def test_a_long_number_is_shown_by_its_nearest_power_of_ten(number: float, text: str) -> None:
+    assert shown(number) == text

@@ -13,7 +13,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import GenerationConfig
+from transformers import CONFIG_MAPPING, GenerationConfig
 from transformers.utils import is_kernels_available
 
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
@@ -40,6 +40,7 @@ _JSON_OBJECTS = (
 # The deepest published models have fewer than 200; building a million of them takes hours and all memory.
 MOST_LAYERS = 1000
 _NUMBER_OF_LAYERS = re.compile(r"(.*_)?n?(layers?|blocks|depth)")
+_NUMBER_OF_HEADS = re.compile(r"num_(attention|key_value)_heads|n_(kv_)?heads?")
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 
 
@@ -156,7 +157,7 @@ def check_files(folder: Path, allow_hub_code: bool = False) -> Mapping[str, Any]
 
     Raises:
         ConfigurationError: a file that is not regular, not readable, or not the JSON that belongs there; more layers
-            than `MOST_LAYERS`; code from the hub.
+            than `MOST_LAYERS`; no heads; code from the hub.
     """
     config = read_raw_config(folder)
     for file in sorted(folder.iterdir()):
@@ -177,6 +178,8 @@ def check_files(folder: Path, allow_hub_code: bool = False) -> Mapping[str, Any]
             raise ConfigurationError(
                 f"{folder / 'config.json'}: {key} {value:.6g} is not possible; give at most {MOST_LAYERS}"
             )
+        if isinstance(value, int) and value < 1 and _NUMBER_OF_HEADS.fullmatch(key):
+            raise ConfigurationError(f"{folder / 'config.json'}: {key} {value} is not possible; give at least 1")
     if (folder / "generation_config.json").exists():
         _check_generation_config(folder)
     return config
@@ -207,6 +210,13 @@ def _check_generation_config(folder: Path) -> None:
             raise ConfigurationError(
                 f"the generation_config.json in {folder} cannot be used: {name} is {value!r}; give a token id"
             )
+
+
+def refuse_own_code(raw: Mapping[str, Any], name: str, advice: str) -> None:
+    """Raises ConfigurationError for a `config.json` whose model exists only in the checkpoint's own code."""
+    kind = raw.get("model_type")
+    if raw.get("auto_map") and (kind is None or (isinstance(kind, str) and kind not in CONFIG_MAPPING)):
+        raise ConfigurationError(f"{name} needs code of its own (auto_map in config.json), {advice}")
 
 
 def refuse_hub_code(attention: str | None, named: str, compatible: Sequence[str] | None = None) -> None:

@@ -26,6 +26,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_files_not_finite,
     refuse_misfit,
     refuse_not_finite,
+    refuse_own_code,
     refuse_too_large,
 )
 from experiment_core_utils.models.common.private_apis import owns_experts
@@ -90,6 +91,7 @@ def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any]) -> HFSource:
     """The checkpoint, after reading its config; raises ConfigurationError for a model that is neither
     image-text-to-text nor causal, and for one whose prompt goes through an encoder of its own.
     """
+    refuse_own_code(raw, name, "which is not run here; give a model that transformers has")
     with vendor_errors_named(f"the config in {folder} cannot be used"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
