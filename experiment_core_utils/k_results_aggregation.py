@@ -251,7 +251,7 @@ def _check_complete(found: Sequence[int], asked: Collection[int], drawn: Collect
     missing = sorted(set(asked) - set(found))
     not_drawn = sorted(set(found) - set(drawn))
     if twice or missing or not_drawn:
-        raise ResultsError(f"{key}: samples there twice {twice}, missing {missing}, not asked for {not_drawn}")
+        raise ResultsError(f"{key}: samples given twice {twice}, missing {missing}, not requested {not_drawn}")
 
 
 def pool_inference_results(results: Sequence[InferenceResults]) -> InferenceResults:
@@ -293,7 +293,8 @@ def _check_prompts(found: Sequence[int]) -> None:
     missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
     if twice or missing:
         raise ResultsError(
-            f"prompts there twice {twice[:_PROMPTS_NAMED]}, missing {missing[:_PROMPTS_NAMED]}: not one run's results"
+            f"prompts given twice {twice[:_PROMPTS_NAMED]}, missing {missing[:_PROMPTS_NAMED]}: these are not "
+            "the results of one run"
         )
 
 

@@ -19,7 +19,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", type=Path, required=True, help="folder with config.yaml and model.pt")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, which must not exist")
-    parser.add_argument("--dtype", help=f"{', '.join(DTYPES)}; without it each tensor keeps its precision")
+    parser.add_argument("--dtype", help=f"precision of the output: {', '.join(DTYPES)} (default: each tensor's own)")
     parser.add_argument("--tokenizer", type=Path, help="folder with tokenizer.json and tokenizer_config.json of MolmoE")
     arguments = parser.parse_args()
     try:

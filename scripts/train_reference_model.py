@@ -39,14 +39,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--state", type=Path, required=True, help="file for the training state between legs")
     parser.add_argument("--init-from", type=Path, help="saved model to start from if there is no state")
     parser.add_argument(
-        "--start-progress", type=float, default=0.0, help="fraction of the planned training that it has had"
+        "--start-progress", type=float, default=0.0, help="fraction of the planned training that --init-from has had"
     )
     parser.add_argument("--output", type=Path, required=True, help="folder for the model in bfloat16")
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
-    parser.add_argument("--scale", type=float, default=1.0, help="size of the batches against the recipe's")
+    parser.add_argument("--scale", type=float, default=1.0, help="size of the batches, relative to the recipe's")
     parser.add_argument("--validation-pictures", type=int, default=100)
     parser.add_argument("--no-compile", action="store_true")
-    parser.add_argument("--knob-table", action="store_true", help="end with scores over top-k and blocks")
+    parser.add_argument("--knob-table", action="store_true", help="print scores over top-k and blocks at the end")
     return parser.parse_args()
 
 

@@ -109,7 +109,7 @@ def test_what_is_not_one_run_is_refused() -> None:
     with pytest.raises(ResultsError, match="differ in their decoding"):
         pool_inference_results([first, {**second, "decoding": {**DECODING, "random_seed": 1}}])  # type: ignore[typeddict-item]
     second["queries"][0]["prompt_index"] = 2
-    with pytest.raises(ResultsError, match=r"there twice \[2\], missing \[1\]"):
+    with pytest.raises(ResultsError, match=r"given twice \[2\], missing \[1\]"):
         pool_inference_results([first, second])
 
 

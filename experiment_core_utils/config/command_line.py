@@ -20,6 +20,20 @@ _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
 PROGRAM: ContextVar[str | None] = ContextVar("PROGRAM", default=None)
 
 
+class HelpWithDefaults(argparse.HelpFormatter):
+    """The help of a flag ends in its default, unless its text says it."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        if not action.help or "default" in action.help or default is None or isinstance(default, bool):
+            return action.help
+        return action.help if default == argparse.SUPPRESS else f"{action.help} (default: %(default)s)"
+
+
+class DocstringHelp(HelpWithDefaults, argparse.RawDescriptionHelpFormatter):
+    """The same, with a module's docstring as it is written."""
+
+
 class OneLineParser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the whole usage, and names the nearest flag or choice there is."""
 
@@ -27,7 +41,7 @@ class OneLineParser(argparse.ArgumentParser):
         runner = PROGRAM.get()
         # Parsers of subcommands are given the name of their command already.
         is_own = runner is None or (prog or "").startswith(f"{runner} ")
-        super().__init__(prog=prog if is_own else runner, **options)
+        super().__init__(prog=prog if is_own else runner, **{"formatter_class": HelpWithDefaults} | options)
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigurationError."""

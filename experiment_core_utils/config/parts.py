@@ -55,17 +55,16 @@ WorkerTimeout = Annotated[
     TimeLimit, Field(description="seconds without a finished sample after which another process counts as lost")
 ]
 AttnImplementation = Annotated[
-    str | None, Field(description="transformers' attention implementation, e.g. sdpa, eager (default: the model's)")
+    str | None,
+    Field(description="attention of transformers, such as sdpa or eager (default: the model's)"),
 ]
 
 Energy = Annotated[
     EnergyMode,
-    Field(description="energy of what is measured; required: stop where nothing measures it; optional: go on"),
+    Field(description="measure energy; required: stop if nothing can measure it; optional: go on without"),
 ]
 
-MemoryTimeline = Annotated[
-    bool, Field(description="keep memory over the time that a setting is measured, twice a second")
-]
+MemoryTimeline = Annotated[bool, Field(description="record memory twice a second while a setting is measured")]
 
 
 class Part(BaseModel):
@@ -106,7 +105,7 @@ class ModelConfig(Part):
         default="auto", description="number format of the weights; auto: bfloat16 on a GPU, else float32"
     )
     quantization: Literal["none", "4bit", "8bit"] = Field(
-        default="none", description="weights by bitsandbytes while loading, for models of transformers"
+        default="none", description="quantise the weights by bitsandbytes while loading, for models of transformers"
     )
     execution: ExecutionMode = Field(
         default="auto",
@@ -115,7 +114,8 @@ class ModelConfig(Part):
     )
     attn_implementation: AttnImplementation = None
     experts_implementation: str | None = Field(
-        default=None, description="transformers' experts implementation, e.g. grouped_mm, eager (default: the model's)"
+        default=None,
+        description="experts of transformers, such as grouped_mm or eager (default: the model's)",
     )
 
 
@@ -149,7 +149,7 @@ class TaskConfig(Part):
     sample_by: Literal["random", "question_type"] = Field(
         default="random", description="question_type: each type of question keeps its share of the split"
     )
-    seed: Seed = Field(default=42, description="seed of everything that is drawn: samples, order of the settings")
+    seed: Seed = Field(default=42, description="seed of the samples and of the order of the settings")
     ids: Annotated[Listed[LargeNumber], AfterValidator(lambda ids: tuple(sorted(ids)))] | None = Field(
         default=None, description="ids of the samples of the split to measure, in place of a draw"
     )
@@ -179,7 +179,7 @@ class KnobConfig(Part):
     tier_list: Listed[str] | None = Field(
         default=None, description=f"numbers of vision tokens by name, among {' '.join(TIERS)} (default: all)"
     )
-    vision_tokens_list: Listed[LargeNumber] | None = Field(default=None, description="numbers in place of tiers")
+    vision_tokens_list: Listed[LargeNumber] | None = Field(default=None, description="vision tokens, instead of tiers")
     top_k_list: Listed[Count] | None = Field(
         default=None, description="numbers of experts per token (default: half the model's own number, and the whole)"
     )
@@ -192,7 +192,8 @@ class KnobConfig(Part):
         "middle and largest value of each; boundary: corners and edges of the grid; lhs: a Latin hypercube",
     )
     num_configs: CountInMemory | None = Field(
-        default=None, description=f"settings of lhs (default: {LHS_CONFIGS}, or the whole grid where it is smaller)"
+        default=None,
+        description=f"settings of lhs (default: {LHS_CONFIGS}, or the whole grid if it is smaller)",
     )
     importance_scores_file: FilePath | None = Field(
         default=None,
@@ -239,7 +240,8 @@ class SearchConfig(Part):
         description="measure in rounds and leave out what another setting beats, in a third of the full grid's time",
     )
     pareto_margin: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.01, description="fraction of the best score that a faster setting may be worse by and still beat"
+        default=0.01,
+        description="fraction of the best score that a faster setting may lose and still eliminate a slower one",
     )
     pareto_alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.05, description="probability that a given setting eliminates another wrongly"

@@ -95,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
     test = commands.add_parser(
-        "selftest", help="sources, ticks, idle power, closure on matrix products, what is missing"
+        "selftest", help="check sources, ticks, idle power and closure, and print what is missing"
     )
     test.add_argument(
         "--require",
@@ -104,12 +104,10 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("gpu", "cpu"),
         help="exit if the energy of this device is not measured",
     )
-    test.add_argument("--error", type=float, default=RELATIVE_ERROR, help="error bound of a window (%(default)s)")
-    watch = commands.add_parser("watch", help="a live line of power and energy of each device")
+    test.add_argument("--error", type=float, default=RELATIVE_ERROR, help="error bound of a window")
+    watch = commands.add_parser("watch", help="print power and energy of each device as they change")
     watch.add_argument("--seconds", type=float, help="seconds to run (default: until Ctrl-C)")
-    watch.add_argument(
-        "--interval", type=float, default=1.0, metavar="S", help="seconds between two lines (default: %(default)s)"
-    )
+    watch.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two lines")
     return parser
 
 
@@ -168,7 +166,7 @@ def watch(given: argparse.Namespace, using: Instruments) -> None:
     for line in missing_lines(using.missing):
         print(line, flush=True)
     if not using.devices:
-        print("nothing to watch")
+        print("nothing on this machine measures energy; see above for the reasons")
         return
     is_live = sys.stdout.isatty()
     try:

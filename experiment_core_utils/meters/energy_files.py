@@ -50,7 +50,7 @@ def read_windows(path: Path) -> list[dict[str, Cell]]:
             raise ResultsError(f"{path} is not an emissions file of codecarbon: it lacks the column {lacking[0]}")
         wrong = [name for name in _NUMBERS if isinstance(row[name], str | bool | None)]
         if wrong:
-            raise ResultsError(f"{path}, window {number}: {wrong[0]} is {row[wrong[0]]!r}, no number; it is torn")
+            raise ResultsError(f"{path}, window {number}: {wrong[0]} is {row[wrong[0]]!r}, not a number; it is torn")
     return rows
 
 

@@ -58,7 +58,7 @@ class StageMeasurement:
 
     def __post_init__(self) -> None:
         if self.repeats < 2:
-            raise ConfigurationError(f"{self.repeats} windows of a stage say nothing of their spread; give 2 or more")
+            raise ConfigurationError(f"{self.repeats} windows of a stage have no spread; give 2 or more")
 
 
 def stage_energies(

@@ -100,7 +100,7 @@ def parse_csv(text: str, name: str) -> list[list[RawCell]]:
         found = _CELL.match(text, place)
         if found is None:
             line = text.count("\n", 0, place) + 1
-            raise ResultsError(f"{name}, line {line}: the quotes of a cell do not fit; it is torn or no CSV file")
+            raise ResultsError(f"{name}, line {line}: the quotes of a cell do not fit; it is torn or not a CSV file")
         quoted, bare, end = found.groups()
         row.append(RawCell(bare or "", quoted=False) if quoted is None else RawCell(quoted.replace('""', '"'), True))
         place = found.end()

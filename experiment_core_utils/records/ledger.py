@@ -198,7 +198,9 @@ def read_plan(output_dir: Path) -> RunPlan:
     counts = (plan.num_samples, plan.num_samples_before, plan.num_processes - 1)
     # Times are divided by counts, which must fit a float.
     if not (0 < plan.started_unix_s < 1e11 and all(0 <= count <= 2**53 for count in counts)):
-        raise ResultsRefused(f"{path} is broken: its numbers are none of a run; begin the run again")
+        raise ResultsRefused(f"{path} is broken: its numbers cannot be those of a run; begin the run again")
     if plan.schema_version != PLAN_VERSION:
-        raise ResultsRefused(f"{path} is of schema {plan.schema_version}, this version reads {PLAN_VERSION}")
+        raise ResultsRefused(
+            f"{path} is of schema {plan.schema_version}, this version reads {PLAN_VERSION}; begin the run again"
+        )
     return plan

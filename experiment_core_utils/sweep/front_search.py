@@ -170,7 +170,7 @@ class ParetoSearch:
         if not settings or not sample_ids:
             raise ValueError("a search needs at least one setting and one sample")
         if len(set(settings)) != len(settings) or len(set(sample_ids)) != len(sample_ids):
-            raise ValueError("a setting or a sample is there twice")
+            raise ValueError("a setting or a sample is given twice")
         self.rules = rules
         self._ids = tuple(sample_ids)
         self._place = {sample_id: place for place, sample_id in enumerate(sample_ids)}
@@ -202,10 +202,10 @@ class ParetoSearch:
     def record(self, observations: Mapping[str, Mapping[int, Observation]]) -> None:
         """Take in what `next_round` asked for; a sample that failed is missing, a setting that failed has none."""
         if observations.keys() != self._pending.keys():
-            raise ValueError("record takes the settings that next_round asked for, no others and not fewer")
+            raise ValueError("record takes exactly the settings that next_round returned")
         for key, seen in observations.items():
             if not seen.keys() <= set(self._pending[key]):
-                raise ValueError(f"{key}: samples that next_round did not ask for")
+                raise ValueError(f"{key}: these are not the samples of next_round")
             for sample_id, one in seen.items():
                 place = self._place[sample_id]
                 self._scores[key][place] = np.nan if one.score is None else one.score
@@ -223,7 +223,7 @@ class ParetoSearch:
     def result(self) -> SearchResult:
         """What is known; before the end of the search raises ValueError."""
         if self._stopped is None:
-            raise ValueError("the search goes on: ask next_round")
+            raise ValueError("the search is not over; call next_round")
         standings = [self._standing(key) for key in self._active]
         on_front = {each.key for each in front_of(standings)}
         return SearchResult(

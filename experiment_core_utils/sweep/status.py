@@ -202,7 +202,7 @@ def failure_lines(status: Status) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 answered, 1 no run was begun there, 2 the request cannot be met."""
     parser: argparse.ArgumentParser = OneLineParser(
-        prog="python -m experiment_core_utils.sweep.status", description="How far a run has come."
+        prog="python -m experiment_core_utils.sweep.status", description="Show how far a run has come."
     )
     parser.add_argument(
         "results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a run, or of several datasets"

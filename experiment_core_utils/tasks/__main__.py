@@ -30,18 +30,24 @@ def build_parser() -> argparse.ArgumentParser:
     """The three commands and their flags."""
     parser = OneLineParser(prog="python -m experiment_core_utils.tasks", description="Tasks, metrics, stored answers.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
-    commands.add_parser("list", help="the tasks with their metrics, and all metrics")
+    commands.add_parser("list", help="print the tasks with their metrics, and all metrics")
     again = commands.add_parser("rescore", help="score the answers of a run again, without a model")
     again.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="folder of a run's JSON files")
-    again.add_argument("--metric", required=True, metavar="NAME", help="see the list command")
-    again.add_argument("--output", type=Path, metavar="DIR", help="default: RESULTS_DIR/rescored_<metric>")
-    pairs = commands.add_parser("compare", help="every setting against one, on the same samples")
+    again.add_argument(
+        "--metric", required=True, metavar="NAME", help="metric that scores the answers; the list command prints all"
+    )
+    again.add_argument(
+        "--output", type=Path, metavar="DIR", help="folder of the output (default: RESULTS_DIR/rescored_<metric>)"
+    )
+    pairs = commands.add_parser("compare", help="compare every setting with one, on the same samples")
     pairs.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="folder of a run's JSON files")
     for command in commands.choices.values():
         command.add_argument(
             "--task_module", type=Path, metavar="PATH", help="Python file that registers tasks or metrics"
         )
-    pairs.add_argument("--baseline", metavar="SETTING", help="default: the setting with all knobs at their largest")
+    pairs.add_argument(
+        "--baseline", metavar="SETTING", help="setting to compare with (default: all knobs at their largest)"
+    )
     return parser
 
 
@@ -74,7 +80,7 @@ def print_compared(results_dir: Path, baseline: str | None) -> None:
             print("there is no other setting to compare")
         _warn(few_samples_warning(each.results))
         for condition in each.other_conditions:
-            _warn(f"the results differ beside the knobs in {condition}: differences are not of the knobs alone")
+            _warn(f"the results also differ in {condition}: differences are not due to the knobs alone")
 
 
 def _warn(sentence: str | None) -> None:

@@ -221,7 +221,7 @@ def _at(setting: StoredSetting, *place: str) -> Any:
     for key in place:
         if key not in content.model_fields_set if isinstance(content, Record) else key not in content:
             raise ResultsRefused(
-                f"{setting.path} lacks {key!r}: it is broken or no result of a setting; remove it or measure it again"
+                f"{setting.path} lacks {key!r}: it is broken or not a setting's result; remove it or measure again"
             )
         content = getattr(content, key) if isinstance(content, Record) else content[key]
     return content

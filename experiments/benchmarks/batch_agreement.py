@@ -16,6 +16,7 @@ from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.c_prompt_processing import filter_prompts_by_length, sort_prompts_by_length, tokenise_prompts
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import DocstringHelp
 from experiment_core_utils.config.text import PromptSource, validated
 from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.primitives.device import set_cpu_threads
@@ -102,10 +103,12 @@ def row(dtype: str, size: int, agreement: Agreement) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
     parser.add_argument("--model_path", default=str(EMBEDDED_MODEL))
-    parser.add_argument("--prompts", metavar="FILE", help="text or JSONL (default: the embedded prompts)")
-    parser.add_argument("--max_input_tokens", type=int, default=512, help="longer prompts are left out (%(default)s)")
+    parser.add_argument(
+        "--prompts", metavar="FILE", help="file of prompts, text or JSONL (default: the embedded prompts)"
+    )
+    parser.add_argument("--max_input_tokens", type=int, default=512, help="longer prompts are left out")
     parser.add_argument("--num_prompts", type=int, help="number of first prompts (default: all)")
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])

@@ -49,11 +49,15 @@ WARM_UPS = 2
 
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags."""
-    parser = OneLineParser(prog="controller_overhead.py", description="What the two stages cost.", allow_abbrev=False)
+    parser = OneLineParser(
+        prog="controller_overhead.py",
+        description="Measure what the controller costs.",
+        allow_abbrev=False,
+    )
     parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken, in place of --model_path")
     parser.add_argument("--checkpoint", type=Path, help="trained networks (default: untrained ones)")
     parser.add_argument("--budgets_ms", type=float, nargs="+", default=[500.0], metavar="MS")
-    parser.add_argument("--rounds", type=int, default=3, help="of all samples at all budgets (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds over all samples and budgets")
     return parser
 
 

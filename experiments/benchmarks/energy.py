@@ -19,6 +19,7 @@ import torch
 import transformers
 
 from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command_line import DocstringHelp
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.selftest import missing_lines
 from experiment_core_utils.meters.stages import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
@@ -116,19 +117,23 @@ def report_lines(found: StageEnergies) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
     add_model_flags(parser)
     parser.add_argument("--tier", default="medium")
     parser.add_argument("--top_k_list", type=int, nargs="+", default=[8, 4])
     parser.add_argument("--max_new_tokens", type=int, default=16)
     parser.add_argument(
-        "--execution_list", nargs="+", choices=EXECUTIONS, default=list(EXECUTIONS), help="(default: both)"
+        "--execution_list",
+        nargs="+",
+        choices=EXECUTIONS,
+        default=list(EXECUTIONS),
+        help="ways to run the model (default: both)",
     )
-    parser.add_argument("--repeats", type=int, default=REPEATS, help="most windows of each stage (%(default)s)")
-    parser.add_argument("--least_repeats", type=int, default=LEAST_REPEATS, help="fewest (%(default)s)")
-    parser.add_argument("--error", type=float, default=RELATIVE_ERROR, help="error bound of a window (%(default)s)")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="largest number of windows of each stage")
+    parser.add_argument("--least_repeats", type=int, default=LEAST_REPEATS, help="smallest number of them")
+    parser.add_argument("--error", type=float, default=RELATIVE_ERROR, help="error bound of a window")
     parser.add_argument("--idle_seconds", type=float, default=IDLE_S)
-    parser.add_argument("--pairs", type=int, default=15, help="pairs for what tracking costs (%(default)s)")
+    parser.add_argument("--pairs", type=int, default=15, help="pairs of runs with and without tracking")
     parser.add_argument("--output", type=Path, help="JSON of everything that was measured")
     return parser
 
@@ -186,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(line)
     using.require_any()
     if given.pairs < 2:
-        raise ConfigurationError(f"--pairs {given.pairs} say nothing of their spread; give 2 or more")
+        raise ConfigurationError(f"--pairs {given.pairs} have no spread; give 2 or more")
     results = measure(given, using.calibrated())
     if given.output is not None:
         write_json_atomically(results, given.output)

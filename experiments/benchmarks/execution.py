@@ -32,6 +32,7 @@ from transformers import OlmoeForCausalLM, PreTrainedModel
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command_line import DocstringHelp
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import staged_run
@@ -291,7 +292,7 @@ def shape_of(staged: StagedModel, case: Case) -> Shape:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
     parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken; weights are random")
     parser.add_argument(
         "--decoder_alone", action="store_true", help="with --shape: its decoder, as transformers' OLMoE"
@@ -299,17 +300,21 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--precision", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     parser.add_argument("--num_threads", type=int)
-    parser.add_argument("--samples", type=int, default=1, help="of the embedded task, at each setting (%(default)s)")
+    parser.add_argument("--samples", type=int, default=1, help="samples of the embedded task at each setting")
     parser.add_argument("--prompt_tokens", type=int, default=1053)
-    parser.add_argument("--crops", type=int, default=13, help="0: no picture (%(default)s)")
+    parser.add_argument("--crops", type=int, default=13, help="crops of the picture, 0: no picture")
     parser.add_argument("--top_k_list", nargs="+", type=int, default=[8, 4, 1])
-    parser.add_argument("--new_tokens", type=int, help="default: 33 with --shape, else at most 16")
+    parser.add_argument("--new_tokens", type=int, help="output tokens (default: 33 with --shape, else at most 16)")
     parser.add_argument("--batch_sizes", nargs="*", type=int, default=[])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm_rounds", type=int, default=1)
-    parser.add_argument("--bytes_per_s", type=float, help=f"of a GPU; default {H200.bytes_per_s:.1e}")
-    parser.add_argument("--flops_per_s", type=float, help=f"default: {H200.flops_per_s:.1e}; on the CPU measured")
-    parser.add_argument("--output", type=Path, help="JSON of everything")
+    parser.add_argument(
+        "--bytes_per_s", type=float, help=f"memory bandwidth of the GPU (default: {H200.bytes_per_s:.1e})"
+    )
+    parser.add_argument(
+        "--flops_per_s", type=float, help=f"peak of the device (default: {H200.flops_per_s:.1e}; a CPU is measured)"
+    )
+    parser.add_argument("--output", type=Path, help="JSON file of all figures")
     parser.add_argument("--figure", type=Path, help="roofline picture")
     return parser.parse_args(argv)
 

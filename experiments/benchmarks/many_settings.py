@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiment_core_utils.config.command_line import DocstringHelp
 from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results
 from experiment_core_utils.primitives.knobs import token_target
 
@@ -122,13 +123,19 @@ def timed_command(command: str, folder: Path) -> tuple[float, float, float]:
 
 def main() -> None:
     """Make a folder of each size and time every command on it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
     parser.add_argument("results_dir", type=Path, help="--output_dir of a real run, whose first result is the pattern")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1250, 2500, 5000], help="numbers of settings")
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=COMMANDS)
-    parser.add_argument("--num_tokens", type=int, default=40, help="targets of vision tokens in the grid (40)")
-    parser.add_argument("--top_k_list", type=int, nargs="+", default=list(range(1, 9)), help="of the grid (1 to 8)")
-    parser.add_argument("--num_blocks", type=int, default=16, help="block counts in the grid: 1 to this (16)")
+    parser.add_argument("--num_tokens", type=int, default=40, help="number of vision-token targets in the grid")
+    parser.add_argument(
+        "--top_k_list",
+        type=int,
+        nargs="+",
+        default=list(range(1, 9)),
+        help="top-k values (default: 1 to 8)",
+    )
+    parser.add_argument("--num_blocks", type=int, default=16, help="block counts in the grid are 1 to this")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="make the folders here and keep them")
     given = parser.parse_args()
     most = given.num_tokens * len(given.top_k_list) * given.num_blocks

@@ -19,6 +19,7 @@ from scipy import stats
 from tqdm import tqdm
 
 from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command_line import DocstringHelp
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.sweep.front_search import (
     MeanBound,
@@ -223,9 +224,9 @@ def summary_of(done: Sequence[SearchAgreement]) -> str:
 @reporting_errors
 def main() -> None:
     """Exit code: 0 done, 1 the table cannot be read, 2 a wrong flag."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
     parser.add_argument("--table", type=Path, metavar="FILE", help="replay over this table (default: made-up tables)")
-    parser.add_argument("--num_samples", type=int, default=500, help="of made-up tables")
+    parser.add_argument("--num_samples", type=int, default=500, help="samples of made-up tables")
     parser.add_argument("--seeds", type=int, default=10)
     rules = SearchRules()
     for name in ("margin", "alpha", "doubt", "growth", "share"):

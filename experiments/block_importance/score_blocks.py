@@ -62,13 +62,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--output", type=Path, required=True, help="scores.json, or with --select sets.json")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="file of the scores, or with --select of the block sets"
+    )
     parser.add_argument(
         "--dataset_name", nargs="+", help="tasks, which all have the same weight (default: reference_vqa)"
     )
-    parser.add_argument(
-        "--num_samples", type=int, default=200, help="samples of each task; see --measure (default: %(default)s)"
-    )
+    parser.add_argument("--num_samples", type=int, default=200, help="samples of each task; see --measure")
     parser.add_argument(
         "--held_out",
         type=int,
@@ -87,7 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--positions",
         choices=("all", "last"),
         default="all",
-        help="prompt positions for activation_change (default: %(default)s)",
+        help="prompt positions for activation_change",
     )
     parser.add_argument(
         "--measure",
@@ -97,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
         "reference_* tasks and a MolmoE model; --num_samples then counts the questions of all tasks together",
     )
     parser.add_argument("--select", choices=("greedy", "beam"), help="write block sets instead of scores")
-    parser.add_argument("--beam_width", type=int, default=3, help="width of --select beam (default: %(default)s)")
+    parser.add_argument("--beam_width", type=int, default=3, help="width of --select beam")
     parser.add_argument(
         "--num_active_blocks",
         nargs="+",
@@ -105,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="active blocks for --select and --held_out (default: 3/4 of all)",
     )
-    parser.add_argument("--batch_size", type=int, default=8, help="samples answered together (%(default)s)")
+    parser.add_argument("--batch_size", type=int, default=8, help="samples answered together")
     return parser
 
 

@@ -57,11 +57,13 @@ CALIBRATION_FRACTION = 0.5
 
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags; with --mode live all others go to the profiler's configuration."""
-    parser = OneLineParser(prog="evaluate_controller.py", description="Policies that choose the knobs, at budgets.")
+    parser = OneLineParser(
+        prog="evaluate_controller.py", description="Evaluate policies that choose the knobs, at latency budgets."
+    )
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS",
                         help="full grid: --output_dir of a run (several: one sweep), or a table of one")  # fmt: skip
     parser.add_argument("--mode", choices=("replay", "live"), default="replay",
-                        help="replay: look up what the grid measured; live: run the model (%(default)s)")  # fmt: skip
+                        help="replay: look up what the grid measured; live: run the model")  # fmt: skip
     parser.add_argument("--calibration", type=Path, nargs="+", metavar="RESULTS",
                         help="another grid, to build the lookup of (default: a part of the first)")  # fmt: skip
     parser.add_argument("--calibration_share", type=float, metavar="SHARE",
@@ -70,17 +72,16 @@ def build_parser() -> argparse.ArgumentParser:
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS")
     budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
-                         help="number of budgets, spread over the calibration samples' latencies (default: "
-                             "%(default)s)")  # fmt: skip
+                         help="number of budgets, spread over the calibration samples' latencies")  # fmt: skip
     add_policy_flags(parser)
     parser.add_argument(
         "--evaluation_seed",
         type=int,
         default=0,
-        help="seed of the split, of the random policy and of the order (default: %(default)s)",
+        help="seed of the split, of the random policy and of the order",
     )
     parser.add_argument("--output_dir", type=Path, metavar="DIR",
-                        help="default: controller_<mode> in the folder of the first results")  # fmt: skip
+                        help="folder of the results (default: controller_<mode> beside the first results)")  # fmt: skip
     return parser
 
 
@@ -112,7 +113,7 @@ def _check_fraction(given: argparse.Namespace) -> None:
                       ("--lookup", given.lookup is not None)):  # fmt: skip
         if has:
             raise ConfigurationError(
-                f"{asked} parts the one grid of a replay, and with {flag} nothing is parted; drop one"
+                f"{asked} splits the grid of a replay, and {flag} leaves nothing to split; drop one"
             )
 
 
@@ -170,7 +171,7 @@ def replayed(given: argparse.Namespace) -> Evaluation:
     grid, seed = asked.complete(), given.evaluation_seed
     learned: list[Policy] = []
     num_without_states = 0
-    notes = ["overhead is that of choosing, on this machine; it is in no latency"]
+    notes = ["overhead is the time to choose the knobs on this machine; latencies do not contain it"]
     if given.learned is not None:
         # torch takes seconds to import; the other policies do not need it.
         from experiments.controller.policies.learned import learned_replay

@@ -206,21 +206,19 @@ def _check(aggregation_method: str, tolerance: float) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of both commands."""
-    parser = OneLineParser(prog="experiments.controller.lookup", description="The best measured setting for a budget.")
+    parser = OneLineParser(prog="experiments.controller.lookup", description="Find the best setting for a budget.")
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("build", help="build a table from results")
     making.add_argument("results", type=Path, nargs="+", metavar="RESULTS",
                         help="--output_dir of a run (several: one sweep), or a table of a full grid")  # fmt: skip
     making.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON file for the table")
     making.add_argument("--aggregation_method", choices=AGGREGATIONS, default="mean",
-                        help="how the latencies of a setting's samples are combined (default: "
-                            "%(default)s)")  # fmt: skip
+                        help="how the latencies of a setting's samples are combined")  # fmt: skip
     making.add_argument("--tolerance", type=float, default=0.0, metavar="SHARE",
-                        help="fraction of the budget by which a setting's latency may exceed it (default: "
-                            "%(default)s)")  # fmt: skip
+                        help="fraction of the budget by which a setting's latency may exceed it")  # fmt: skip
     asking = commands.add_parser("predict", help="look up a setting in a table")
     asking.add_argument("file", type=Path, metavar="FILE", help="table that build wrote")
-    asking.add_argument("--budget_ms", type=float, nargs="+", required=True, help="one or more")
+    asking.add_argument("--budget_ms", type=float, nargs="+", required=True, help="latency budgets in ms")
     return parser
 
 
@@ -231,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.command == "build":
         lookup = build(load_grid(given.results), given.aggregation_method, given.tolerance)
         save(lookup, given.output)
-        print(f"{given.output}: {len(lookup.entries)} settings by {lookup.aggregation_method}")
+        print(f"saved {len(lookup.entries)} settings ({lookup.aggregation_method} latency) to {given.output}")
     else:
         lookup = load(given.file)
         for budget_ms in given.budget_ms:
@@ -242,7 +240,7 @@ def _line(lookup: Lookup, budget_ms: float) -> str:
     entry = predict(lookup, budget_ms)
     word = "" if lookup.fits(entry, budget_ms) else "; no setting fits, this is the nearest"
     return (
-        f"{budget_ms:g} ms: {entry.choice.key}, {lookup.latency_ms(entry):.1f} ms by {lookup.aggregation_method}, "
+        f"{budget_ms:g} ms: {entry.choice.key}, {lookup.aggregation_method} latency {lookup.latency_ms(entry):.1f} ms, "
         f"accuracy {entry.accuracy:.3f} of the best score{word}"
     )
 

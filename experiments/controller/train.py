@@ -52,31 +52,31 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="train.py", description="Train the two-stage controller.", allow_abbrev=False)
     add = parser.add_argument
     add("--environment", choices=ENVIRONMENTS, required=True)
-    add("--controller_dir", type=Path, required=True, metavar="DIR", help="checkpoint, curves and summary")
-    add("--grid", type=Path, nargs="+", metavar="RESULTS", help="full grid of settings; for replay")
+    add("--controller_dir", type=Path, required=True, metavar="DIR", help="folder of checkpoint, curves and summary")
+    add("--grid", type=Path, nargs="+", metavar="RESULTS", help="results of a full grid of settings, for replay")
     add("--states", type=Path, metavar="FILE", help="recorded states (default: states.pt in --controller_dir); "
-        "recorded where the file is not there; for replay")  # fmt: skip
+        "for replay, which records them if the file is missing")  # fmt: skip
     add("--calibration_share", type=float, default=0.5, metavar="SHARE",
-        help="fraction of the grid's pictures to train on; the others are held out (default: %(default)s)")  # fmt: skip
-    add("--split_seed", type=int, default=0, help="seed of that split, as in evaluate_controller (%(default)s)")
-    add("--num_budgets", type=int, default=16, metavar="L", help="latency budgets in a replay (%(default)s)")
-    add("--updates", type=int, default=500, help="(%(default)s)")
+        help="fraction of the grid's pictures to train on; the others are held out")  # fmt: skip
+    add("--split_seed", type=int, default=0, help="seed of that split, as in evaluate_controller")
+    add("--num_budgets", type=int, default=16, metavar="L", help="number of latency budgets in a replay")
+    add("--updates", type=int, default=500, help="number of training updates")
     for recipe, texts in ((GrpoRecipe(), GRPO_FLAGS), (RewardRecipe(), REWARD_FLAGS)):
         for name, text in texts.items():
             default = getattr(recipe, name)
             # Of those that depend on the start, None says that the flag was not given.
-            careful = f"; {getattr(CAREFUL, name)} where networks were taught before" if name in OF_START else ""
+            careful = f"; {getattr(CAREFUL, name)} with --warm_start or --init_from" if name in OF_START else ""
             add(f"--{name}", type=type(default), default=None if name in OF_START else default,
                 help=f"{text} (default: {default}{careful})")  # fmt: skip
     add("--warm_start", choices=("none", *get_args(Teacher)),
         help="teach first what is best in the tables: for each sample, at a budget, or for similar prompts at a budget "
-        "(replay without --init_from: per_budget, else none)")  # fmt: skip
-    add("--warm_start_steps", type=int, default=300, help="(%(default)s)")
-    add("--init_from", type=Path, metavar="CHECKPOINT", help="start from the networks of another training")
-    add("--training_seed", type=int, default=0, help="seed of weights, requests and draws (default: %(default)s)")
-    add("--checkpoint_every", type=int, default=50, metavar="UPDATES", help="(%(default)s)")
+        "(default: per_budget in a replay without --init_from, else none)")  # fmt: skip
+    add("--warm_start_steps", type=int, default=300, help="steps of --warm_start")
+    add("--init_from", type=Path, metavar="CHECKPOINT", help="start with the networks of another training")
+    add("--training_seed", type=int, default=0, help="seed of weights, requests and draws")
+    add("--checkpoint_every", type=int, default=50, metavar="UPDATES", help="updates between two checkpoints")
     add("--resume", action="store_true", help="resume from the checkpoint in --controller_dir")
-    add("--tensorboard", action="store_true", help="curves for TensorBoard too")
+    add("--tensorboard", action="store_true", help="write the curves for TensorBoard, too")
     return parser
 
 

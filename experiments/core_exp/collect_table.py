@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = OneLineParser(prog="collect_table.py", description="Measure a full grid and write it as one small table.")
     parser.add_argument("table", type=Path, metavar="FILE", help="the table, a JSON file")
     parser.add_argument("--results_dir", type=Path, default=Path("results/pareto_grid"), metavar="DIR",
-                        help="folder of the run (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--num_samples", type=int, default=500, help="samples of each setting (default: %(default)s)")
+                        help="folder of the run")  # fmt: skip
+    parser.add_argument("--num_samples", type=int, default=500, help="samples of each setting")
     given: argparse.Namespace
     given, flags = parser.parse_known_args(argv)
     return collect(given.table, given.results_dir, given.num_samples, flags)

@@ -47,7 +47,7 @@ def table(lines: Sequence[RunDifference]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare. Exit code: 0 done, 1 the files do not allow it or, on request, a latency got longer, 2 a wrong flag."""
-    parser = OneLineParser(prog="compare_runs.py", description="The same settings in two runs, with a verdict each.")
+    parser = OneLineParser(prog="compare_runs.py", description="Compare the settings that two runs share.")
     parser.add_argument("run_a", type=Path, metavar="RUN_A", help="--output_dir of the first run")
     parser.add_argument("run_b", type=Path, metavar="RUN_B", help="--output_dir of the second run")
     parser.add_argument("--margin", type=float, default=0.02, metavar="M",
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         counts = pd.Series([each.verdict for each in lines]).value_counts()
         print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
         if (drift := drift_of(*runs)) > 0:
-            print(f"intervals of latencies are wider by the drift of a control setting, up to {drift:.0%}")
+            print(f"latency intervals are widened by the drift of the control settings, up to {drift:.0%}")
         for condition in other_conditions([each.result for run in runs for each in run.settings]):
             print(f"differs: {condition}")
         if given.output is not None:

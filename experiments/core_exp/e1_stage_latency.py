@@ -44,9 +44,13 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
-    parser = OneLineParser(prog="e1_stage_latency.py", description="Where the time of a sweep goes, stage by stage.")
+    parser = OneLineParser(
+        prog="e1_stage_latency.py", description="Show where the time of a sweep goes, stage by stage."
+    )
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
-    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="default: RESULTS_DIR/analysis")
+    parser.add_argument(
+        "--output_dir", type=Path, metavar="DIR", help="folder of the output (default: RESULTS_DIR/analysis)"
+    )
     given: argparse.Namespace = parser.parse_args(argv)
     for path in analyse(given.results_dir, given.output_dir or given.results_dir / "analysis"):
         print(path)

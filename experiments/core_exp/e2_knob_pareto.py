@@ -48,14 +48,16 @@ def analyse(
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
-    parser = OneLineParser(prog="e2_knob_pareto.py", description="What the knobs of a sweep buy, and how they depend.")
+    parser = OneLineParser(prog="e2_knob_pareto.py", description="Show what the knobs of a sweep gain and cost.")
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS_DIR",
                         help="--output_dir of a run (several: one sweep), or a table of a full grid")  # fmt: skip
-    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="default: analysis in the first")
+    parser.add_argument(
+        "--output_dir", type=Path, metavar="DIR", help="folder of the output (default: analysis in the first)"
+    )
     parser.add_argument("--percentile", type=int, choices=sorted(TAIL_LATENCIES), default=95,
                         help="percentile of the end-to-end latency (default: 95)")  # fmt: skip
     parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
-                        help=f"number of paired resamples for the intervals ({NUM_DRAWS})")  # fmt: skip
+                        help=f"number of paired resamples for the intervals (default: {NUM_DRAWS})")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the resamples (default: 0)")
     given: argparse.Namespace = parser.parse_args(argv)
     # All draws are held in memory at the same time.

@@ -30,13 +30,11 @@ def build_parser() -> argparse.ArgumentParser:
     """The flags."""
     parser = OneLineParser(prog="e3_latency_estimator.py", description="Fit and validate a latency estimator.")
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="folder of a profiling run")
-    parser.add_argument("--output_dir", type=Path, help="where to write (default: RESULTS_DIR/e3)")
+    parser.add_argument("--output_dir", type=Path, help="folder of the output (default: RESULTS_DIR/e3)")
     parser.add_argument(
         "--target_dir", type=Path, help="run of the same model on another device, for the error of recalibration"
     )
-    parser.add_argument(
-        "--level", type=float, default=LEVEL, help="level of the prediction intervals (default: %(default)s)"
-    )
+    parser.add_argument("--level", type=float, default=LEVEL, help="level of the prediction intervals")
     return parser
 
 

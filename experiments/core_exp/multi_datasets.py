@@ -70,9 +70,11 @@ def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus:
     """
     own, driver_flags = split_at_dashes(argv)
     parser = OneLineParser(prog="multi_datasets.py", description="Profile datasets one after the other.")
-    parser.add_argument("datasets", nargs="*", metavar="DATASET", help="default: $DATASETS, or the published list")
-    parser.add_argument("--output_dir", required=True, help="a folder for each dataset in it; OUTPUT_DIR wins")
-    parser.add_argument("--enable_memory_optimization", action="store_true")
+    parser.add_argument(
+        "datasets", nargs="*", metavar="DATASET", help="datasets to profile (default: $DATASETS, or the published list)"
+    )
+    parser.add_argument("--output_dir", required=True, help="parent of the datasets' folders; OUTPUT_DIR overrides it")
+    parser.add_argument("--enable_memory_optimization", action="store_true", help="pass this flag to the profiler")
     given = parser.parse_args(own)
     datasets = given.datasets or environment.get("DATASETS", "").split() or list(PUBLISHED_LIMITS)
     processes = positive_number(environment, "NUM_GPUS_OVERRIDE")

@@ -30,7 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="RESULTS_DIR",
         help="--output_dir of a profiling run; several, or one of several tasks, are one sweep",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the first RESULTS_DIR")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="HTML file (default: report.html in the first RESULTS_DIR)"
+    )
     return parser
 
 

@@ -37,9 +37,13 @@ def write_tables(results_dir: Path, table_format: TableFormat = "csv") -> list[P
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the tables. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
-    parser = OneLineParser(prog="write_tables.py", description="CSV files of the settings and samples of a sweep.")
+    parser = OneLineParser(
+        prog="write_tables.py", description="Write the CSV files of settings and samples of a sweep."
+    )
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
-    parser.add_argument("--format", choices=get_args(TableFormat), default="csv", help="parquet: beside the CSV, too")
+    parser.add_argument(
+        "--format", choices=get_args(TableFormat), default="csv", help="csv, or also Parquet (default: csv)"
+    )
     given = parser.parse_args(argv)
     for path in write_tables(given.results_dir, given.format):
         print(path)

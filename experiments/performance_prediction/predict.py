@@ -21,26 +21,31 @@ DEFAULT_FILE = Path("latency_model.json")
 def build_parser() -> argparse.ArgumentParser:
     """The flags of predict.py."""
     parser = OneLineParser(
-        prog="predict.py", description="Latency and energy of convolutional networks, from profiles of them."
+        prog="predict.py", description="Predict latency and energy of convolutional networks from their profiles."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     fitting = commands.add_parser("fit", help="fit to tables of run_profile.py, and validate")
-    fitting.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="folders, or *_overall.csv files")
-    fitting.add_argument("--output", type=Path, default=DEFAULT_FILE, help="the fitted model (%(default)s)")
     fitting.add_argument(
-        "--held-out-sizes", type=int, nargs="+", default=[], metavar="SIZE", help="(every third, from the second on)"
+        "results", nargs="+", type=Path, metavar="RESULTS", help="result folders, or *_overall.csv files"
+    )
+    fitting.add_argument("--output", type=Path, default=DEFAULT_FILE, help="file of the fitted model")
+    fitting.add_argument(
+        "--held-out-sizes",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="SIZE",
+        help="input sizes for validation (default: every third)",
     )
     fitting.add_argument("--figures", type=Path, metavar="FOLDER", help="draw pictures into this folder")
     predicting = commands.add_parser("predict", help="predict a network")
     predicting.add_argument("model", metavar="MODEL", help="name of a network, as run_profile.py --list-models says")
-    predicting.add_argument("--from", dest="file", type=Path, default=DEFAULT_FILE, help="fitted model (%(default)s)")
-    predicting.add_argument("--input-size", type=int, nargs="+", required=True, help="side of the input, one or more")
-    predicting.add_argument("--algorithm", nargs="+", default=["all"], help="one or more, or all (%(default)s)")
-    predicting.add_argument("--device", help="as the tables name it, where the fitted model has several")
-    predicting.add_argument(
-        "--batch-size", type=int, default=1, help="batch size of an inference (default: %(default)s)"
-    )
-    predicting.add_argument("--layers", action="store_true", help="every layer, with its interval")
+    predicting.add_argument("--from", dest="file", type=Path, default=DEFAULT_FILE, help="fitted model")
+    predicting.add_argument("--input-size", type=int, nargs="+", required=True, help="sides of the input in pixels")
+    predicting.add_argument("--algorithm", nargs="+", default=["all"], help="algorithms, or all")
+    predicting.add_argument("--device", help="device in the fitted model, if that has several")
+    predicting.add_argument("--batch-size", type=int, default=1, help="batch size of an inference")
+    predicting.add_argument("--layers", action="store_true", help="also print every layer")
     return parser
 
 

@@ -38,8 +38,8 @@ def _state_of(table: Path) -> str:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the status. Exit code: 0, 1 where a table cannot be read, 2 where a flag is wrong."""
-    parser = OneLineParser(prog="profile_status.py", description="How far profiles of convolutions have come.")
-    parser.add_argument("results", nargs="?", type=Path, default=Path("results"), help="(default: %(default)s)")
+    parser = OneLineParser(prog="profile_status.py", description="Show how far profiles of convolutions have come.")
+    parser.add_argument("results", nargs="?", type=Path, default=Path("results"), help="folder of the stages")
     results = parser.parse_args(argv).results
     lines = list(status_lines(results))
     print("\n".join(lines) or f"nothing in {results} yet")

@@ -24,7 +24,9 @@ def build_parser() -> argparse.ArgumentParser:
         description="Throughput, latency, FLOPs, memory and energy of a language model's text generation, for every "
         "combination of the values in a YAML file. See docs/text_generation.md for its keys.",
     )
-    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="(default: every key's own default)")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE.yaml", help="file of the experiments (default: the default of every key)"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -32,10 +34,10 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="override a key of the file, in YAML, such as decoder_config.decoding_mode=greedy; repeatable",
     )
-    parser.add_argument("--model_name", help="short for --set model_name=...")
-    parser.add_argument("--num_input_prompts", help="short for --set num_input_prompts=...")
-    parser.add_argument("--max_output_tokens", help="short for --set max_output_tokens=...")
-    parser.add_argument("--output_dir", type=Path, default=Path("results"), help="(default: %(default)s)")
+    parser.add_argument("--model_name", help="short for --set model_name=VALUE")
+    parser.add_argument("--num_input_prompts", help="short for --set num_input_prompts=VALUE")
+    parser.add_argument("--max_output_tokens", help="short for --set max_output_tokens=VALUE")
+    parser.add_argument("--output_dir", type=Path, default=Path("results"), help="folder of the results")
     parser.add_argument("--dry_run", action="store_true", help="print what would be measured, and measure nothing")
     return parser
 

@@ -59,5 +59,5 @@ def test_counts_that_no_run_has_are_refused(tmp_path: Path, field: str, count: i
     write_plan(PLAN, tmp_path)
     path = tmp_path / PARTS_FOLDER / "plan.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: count}))
-    with pytest.raises(ResultsError, match="is broken: its numbers are none of a run"):
+    with pytest.raises(ResultsError, match="is broken: its numbers cannot be those of a run"):
         read_plan(tmp_path)

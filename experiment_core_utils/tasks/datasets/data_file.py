@@ -74,7 +74,7 @@ class DataFileTask:
         self.name = re.sub(r"[^A-Za-z0-9]+", "_", path.stem).strip("_")[:60] or "data_file"
         self._folder = path.parent if data_dir is None else data_dir
         if not self._folder.is_dir():
-            raise ConfigurationError(f"--data_dir {self._folder} is no folder; give the folder of the pictures")
+            raise ConfigurationError(f"--data_dir {self._folder} is not a folder; give the folder of the pictures")
         self._file = read_rows(path, cache_dir)
         self._where = [f"{path.name} {'row' if path.suffix == '.parquet' else 'line'} {at}" for at in self._file.lines]
         self._asked = [_question_or_reason(row, where) for row, where in zip(self._file.rows, self._where, strict=True)]

@@ -92,7 +92,7 @@ class Objectives:
         fewest = fewest_for(PERCENT.get(self.of.statistic))
         if self.num_cost_pictures >= fewest:
             return None
-        return f"{self.of.label} of {self.num_cost_pictures} pictures: settings are told apart from {fewest} on"
+        return f"{self.of.label} needs {fewest} pictures for a verdict and has {self.num_cost_pictures}"
 
     @cached_property
     def cost_order(self) -> np.ndarray:

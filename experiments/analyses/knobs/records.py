@@ -65,12 +65,12 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool, few_sampl
     Args:
         few_samples: whether to say of which samples a percentile is.
     """
-    found = ["intervals say what other samples would give, not a device whose speed drifts between settings"]
+    found = ["intervals cover the choice of samples, and not drift of the device between settings"]
     if random_weights:
         found.append("the weights are random: do not use accuracy or fronts; times and operations are valid")
     for analysis in analyses:
         if analysis.grid.drift is None:
-            found.append(f"{analysis.grid.task}: drift was not read, so a latency may be lower for that reason alone")
+            found.append(f"{analysis.grid.task}: drift was not measured and may be why a latency is lower")
         else:
             found.append(
                 f"{analysis.grid.task}: the control setting's time changed by up to {100 * analysis.grid.drift:.0f} %; "
@@ -82,12 +82,12 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool, few_sampl
             if few_samples and n < FEWEST_FOR.get(of.statistic, 0):
                 found.append(f"{task}: {of.label} is based on {n} samples, so on the longest one or two of them")
             if each.found.no_verdict is not None:
-                found.append(f"{task}: no verdict on the {each.found.no_verdict}")
+                found.append(f"{task}: no verdict: the {each.found.no_verdict}")
             fewest = fewest_for(PERCENT.get(of.statistic), TAIL / (2 * len(each.found.points)))
             if each.found.num_cost_pictures < fewest and of.statistic != "mean":
                 found.append(
-                    f"{task}: of {len(each.found.points)} settings, the first one is established by {of.label} from "
-                    f"{fewest} pictures on; here are {each.found.num_cost_pictures}"
+                    f"{task}: to establish one of {len(each.found.points)} settings by {of.label} takes {fewest} "
+                    f"pictures; there are {each.found.num_cost_pictures}"
                 )
             if each.found.num_dropped_samples:
                 found.append(
@@ -104,15 +104,13 @@ def _left_out_of_many(analysis: TaskAnalysis) -> list[str]:
     if len(points) > MOST_SETTINGS:
         draws = min((len(each.found.cost_draws) for each in present(analysis)), default=0)
         lines.append(
-            f"{task}: of {len(points)} settings, intervals are based on {draws} draws, and the spread is not split "
-            f"into effects; both are complete up to {MOST_SETTINGS} settings"
+            f"{task}: {len(points)} settings are more than {MOST_SETTINGS}, so intervals are based on {draws} draws "
+            "and no effects are computed"
         )
     for knob in KNOBS:
         values = len(levels_of(points, knob))
         if values > MOST_VALUES:
-            lines.append(
-                f"{task}: {knob} has {values} values and is not held at each of them; it is up to {MOST_VALUES}"
-            )
+            lines.append(f"{task}: {knob} has {values} values; a knob is held at each of them only up to {MOST_VALUES}")
     return lines
 
 

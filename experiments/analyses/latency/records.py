@@ -113,7 +113,7 @@ def closing_lines(
     for each in curve:
         violations = "-" if each.violation_rate is None else f"{each.violation_rate:.1%}"
         rejected = "-" if each.false_rejection_rate is None else f"{each.false_rejection_rate:.1%}"
-        yield f"margin {each.margin:+.2f}: {violations} of the admitted over budget, {rejected} of the fitting rejected"
+        yield f"margin {each.margin:+.2f}: {violations} of admitted requests late, {rejected} of fitting ones rejected"
     for caveat in fitted.caveats:
         yield f"caveat: {caveat}"
 

@@ -60,7 +60,7 @@ def _extremes(analysis: TaskAnalysis, disturbed: set[str]) -> Iterator[str]:
         low, high = milliseconds(found.cost.min()), milliseconds(found.cost.max())
         calm = [at for at, point in enumerate(found.points) if point.key not in disturbed]
         if found.no_verdict is not None:
-            yield f"Mean times of a request are {low} to {high}; no setting is named, for the {found.no_verdict}."
+            yield f"Mean times of a request are {low} to {high}; no setting is named: the {found.no_verdict}."
         elif len(calm) < 2:
             yield (
                 f"Mean times of a request are {low} to {high}; no setting is named, since other load or throttling "
@@ -95,11 +95,10 @@ def _decode(found: StageAnalysis, task: str) -> Iterator[str]:
         lengths.setdefault(tokens_until_decode_is_half(own), []).append(vision)
     if lengths:
         parts = [
-            ("at no measured length" if length is None else f"from {length} output tokens on")
-            + f" ({', '.join(visions)})"
+            ("never" if length is None else f"from {length} output tokens on") + f" ({', '.join(visions)})"
             for length, visions in lengths.items()
         ]
-        yield f"Decode takes at least half of the time {'; '.join(parts)}."
+        yield f"Decode takes at least half of the time: {'; '.join(parts)}."
 
 
 def _knobs(analysis: TaskAnalysis) -> Iterator[str]:
@@ -111,9 +110,9 @@ def _knobs(analysis: TaskAnalysis) -> Iterator[str]:
         knobs = [knob for knob in dict.fromkeys(mean.knob for mean in effects.level_means) if knob in beyond]
         ends = [_ends([mean for mean in effects.level_means if mean.knob == knob]) for knob in knobs]
         if ends:
-            yield f"What moves the {label}: {'; '.join(ends)}."
+            yield f"What changes the {label}: {'; '.join(ends)}."
         elif effects.terms:
-            yield f"No knob moves the {label} beyond noise."
+            yield f"No knob changes the {label} beyond noise."
 
 
 def _ends(means: Sequence[LevelMean]) -> str:
@@ -151,7 +150,7 @@ def _best_and_cheaper(each: FrontAnalysis) -> str:
     if cheapest.key == best.key:
         return f"{text}; every cheaper one is confidently less accurate."
     if each.found.cost_p_values(places[cheapest.key])[places[best.key]] * len(places) > TAIL:
-        return f"{text}; of those not confidently less accurate none is surely cheaper."
+        return f"{text}; no setting is surely cheaper without being confidently less accurate."
     return (
         f"{text}; the cheapest that is not confidently less accurate is {cheapest.key} ({cheapest.accuracy:.3f}), at "
         f"{100 * cheapest.cost / best.cost:.0f} % of its {each.found.of.label}."

@@ -52,8 +52,8 @@ def knob_section(found: KnobAnalysis, random_weights: bool) -> Section:
     if not random_weights:
         reasons += _difference_lines(found)
     intro = (
-        "A setting is on the front where none costs no more and is at least as accurate. Settings are compared on the "
-        "same samples; what only noise separates is marked so."
+        "A setting is on the front if no other is better in accuracy or cost without being worse in the other. "
+        "Settings are compared on the same samples; marks show what only noise separates."
     )
     charts = knob_study_charts(found.tasks, COSTS, with_accuracy=not random_weights)
     return Section("e2", "What the knobs buy (E2)", intro, charts, reasons)

@@ -80,7 +80,7 @@ def fit_line(
         num_clusters=min(drawn_from, default=1),
         x_min=float(xs.min()),
         x_max=float(xs.max()),
-        reason=None if draws else "no interval: all points are of one cluster, whose spread says nothing of others",
+        reason=None if draws else "no interval: all points belong to one cluster",
     ), None
 
 

@@ -198,9 +198,9 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
 def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Controller]) -> list[str]:
     """Caveats of a live evaluation; call it after `controllers_of`, which decides what runs eagerly."""
     notes = [
-        "requests were prepared at every tier beforehand: neither that nor their transfer is in a latency",
-        f"{job.num_warm_ups} unmeasured runs, one for each tiling, at the highest knobs; a setting has no warm-up of "
-        "its own",
+        "requests were prepared at every tier beforehand: latencies contain neither that nor their transfer",
+        f"{job.num_warm_ups} unmeasured runs, one for each tiling, at the highest knobs; settings have no warm-up of "
+        "their own",
     ]
     notes += refusal_caveats(job.model.refused_settings)
     if learned is not None:

@@ -22,7 +22,7 @@ SCHEMA_VERSION = 1
 KIND = "controller_evaluation"
 BEST_STATIC, ORACLE = "best_static", "oracle"
 NO_GAIN = "the oracle gains nothing over the best static setting"
-NO_GRID = "only a full grid of these requests tells"
+NO_GRID = "only a full grid of these requests can say"
 
 
 @dataclass(frozen=True)

@@ -23,21 +23,20 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
                         help="settings as policies of their own, such as tier-low_topk8_blocks16 (default: the grid's "
                         "smallest and largest)")  # fmt: skip
     parser.add_argument("--lookup", type=Path, metavar="FILE",
-                        help="what experiments.controller.lookup built (default: built here)")  # fmt: skip
+                        help="table of experiments.controller.lookup (default: built here)")  # fmt: skip
     parser.add_argument("--aggregation_method", choices=AGGREGATIONS,
-                        help=f"for a lookup that is built here (default: {DEFAULT_AGGREGATION})")  # fmt: skip
+                        help=f"how that lookup combines latencies (default: {DEFAULT_AGGREGATION})")  # fmt: skip
     parser.add_argument("--tolerance", type=float, metavar="SHARE",
-                        help=f"for a lookup that is built here (default: {DEFAULT_TOLERANCE})")  # fmt: skip
+                        help=f"tolerance of that lookup (default: {DEFAULT_TOLERANCE})")  # fmt: skip
     parser.add_argument("--estimator", type=Path, metavar="FILE",
-                        help="e3_latency_estimator.json, for lookup_guardrail (default: without it)")  # fmt: skip
+                        help="e3_latency_estimator.json; adds the policy lookup_guardrail")  # fmt: skip
     parser.add_argument("--margin", type=float, metavar="SHARE",
                         help=f"fraction of a predicted time that the guardrail keeps free "
                             f"(default: {DEFAULT_MARGIN})")  # fmt: skip
     parser.add_argument("--learned", type=Path, metavar="CHECKPOINT",
-                        help="checkpoint of experiments.controller.train, for two_stage (default: without "
-                            "it)")  # fmt: skip
+                        help="checkpoint of experiments.controller.train; adds the policy two_stage")  # fmt: skip
     parser.add_argument("--states", type=Path, metavar="FILE",
-                        help="its recorded states, in a replay (default: states.pt beside the checkpoint)")  # fmt: skip
+                        help="recorded states of --learned, in a replay (default: states.pt beside it)")  # fmt: skip
 
 
 def check_policy_flags(given: argparse.Namespace) -> None:

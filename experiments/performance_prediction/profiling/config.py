@@ -77,47 +77,47 @@ def build_parser() -> argparse.ArgumentParser:
         prog="run_profile.py", description="Profile convolutional networks by algorithm and input size."
     )
     what = parser.add_argument_group("what")
-    what.add_argument("--model", nargs="+", metavar="MODEL", help=f"all, or of: {', '.join(MODELS)}")
-    what.add_argument("--algorithm", nargs="+", metavar="ALGORITHM", help=f"all, or of: {', '.join(ALGORITHMS)}")
+    what.add_argument("--model", nargs="+", metavar="MODEL", help=f"networks: all, or some of {', '.join(MODELS)}")
+    what.add_argument(
+        "--algorithm", nargs="+", metavar="ALGORITHM", help=f"algorithms: all, or some of {', '.join(ALGORITHMS)}"
+    )
     what.add_argument(
         "--on-unsupported",
         choices=ON_UNSUPPORTED,
         default="fail",
         help="what to do when a layer does not support the algorithm: end the combination, or run guess, which is "
-        "recorded (default: %(default)s)",
+        "recorded",
     )
     stage = parser.add_argument_group("input sizes").add_mutually_exclusive_group()
-    stage.add_argument("--test", action="store_true", help=f"one size, into {SANITY}")
-    stage.add_argument("--quick", action="store_true", help=f"10 sizes, into {QUICK}")
+    stage.add_argument("--test", action="store_true", help=f"one input size, results in {SANITY}")
+    stage.add_argument("--quick", action="store_true", help=f"10 input sizes, results in {QUICK}")
     sizes = parser.add_argument_group("input sizes: which")
     sizes.add_argument(
         "--num-sizes",
         type=int,
         help="number of input sizes, evenly spread (default: 100, or as --test and --quick set)",
     )
-    sizes.add_argument("--min-size", type=int, default=SMALLEST, help="side of the smallest input (%(default)s)")
-    sizes.add_argument("--max-size", type=int, default=LARGEST, help="side of the largest (%(default)s)")
+    sizes.add_argument("--min-size", type=int, default=SMALLEST, help="side of the smallest input")
+    sizes.add_argument("--max-size", type=int, default=LARGEST, help="side of the largest input")
     sizes.add_argument("--sizes", type=int, nargs="+", help="input sizes to measure, instead of a range")
     how = parser.add_argument_group("how")
-    how.add_argument("--batch-size", type=int, default=1, help="batch size of an inference (default: %(default)s)")
-    how.add_argument(
-        "--precision", choices=PRECISIONS, default="fma", help="precision of matrix products (default: %(default)s)"
-    )
-    how.add_argument("--backend", choices=BACKENDS, default="own", help="ai3: its algorithms on the CPU (%(default)s)")
-    how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(%(default)s)")
+    how.add_argument("--batch-size", type=int, default=1, help="batch size of an inference")
+    how.add_argument("--precision", choices=PRECISIONS, default="fma", help="precision of matrix products")
+    how.add_argument("--backend", choices=BACKENDS, default="own", help="own, or ai3 on the CPU")
+    how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to run on")
     how.add_argument("--gpu", help="label of the GPU to run on, such as h100; exit on any other GPU")
-    how.add_argument("--warmup", type=int, default=5, help="fewest warm-up inferences; 0: none (default: %(default)s)")
-    how.add_argument("--measure", type=int, default=15, help="measured inferences of each pass (%(default)s)")
-    how.add_argument("--energy", choices=ENERGY, default="optional", help="(%(default)s)")
-    how.add_argument(
-        "--energy-window", type=float, default=2.0, help="shortest energy window in seconds (default: %(default)s)"
-    )
-    how.add_argument("--seed", type=int, default=0, help="seed of weights and images (default: %(default)s)")
-    how.add_argument("--output-dir", type=Path, default=Path("results"), help="folder of the stages (%(default)s)")
+    how.add_argument("--warmup", type=int, default=5, help="fewest warm-up inferences; 0: none")
+    how.add_argument("--measure", type=int, default=15, help="measured inferences of each pass")
+    how.add_argument("--energy", choices=ENERGY, default="optional", help="whether energy is measured")
+    how.add_argument("--energy-window", type=float, default=2.0, help="shortest energy window in seconds")
+    how.add_argument("--seed", type=int, default=0, help="seed of weights and images")
+    how.add_argument("--output-dir", type=Path, default=Path("results"), help="folder of the stages")
     lists = parser.add_argument_group("lists, and nothing else")
-    lists.add_argument("--list-models", action="store_true", help="names and smallest inputs")
-    lists.add_argument("--list-algorithms", action="store_true", help="names")
-    lists.add_argument("--check-cuda", action="store_true", help="what torch and cuDNN find here; 1 where no GPU works")
+    lists.add_argument("--list-models", action="store_true", help="print the networks and their smallest inputs")
+    lists.add_argument("--list-algorithms", action="store_true", help="print the algorithms")
+    lists.add_argument(
+        "--check-cuda", action="store_true", help="print what torch and cuDNN find; exit code 1 without a working GPU"
+    )
     return parser
 
 

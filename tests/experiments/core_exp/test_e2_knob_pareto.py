@@ -61,7 +61,7 @@ def test_a_run_becomes_three_files_tables_and_pictures(tmp_path: Path, capsys: p
     assert {row["knob"] for row in coupling["couplings"][0]["fixed"]} == {"vision", "top_k"}
     assert fronts["tasks_compared"] == []
     assert any("P95 of end-to-end latency is based on 10 samples" in each for each in grid["caveats"])
-    assert any("drift was not read" in each for each in grid["caveats"])
+    assert any("drift was not measured" in each for each in grid["caveats"])
     with (out / "e2_fronts.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     # Four settings against three costs.

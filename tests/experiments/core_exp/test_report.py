@@ -52,10 +52,10 @@ def test_the_statements_are_of_the_data(report: Report) -> None:
     # 2 blocks: vision 100, prefill 80 x (1, 1.01, 1.02, 1.03), decode 20 x (2, 3.03, 2.04, 3.09) ms: mean 232 ms.
     # 4 blocks: twice the prefill and decode: 100 + 2 x 132 = 364 ms.
     assert (
-        "Mean times of a request are 232 ms to 364 ms; no setting is named, for the mean end-to-end latency of 4 "
-        "pictures: settings are told apart from 6 on."
+        "Mean times of a request are 232 ms to 364 ms; no setting is named: the mean end-to-end latency needs 6 "
+        "pictures for a verdict and has 4."
     ) in report.statements
-    assert not any("What moves" in each or "fastest" in each for each in report.statements)
+    assert not any("What changes" in each or "fastest" in each for each in report.statements)
     # Prefill is 81.2 ms with 2 blocks, 121.8 and 162.4 ms with 3 and 4.
     assert "The stage that takes longest is vision in 2, prefill in 2 of the 4 settings." in report.statements
     # Every sample has half of the points at every setting.

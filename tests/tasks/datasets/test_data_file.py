@@ -182,7 +182,7 @@ def test_pictures_may_lie_in_another_folder(folder: Path) -> None:
     path = write_jsonl(folder / "lists" / "my.jsonl", ROWS[0])
     assert "none can be used: my.jsonl line 1: picture photos/red.png is missing" in refusal(path)
     assert load_data_file(path, data_dir=folder)[0].image is not None
-    assert "--data_dir nowhere is no folder" in refusal(path, data_dir=Path("nowhere"))
+    assert "--data_dir nowhere is not a folder" in refusal(path, data_dir=Path("nowhere"))
 
 
 def test_a_file_that_is_of_no_use_is_refused(folder: Path) -> None:

@@ -115,7 +115,7 @@ def test_twins_are_both_on_the_front_and_noise_to_each_other() -> None:
 def test_a_percentile_of_few_pictures_gives_no_verdict() -> None:
     made = grid(POINTS[:2], [[1.0] * 15 + [0.0] * 15] * 2, times(10, 20))
     tail, mean = measured(made, LATENCY_P95), measured(made)
-    assert tail.no_verdict == "P95 of end-to-end latency of 30 pictures: settings are told apart from 86 on"
+    assert tail.no_verdict == "P95 of end-to-end latency needs 86 pictures for a verdict and has 30"
     assert mean.no_verdict is None
     assert [each.status for each in front(mean).points] == ["established", "dominated"]
     # Twice as slow on every sample, but nothing is said of a P95, nor has it an interval.
