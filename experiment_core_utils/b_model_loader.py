@@ -136,7 +136,7 @@ def eager_reason(config: ModelConfig, is_profiled: bool) -> str | None:
         ("--experts_implementation", config.experts_implementation is not None),
     )
     given = [flag for flag, is_given in about_modules if is_given]
-    return f"the model's modules alone heed {' and '.join(given)}" if given else None
+    return f"only the model's modules follow {' and '.join(given)}" if given else None
 
 
 def detect_supported_quant_types() -> QuantSupport:

@@ -166,7 +166,9 @@ def _lost_message(key: str, timeout_s: float, named: str) -> str:
 
 def _missing(rank: int, missing: Sequence[int]) -> str:
     ids = ", ".join(map(str, missing[:_IDS_NAMED])) + (", ..." if len(missing) > _IDS_NAMED else "")
-    return f"process {rank} (owes {len(missing)} samples: {ids})" if missing else f"process {rank} (owes no sample)"
+    return (
+        f"process {rank} ({len(missing)} samples missing: {ids})" if missing else f"process {rank} (no sample missing)"
+    )
 
 
 def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> MeasuredSetting:

@@ -44,7 +44,7 @@ def test_a_foreign_or_torn_file_is_one_line_and_stays(text: str, output: str, tm
 def test_a_figure_that_is_no_number_is_named(wrong: Any, tmp_path: Path) -> None:
     path = emissions_path("0001", tmp_path)
     append_window(WINDOW | {"gpu_energy": wrong}, path)
-    with pytest.raises(ResultsError, match="window 1: gpu_energy is .*, no number"):
+    with pytest.raises(ResultsError, match="window 1: gpu_energy is .*, not a number"):
         read_windows(path)
 
 

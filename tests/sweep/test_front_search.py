@@ -257,7 +257,7 @@ def test_what_a_search_refuses() -> None:
     search = ParetoSearch(["a", "b"], list(range(20)), RULES)
     with pytest.raises(ValueError, match="not over"):
         search.result()
-    with pytest.raises(ValueError, match="no others and not fewer"):
+    with pytest.raises(ValueError, match="exactly the settings that next_round returned"):
         search.record({"a": {}})
     with pytest.raises(ValueError, match="not the samples of next_round"):
         search.record({"a": {15: seen(15, 1.0, 1.0)}, "b": {}})

@@ -122,7 +122,7 @@ class BlockShape:
             return self
         if not 1 <= top_k <= self.mlp.num_experts:
             raise ConfigurationError(
-                f"top-k {top_k} is not possible; a block has {self.mlp.num_experts} experts, give 1 to that"
+                f"top-k {top_k} is not possible; give 1 to {self.mlp.num_experts}, the experts of a block"
             )
         return replace(self, mlp=replace(self.mlp, top_k=top_k))
 

@@ -144,7 +144,7 @@ def _draw_bar(axes: Axes, row: int, inference: MeasuredInference, thin_s: float)
 
 def predicted_figure(results: Sequence[FoldResult], device: str) -> Figure:
     """A figure of layers and networks at sizes left out, and of networks left out; the band is 10 % to either side."""
-    figure = new_figure(12.5, 4.6, f"{device}  ·  nothing of what is shown was fitted to  ·  band: within 10 %")
+    figure = new_figure(12.5, 4.6, f"{device}  ·  no point shown was used for fitting  ·  band: within 10 %")
     comparisons = [each for result in results for each in result.comparisons if each.method == OURS]
     panels = list(figure.subplots(1, 3))
     for axes, kind, level, title in (

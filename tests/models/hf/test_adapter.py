@@ -144,7 +144,7 @@ def test_the_config_of_llava_next_follows_the_crops(model_of: Loaded) -> None:
 def test_a_setting_that_is_not_possible_leaves_what_was_in_force(model_of: Loaded) -> None:
     model = model_of("olmoe")
     model.apply(KnobSetting(LOW, 1, (0, 2)))
-    for top_k, blocks, message in ((5, (0, 1, 2), "a block has 4 experts"), (2, (0, 3), "3")):
+    for top_k, blocks, message in ((5, (0, 1, 2), "give 1 to 4, the experts of a block"), (2, (0, 3), "3")):
         with pytest.raises(ConfigurationError, match=message):
             model.apply(KnobSetting(LOW, top_k, blocks))
         assert model.active_setting == (1, (0, 2))

@@ -131,7 +131,7 @@ class DecoderKnobs:
             raise ConfigurationError(f"top-k {top_k} cannot be set: {self.top_k_unsupported_reason}; give none {own}")
         if self.num_experts is None or not 1 <= top_k <= self.num_experts:
             raise ConfigurationError(
-                f"top-k {top_k} is not possible; a block has {self.num_experts} experts, give 1 to that"
+                f"top-k {top_k} is not possible; give 1 to {self.num_experts}, the experts of a block"
             )
 
     def expected_experts(self, top_k: int | None, active_blocks: Sequence[int]) -> tuple[int | None, ...]:

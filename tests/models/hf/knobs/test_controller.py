@@ -223,8 +223,8 @@ def test_lists_of_the_text_config_follow_the_blocks() -> None:
 @pytest.mark.parametrize(
     ("top_k", "blocks", "message"),
     [
-        (0, ALL_BLOCKS, "top-k 0 is not possible; a block has 6 experts, give 1 to that"),
-        (7, ALL_BLOCKS, "top-k 7 is not possible; a block has 6 experts, give 1 to that"),
+        (0, ALL_BLOCKS, "top-k 0 is not possible; give 1 to 6, the experts of a block"),
+        (7, ALL_BLOCKS, "top-k 7 is not possible; give 1 to 6, the experts of a block"),
         (1, (), "active blocks [] are not possible; give ascending indices from 0 to 3"),
         (1, (0, 4), "active blocks [0, 4] are not possible; give ascending indices from 0 to 3"),
         (1, (-1, 0), "active blocks [-1, 0] are not possible; give ascending indices from 0 to 3"),
