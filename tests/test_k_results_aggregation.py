@@ -171,7 +171,7 @@ def test_parts_come_in_order_of_rank_once_all_are_at_their_end(tmp_path: Path) -
 def test_a_process_that_comes_to_no_end_is_named_with_what_it_owes_after_the_time_out(tmp_path: Path) -> None:
     keep(tmp_path, header(0), 1, ends=False)
     started = time.monotonic()
-    with pytest.raises(WorkerLost, match=r"0.2 s by process 0 \(owes 1 samples: 5\); process 1 \(owes 1 samples: 3\);"):
+    with pytest.raises(WorkerLost, match=r"0.2 s by process 0 \(1 samples missing: 5\); process 1 \(1 samples missing: 3\);"):
         collect(tmp_path, timeout_s=0.2)
     assert 0.2 <= time.monotonic() - started < 5.0
 
@@ -192,7 +192,7 @@ def test_the_end_of_an_earlier_run_is_not_waited_past(tmp_path: Path) -> None:
     """Its samples count; that it failed, and that its share was done, say nothing about this run."""
     keep(tmp_path, header(0), 1, 5)
     keep(tmp_path, header(1, "0006"), 3, failure=True)
-    with pytest.raises(WorkerLost, match=r"by process 1 \(owes no sample\)"):
+    with pytest.raises(WorkerLost, match=r"by process 1 \(no sample missing\)"):
         collect(tmp_path, timeout_s=0.1)
     keep(tmp_path, header(1))
     parts = collect(tmp_path)
@@ -230,7 +230,7 @@ def test_the_end_of_a_shorter_share_of_the_same_run_is_waited_past(tmp_path: Pat
     with Journal(tmp_path, replace(header(0), sample_ids=(1,))) as journal:
         journal.append(FinishedSample(measured_sample(1), None, MEMORY))
         journal.append(ShardDone("0007", PROOF, MEMORY, None, num_given=1, num_asked=1))
-    with pytest.raises(WorkerLost, match=r"by process 0 \(owes 1 samples: 5\)"):
+    with pytest.raises(WorkerLost, match=r"by process 0 \(1 samples missing: 5\)"):
         collect(tmp_path, timeout_s=0.1)
     with Journal(tmp_path, header(0)) as journal:
         journal.append(FinishedSample(measured_sample(5), None, MEMORY))
