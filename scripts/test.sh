@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, types and the whole test suite, in the same environment as quickstart.sh.
+# Lint, types, the documentation and the whole test suite, in the same environment as quickstart.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/environment.sh requirements-dev.txt
@@ -12,6 +12,8 @@ python -m pytest --collect-only -qq >/dev/null &
 collected=$!
 mypy
 wait "$collected" || true
+# The documentation's links, anchors and generated pages.
+NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 # Two workers, a file to one of them: some tests start processes of their own. The order is that of tests/conftest.py, the
 # longest files first; xdist's own begins with the files of most tests and leaves the longest for the end.
 python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"

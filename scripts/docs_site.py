@@ -1,0 +1,194 @@
+"""The hooks of mkdocs.yml: pages made from the code, and links out of docs/ that also work in the site.
+
+mkdocs build --strict   # writes the site into site/, without a network
+"""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiment_core_utils.config.command_line import PROGRAM
+from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.saved_results.schema_docs import documented
+from knob_profiler.__main__ import COMMANDS, Group
+
+DOCS = REPOSITORY / "docs"
+COMMAND_LINE = "reference/command_line.md"
+#: where files from outside docs/ stand in the site
+SOURCES = "repository"
+# Published commands that `knobprof` has no name for: name, module and first arguments.
+OTHER_COMMANDS = (
+    ("python experiments/core_exp/compare_runs.py", "experiments.core_exp.compare_runs"),
+    ("python experiments/core_exp/collect_table.py", "experiments.core_exp.collect_table"),
+    ("python scripts/score_block_importance.py", "experiments.block_importance.score_blocks"),
+)
+_LINK = re.compile(r"(?<=\]\()([^)\s#:]+)((?:#[^)\s]*)?)(?=\))")
+# mermaid's own script, where `npm install mermaid` has put it; the theme would load it from a server.
+_MERMAID = Path("node_modules/mermaid/dist/mermaid.min.js")
+
+
+class _Found(Exception):
+    """Carries the parser of a command out of its `main`."""
+
+
+def parser_of(module: str, *first: str) -> argparse.ArgumentParser:
+    """The parser that the `main` of a module makes; with `first`, that of the subcommand so named."""
+
+    def caught(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        raise _Found(parser)
+
+    main, parsing = import_module(module).main, argparse.ArgumentParser.parse_known_args
+    argparse.ArgumentParser.parse_known_args = caught  # type: ignore[assignment]
+    try:
+        main([])
+    except _Found as found:
+        parser: argparse.ArgumentParser = found.args[0]
+    finally:
+        argparse.ArgumentParser.parse_known_args = parsing  # type: ignore[method-assign]
+    for name in first:
+        parser = dict(subcommands(parser))[name]
+    return parser
+
+
+def subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The subcommands of a parser by name."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.items()
+
+
+def knobprof_parsers(group: Group = COMMANDS, above: str = "knobprof") -> Iterator[tuple[str, str, Any]]:
+    """Name, module and parser of each subcommand of `knobprof`."""
+    for name, each in group.commands.items():
+        words = f"{above} {name}"
+        if isinstance(each, Group):
+            yield from knobprof_parsers(each, words)
+            continue
+        token = PROGRAM.set(words)
+        try:
+            yield words, each.module, parser_of(each.module, *each.first)
+        finally:
+            PROGRAM.reset(token)
+
+
+def command_line_page() -> str:
+    """Every flag of every command, from the parsers."""
+    parts = [
+        "# Command line\n\nThis page is made from the parsers of the commands. `knobprof COMMAND` and the module under "
+        "it are the same command; where `knobprof` is not installed, run the module."
+    ]
+    for name, module, parser in knobprof_parsers():
+        parts.append(f"## {name}\n\n`python -m {module}`\n\n{_described(parser)}")
+    for name, module in OTHER_COMMANDS:
+        parts.append(f"## {name}\n\n{_described(parser_of(module))}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _described(parser: argparse.ArgumentParser) -> str:
+    """The description of a parser and a table for each group of its flags, then those of its subcommands."""
+    parts = [parser.description or ""]
+    for group in parser._action_groups:
+        rows = [
+            f"| {_names(action)} | {_cell((action.help or '') % {**vars(action), 'prog': parser.prog})} |"
+            for action in group._group_actions
+            if action.dest != "help" and not isinstance(action, argparse._SubParsersAction)
+        ]
+        if rows:
+            title = (group.title or "").capitalize()
+            parts.append("\n".join([f"| {title} | |", "| --- | --- |", *rows]))
+    for name, inner in subcommands(parser):
+        parts.append(f"### {name}\n\n{_described(inner)}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _names(action: argparse.Action) -> str:
+    """The flag, or the name of a positional argument, with what it takes."""
+    words = [", ".join(action.option_strings)] if action.option_strings else []
+    if action.choices is not None:
+        words += map(str, action.choices)
+    elif action.nargs != 0:
+        words.append(str(action.metavar or action.dest.upper()))
+    if action.nargs in ("+", "*"):
+        words.append("...")
+    return f"`{' '.join(words)}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Draw diagrams where mermaid's script is there; without it they stay text, and no server is asked for it."""
+    if (REPOSITORY / _MERMAID).is_file():
+        config.extra_javascript.append("assets/mermaid.min.js")
+    else:
+        config.mdx_configs["pymdownx.superfences"].pop("custom_fences", None)
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated page, mermaid's script, and every file outside docs/ that a page links to."""
+    files.append(File.generated(config, COMMAND_LINE, content=command_line_page()))
+    if (REPOSITORY / _MERMAID).is_file():
+        files.append(File.generated(config, "assets/mermaid.min.js", abs_src_path=str(REPOSITORY / _MERMAID)))
+    waiting = [DOCS / file.src_uri for file in files.documentation_pages() if file.abs_src_path]
+    while waiting:
+        page = waiting.pop()
+        for target in _outside(page):
+            if files.get_file_from_path(_in_site(target)) is not None:
+                continue
+            if target.is_dir():
+                names = "\n".join(sorted(each.name for each in target.iterdir() if each.name != "__pycache__"))
+                files.append(File.generated(config, _in_site(target), content=names + "\n"))
+                continue
+            files.append(File.generated(config, _in_site(target), abs_src_path=str(target)))
+            if target.suffix == ".md":
+                waiting.append(target)
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Make the tables of records anew, and lead links out of docs/ to their copies in the site."""
+    if "<!-- from " in markdown:
+        markdown = documented(markdown)
+    source = Path(page.file.abs_src_path or DOCS / page.file.src_uri)
+    here = Path(page.file.src_uri).parent
+
+    def led(found: re.Match[str]) -> str:
+        target = Path(os.path.normpath(source.parent / found[1]))
+        if target.is_relative_to(DOCS):
+            place = str(target.relative_to(DOCS))
+        elif target.exists():
+            place = _in_site(target)
+        else:
+            return found[0]
+        return os.path.relpath(place, here) + found[2]
+
+    return _LINK.sub(led, markdown)
+
+
+def _outside(page: Path) -> Iterator[Path]:
+    """The files and folders outside docs/ that a page links to."""
+    for link, _ in _LINK.findall(page.read_text(encoding="utf-8")):
+        target = Path(os.path.normpath(page.parent / link))
+        if target.exists() and target.is_relative_to(REPOSITORY) and not target.is_relative_to(DOCS):
+            yield target
+
+
+def _in_site(target: Path) -> str:
+    """Where a file outside docs/ stands in the site; sources as text, which every browser shows, a folder as a list."""
+    place = f"{SOURCES}/{target.relative_to(REPOSITORY)}"
+    if target.is_dir():
+        return f"{place}/files.txt"
+    return place if target.suffix in (".md", ".png", ".json", ".csv", ".txt") else f"{place}.txt"
