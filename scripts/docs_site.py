@@ -24,7 +24,8 @@ from experiment_core_utils.saved_results.schema_docs import documented
 from knob_profiler.__main__ import COMMANDS, Group
 
 DOCS = REPOSITORY / "docs"
-COMMAND_LINE = "reference/command_line.md"
+# Where a page gets the flags of all commands.
+_COMMANDS = "<!-- commands -->"
 #: where files from outside docs/ stand in the site
 SOURCES = "repository"
 # Published commands that `knobprof` has no name for: name, module and first arguments.
@@ -82,17 +83,14 @@ def knobprof_parsers(group: Group = COMMANDS, above: str = "knobprof") -> Iterat
             PROGRAM.reset(token)
 
 
-def command_line_page() -> str:
+def commands_described() -> str:
     """Every flag of every command, from the parsers."""
-    parts = [
-        "# Command line\n\nThis page is made from the parsers of the commands. `knobprof COMMAND` and the module under "
-        "it are the same command; where `knobprof` is not installed, run the module."
-    ]
+    parts = []
     for name, module, parser in knobprof_parsers():
         parts.append(f"## {name}\n\n`python -m {module}`\n\n{_described(parser)}")
     for name, module in OTHER_COMMANDS:
         parts.append(f"## {name}\n\n{_described(parser_of(module))}")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def _described(parser: argparse.ArgumentParser) -> str:
@@ -138,8 +136,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated page, mermaid's script, and every file outside docs/ that a page links to."""
-    files.append(File.generated(config, COMMAND_LINE, content=command_line_page()))
+    """Add mermaid's script, and every file outside docs/ that a page links to."""
     if (REPOSITORY / _MERMAID).is_file():
         files.append(File.generated(config, "assets/mermaid.min.js", abs_src_path=str(REPOSITORY / _MERMAID)))
     waiting = [DOCS / file.src_uri for file in files.documentation_pages() if file.abs_src_path]
@@ -159,7 +156,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make the tables of records anew, and lead links out of docs/ to their copies in the site."""
+    """Make the tables of commands and records, and lead links out of docs/ to their copies in the site."""
+    if _COMMANDS in markdown:
+        markdown = markdown.replace(_COMMANDS, commands_described())
     if "<!-- from " in markdown:
         markdown = documented(markdown)
     source = Path(page.file.abs_src_path or DOCS / page.file.src_uri)
