@@ -28,6 +28,7 @@ class RecordedTable:
     costs: np.ndarray
     best: float  #: the metric's highest score
     origin: Mapping[str, Any]  #: where it was measured and what its times are not
+    prompts: tuple[str, ...] = ()  #: of each sample; empty in a table from before they were kept
 
 
 def table_of(results: Sequence[SettingResult]) -> RecordedTable:
@@ -37,12 +38,13 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
     first = results[0]
     ids = tuple(first.sample_ids)
     place = {sample_id: at for at, sample_id in enumerate(ids)}
-    pictures = [""] * len(ids)
+    pictures, prompts = [""] * len(ids), [""] * len(ids)
     scores, seconds, costs = (np.full((len(results), len(ids)), np.nan) for _ in range(3))
     for row, result in enumerate(results):
         for sample in result.per_sample_results:
             at = place[sample.sample_id]
             pictures[at] = sample.metadata.image_id
+            prompts[at] = sample.metadata.prompt or sample.metadata.question
             scores[row, at] = np.nan if sample.accuracy is None else sample.accuracy
             seconds[row, at] = (sample.T_total or np.nan) / 1000
             costs[row, at] = sum(run.T_total for run in sample.runs) / 1000
@@ -59,12 +61,15 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
         "caveats": provenance.caveats,
     }
     keys = tuple(setting_key(result) for result in results)
-    return RecordedTable(keys, ids, tuple(pictures), scores, seconds, costs, first.metric_best, origin)
+    best = first.metric_best
+    return RecordedTable(keys, ids, tuple(pictures), scores, seconds, costs, best, origin, tuple(prompts))
 
 
 def write_table(table: RecordedTable, path: Path) -> None:
     """One line a setting; milliseconds with one decimal, null where a sample failed."""
     head = {"origin": table.origin, "best": table.best, "sample_ids": table.sample_ids, "pictures": table.pictures}
+    if table.prompts:
+        head["prompts"] = table.prompts
     lines = [
         json.dumps(key) + ": " + json.dumps(
             {
@@ -94,7 +99,10 @@ def read_table(path: Path) -> RecordedTable:
         seconds = _array([row["milliseconds"] for row in rows.values()]) / 1000
         costs = _array([row["cost_milliseconds"] or row["milliseconds"] for row in rows.values()]) / 1000
         ids, pictures = tuple(content["sample_ids"]), tuple(content["pictures"])
-        return RecordedTable(tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"])
+        prompts = tuple(content.get("prompts", ()))
+        return RecordedTable(
+            tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"], prompts
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ResultsError(f"{path} is not a table of collect_table.py ({error}); give one that it wrote") from error
 

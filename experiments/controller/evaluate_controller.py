@@ -7,6 +7,7 @@ python -m experiments.controller.evaluate_controller results/grid --mode live --
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,17 @@ from experiments.controller.evaluation.replay import (
     possible,
     replay,
     requests_in,
+    shares_of_full,
     spread_budgets,
 )
 from experiments.controller.lookup import Lookup, load
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
+from experiments.controller.policies.baselines import CHOSEN_TABLE
 from experiments.controller.policies.interface import Policy, check_budget
 from experiments.controller.policies.of_flags import (
     add_policy_flags,
     check_policy_flags,
+    further_policies,
     lookup_of,
     margin_of,
     num_seen,
@@ -71,6 +75,9 @@ def build_parser() -> argparse.ArgumentParser:
                             f"({CALIBRATION_FRACTION:g})")  # fmt: skip
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS")
+    budgets.add_argument("--budget_shares", type=float, nargs="+", metavar="SHARE",
+                         help="budgets as fractions of the largest setting's mean latency on the calibration "
+                              "samples")  # fmt: skip
     budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
                          help="number of budgets, spread over the calibration samples' latencies")  # fmt: skip
     add_policy_flags(parser)
@@ -154,6 +161,8 @@ def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, 
 
 def budgets_of(given: argparse.Namespace, calibration: MeasuredGrid) -> tuple[float, ...]:
     """Budgets in seconds, ascending."""
+    if given.budget_shares is not None:
+        return shares_of_full(calibration, given.budget_shares)
     if given.budgets_ms is None:
         return spread_budgets(calibration.complete(), given.num_budgets)
     for budget_ms in given.budgets_ms:
@@ -181,11 +190,14 @@ def replayed(given: argparse.Namespace) -> Evaluation:
         num_without_states = found.num_without_states
     lookup = lookup_of(given, calibration)
     seconds = budgets_of(given, calibration)
-    policies: list[Policy] = [*policies_of(given, grid.choices, lookup, seed), *learned, PerSampleOracle(grid)]
+    further = further_policies(given, calibration, lookup, seconds)
+    policies: list[Policy] = [
+        *policies_of(given, grid.choices, lookup, seed), *further, *learned, PerSampleOracle(grid)
+    ]  # fmt: skip
     outcomes = [best_static(grid, seconds), *(replay(policy, grid, seconds) for policy in policies)]
     could, can = possible(grid, seconds), meetable(grid, seconds)
     budgets = [Budget(s, can[at], float(could[at].mean())) for at, s in enumerate(seconds)]
-    names = (lookup.name, BEST_STATIC)
+    names = (lookup.name, *[CHOSEN_TABLE] * (CHOSEN_TABLE in [each.name for each in further]), BEST_STATIC)
     evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
     caveats = [*caveats_of(grid, lookup), *notes]
     for line in _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)):
@@ -221,7 +233,8 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     calibration = grid if given.calibration is None else load_grid(given.calibration)
     lookup = lookup_of(given, calibration)
     seconds = budgets_of(given, calibration)
-    policies = policies_of(given, grid.choices, lookup, seed)
+    further = further_policies(given, calibration, lookup, seconds)
+    policies = [*policies_of(given, grid.choices, lookup, seed), *further]
     job = open_live(flags, policies, grid, given.learned)
     controllers = controllers_of(job, given.learned)
     outcomes = live_outcomes(job, controllers, seconds, seed)
@@ -254,7 +267,7 @@ def shared_content(
         "metrics": dict(grid.metrics),
         "settings_left_out": list(grid.left_out),
         "num_calibration_requests": len(calibration),
-        "lookup": {"aggregation_method": lookup.aggregation_method, "tolerance": lookup.tolerance},
+        "lookup": asdict(lookup.options),
         "margin": margin_of(given),
         "evaluation_seed": given.evaluation_seed,
     }

@@ -8,11 +8,13 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NotRequired, get_args
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
+from scipy.special import betaincinv
 from typing_extensions import TypedDict
 
 from experiment_core_utils.config.command import reporting_errors, run_command
@@ -20,17 +22,21 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import TIERS
-from experiment_core_utils.primitives.units import check_at_least
+from experiment_core_utils.primitives.units import check_at_least, check_fraction
 from experiment_core_utils.records.result_files import field_fault, read_json_object
 from experiment_core_utils.records.setting_result import Amount, Count, Knob, Share, Time
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies.interface import RequestFeatures, check_budget
+from experiments.controller.policies.prompt_words import PromptWords
 
 SCHEMA_VERSION = 1
 KIND = "lookup_policy"
-Aggregation = Literal["mean", "median", "max_accuracy"]
+Aggregation = Literal["mean", "median", "max_accuracy", "p50", "p95", "p99", "in_time"]
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+DEFAULT_AGGREGATION: Aggregation = "in_time"
+PERCENTS: Mapping[Aggregation, float] = {"median": 50.0, "p50": 50.0, "p95": 95.0, "p99": 99.0}
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,10 @@ class LookupEntry:
     latency_mean_ms: float
     latency_median_ms: float
     num_measured: int
+    #: latencies_ms, scores: of each sample of the table, `T_total` and score / best score; None where a sample has
+    #: none. Both are empty in a file from before they were kept.
+    latencies_ms: tuple[float | None, ...] = ()
+    scores: tuple[float | None, ...] = ()
 
 
 @with_config(ConfigDict(strict=True))
@@ -56,12 +66,18 @@ class _StoredEntry(TypedDict):
     latency_mean_ms: Time
     latency_median_ms: Time
     num_measured: Count
+    latencies_ms: NotRequired[list[Time | None]]
+    scores: NotRequired[list[Share | None]]
 
 
 @with_config(ConfigDict(strict=True))
 class _StoredLookup(TypedDict):
     aggregation_method: Aggregation
     tolerance: Amount
+    max_late: NotRequired[Share | None]
+    confidence: NotRequired[Share]
+    neighbourhood: NotRequired[Share | None]
+    prompts: NotRequired[list[str | None]]
     entries: Annotated[list[_StoredEntry], Field(min_length=1)]
     sample_ids: dict[str, list[Count]]
     source: dict[str, Any]
@@ -71,80 +87,230 @@ _STORED = TypeAdapter(_StoredLookup)
 
 
 @dataclass(frozen=True)
-class Lookup:
-    """The table of measured settings that `predict` reads.
+class LookupOptions:
+    """What a lookup goes by.
 
-    A setting fits a budget where its latency is at most budget x (1 + tolerance). Its latency is, by
-    `aggregation_method`,
+    `aggregation_method` is what a setting's latency is, which has to be at most budget x (1 + tolerance):
 
-    - `mean`: the mean over its samples,
-    - `median`: their median,
-    - `max_accuracy`: the smaller of the two, so that the most accurate setting that fits by either is taken.
+    - `mean` over its samples, `p50` (or `median`), `p95`, `p99`: percentiles over them,
+    - `max_accuracy`: the smaller of mean and median, so that the most accurate setting that fits by either is taken.
 
     Of those that fit the most accurate one is taken, of equally accurate ones the one of the lowest latency. Where none
-    fits, the one whose latency is nearest to the budget, which is the fastest.
+    fits, the fastest, which is the nearest to the budget.
+
+    - `in_time` takes the setting of the highest mean score where a late answer counts 0, of equal ones the one of the
+      lowest mean latency. A setting fits where it has any sample in time.
+
+    Raises:
+        ConfigurationError: a value that is not possible.
     """
 
-    aggregation_method: Aggregation
-    tolerance: float  #: fraction of the budget by which a setting's latency may be above it; 0.05 is five percent
+    aggregation_method: Aggregation = DEFAULT_AGGREGATION
+    tolerance: float = 0.0  #: fraction of the budget by which a latency may be above it; 0.05 is five percent
+    #: a setting fits only where the chance that a request is late is at most this, with the `confidence`: the one-sided
+    #: upper limit of Clopper and Pearson for the late samples among the measured ones; None asks for nothing
+    max_late: float | None = None
+    confidence: float = CONFIDENCE
+    #: fraction of the samples, those with the prompts most like the request's, that a request's table is made of, and
+    #: all that are as like as the last of these; None for one table for all requests
+    neighbourhood: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.aggregation_method not in AGGREGATIONS:
+            raise ConfigurationError(
+                f"--aggregation_method {self.aggregation_method!r} is unknown; choose among {', '.join(AGGREGATIONS)}"
+            )
+        check_at_least("--tolerance", self.tolerance, 0.0)
+        for name in ("max_late", "confidence", "neighbourhood"):
+            value = getattr(self, name)
+            if value is not None:
+                check_fraction(f"--{name}", value)
+
+    @property
+    def name(self) -> str:
+        """The name of such a policy, such as `lookup_p95` or `prompts_in_time_late0.05`."""
+        kind = "lookup" if self.neighbourhood is None else "prompts"
+        late = "" if self.max_late is None else f"_late{self.max_late:g}"
+        return f"{kind}_{self.aggregation_method}{late}"
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The figures of S settings over some samples, at a budget."""
+
+    accuracy: np.ndarray  #: [S], what is to be highest
+    latency_ms: np.ndarray  #: [S], by the method; of `in_time` the mean
+    fits: np.ndarray  #: [S]
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The table of measured settings that `predict` reads."""
+
+    options: LookupOptions
     entries: tuple[LookupEntry, ...]  #: in order of tier, top-k and blocks
     sample_ids: Mapping[str, tuple[int, ...]]  #: task -> the samples that the entries are based on
     source: Mapping[str, Any]  #: provenance of the results
+    prompts: tuple[str | None, ...] = ()  #: of each sample, where there is a neighbourhood
 
     @property
     def name(self) -> str:
         """See `Policy.name`."""
-        return f"lookup_{self.aggregation_method}"
+        return self.options.name
+
+    @property
+    def aggregation_method(self) -> Aggregation:
+        """What a setting's latency is."""
+        return self.options.aggregation_method
+
+    @property
+    def tolerance(self) -> float:
+        """Fraction of the budget by which a setting's latency may be above it."""
+        return self.options.tolerance
 
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
-        """See `Policy.choose`; the choice is the same for every request."""
-        return predict(self, 1000 * budget_s).choice
+        """See `Policy.choose`; without a neighbourhood the choice is the same for every request."""
+        return predict(self, 1000 * budget_s, request.prompt).choice
 
     def latency_ms(self, entry: LookupEntry) -> float:
-        """The latency of an entry by `aggregation_method`."""
-        by_method: dict[Aggregation, float] = {
-            "mean": entry.latency_mean_ms,
-            "median": entry.latency_median_ms,
-            "max_accuracy": min(entry.latency_mean_ms, entry.latency_median_ms),
-        }
-        return by_method[self.aggregation_method]
+        """The latency of an entry by `aggregation_method`, over all samples."""
+        return float(self._latency_ms[self.entries.index(entry)])
 
-    def fits(self, entry: LookupEntry, budget_ms: float) -> bool:
-        """Whether the setting's latency is within the budget and its tolerance."""
-        return self.latency_ms(entry) <= budget_ms * (1 + self.tolerance)
+    def fits(self, entry: LookupEntry, budget_ms: float, prompt: str | None = None) -> bool:
+        """Whether the setting may be taken for the budget."""
+        return bool(self.at(budget_ms, prompt).fits[self.entries.index(entry)])
+
+    def at(self, budget_ms: float, prompt: str | None = None) -> _Table:
+        """The figures of all settings at a budget, for a prompt where there is a neighbourhood."""
+        limit_ms = budget_ms * (1 + self.tolerance)
+        options, latencies, scores, latency_ms, accuracy = (
+            self.options, self._latencies, self._scores, self._latency_ms, self._accuracy
+        )  # fmt: skip
+        if options.neighbourhood is not None:
+            places = self._words.nearest(prompt or "", options.neighbourhood)
+            latencies, scores = latencies[:, places], scores[:, places]
+            latency_ms, accuracy = _over_rows(latencies, self.aggregation_method), _means(scores)
+        fits = latency_ms <= limit_ms
+        if self.aggregation_method == "in_time":
+            in_time = latencies <= limit_ms
+            accuracy = _means(np.where(np.isfinite(latencies), np.where(in_time, scores, 0.0 * scores), np.nan))
+            fits = in_time.any(axis=1)
+        if options.max_late is not None:
+            late = (latencies > limit_ms).sum(axis=1)
+            fits &= late_limit(late, np.isfinite(latencies).sum(axis=1), options.confidence) <= options.max_late
+        return _Table(accuracy, latency_ms, fits)
+
+    @cached_property
+    def _latencies(self) -> np.ndarray:
+        return _array([entry.latencies_ms for entry in self.entries])
+
+    @cached_property
+    def _scores(self) -> np.ndarray:
+        return _array([entry.scores for entry in self.entries])
+
+    @cached_property
+    def _accuracy(self) -> np.ndarray:
+        return np.array([entry.accuracy for entry in self.entries])
+
+    @cached_property
+    def _latency_ms(self) -> np.ndarray:
+        means, medians = (
+            np.array([getattr(entry, f"latency_{name}_ms") for entry in self.entries]) for name in ("mean", "median")
+        )
+        stored = {"mean": means, "in_time": means, "median": medians, "max_accuracy": np.minimum(means, medians)}
+        method = self.aggregation_method
+        return stored[method] if method in stored else _over_rows(self._latencies, method)
+
+    @cached_property
+    def _words(self) -> PromptWords:
+        return PromptWords([text or "" for text in self.prompts])
 
 
-def build(grid: MeasuredGrid, aggregation_method: Aggregation = "mean", tolerance: float = 0.0) -> Lookup:
+def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
+    return np.array([[np.nan if each is None else each for each in row] for row in rows], dtype=float)
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+    """Means [S] of the known values in [S, N]; -inf where there are none."""
+    known = np.isfinite(values)
+    return np.where(
+        known.any(axis=1), np.where(known, values, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1), -np.inf
+    )
+
+
+def _over_rows(latencies: np.ndarray, method: Aggregation) -> np.ndarray:
+    """The latency [S] by a method of [S, N]; infinite where a setting has none."""
+    has = np.isfinite(latencies).any(axis=1)
+    found, rows = np.full(len(latencies), np.inf), latencies[has]
+    if method in PERCENTS:
+        found[has] = np.nanpercentile(rows, PERCENTS[method], axis=1)
+    else:
+        found[has] = np.nanmean(rows, axis=1)
+    return np.minimum(found, _over_rows(latencies, "median")) if method == "max_accuracy" else found
+
+
+def late_limit(late: np.ndarray, measured: np.ndarray, confidence: float) -> np.ndarray:
+    """The upper limit of the chance to be late, of `late` among `measured` requests, by Clopper and Pearson (1934)."""
+    in_time = measured - late
+    return np.where(in_time > 0, betaincinv(late + 1.0, np.maximum(in_time, 1), confidence), 1.0)
+
+
+def build(
+    grid: MeasuredGrid,
+    aggregation_method: Aggregation = DEFAULT_AGGREGATION,
+    tolerance: float = 0.0,
+    *,
+    max_late: float | None = None,
+    confidence: float = CONFIDENCE,
+    neighbourhood: float | None = None,
+) -> Lookup:
     """A table of every choice of the grid that has a score and a time; each sample counts the same, whatever its task.
 
     Raises:
-        ConfigurationError: a tolerance below 0 or not finite, or an unknown method.
-        ResultsError: no choice has both a score and a time.
+        ConfigurationError: see `LookupOptions`.
+        ResultsError: no choice has both a score and a time, of one sample for `in_time`, or there is a neighbourhood
+            and no prompts.
     """
-    _check(aggregation_method, tolerance)
+    options = LookupOptions(aggregation_method, tolerance, max_late, confidence, neighbourhood)
     fractions, total_ms = grid.shares, 1000 * grid.total_s
     entries = []
     for row, choice in enumerate(grid.choices):
-        scored, measured = fractions[row][np.isfinite(fractions[row])], total_ms[row][np.isfinite(total_ms[row])]
-        if len(scored) and len(measured):
-            mean, median = float(measured.mean()), float(np.median(measured))
-            entries.append(LookupEntry(choice, float(scored.mean()), len(scored), mean, median, len(measured)))
+        scored, measured = np.isfinite(fractions[row]), np.isfinite(total_ms[row])
+        if scored.any() and measured.any() and (aggregation_method != "in_time" or (scored & measured).any()):
+            own = total_ms[row][measured]
+            entries.append(
+                LookupEntry(
+                    choice, float(fractions[row][scored].mean()), int(scored.sum()), float(own.mean()),
+                    float(np.median(own)), int(measured.sum()), _known(total_ms[row]), _known(fractions[row]),
+                )
+            )  # fmt: skip
     if not entries:
         raise ResultsError("no setting has samples with a score and samples with a time; measure some")
+    prompts = () if neighbourhood is None else grid.prompts
+    if prompts is None:
+        raise ResultsError("--neighbourhood needs the prompts, which these results lack; profile again, or drop it")
     ids: dict[str, list[int]] = {}
     for task, sample_id in zip(grid.tasks, grid.sample_ids, strict=True):
         ids.setdefault(task, []).append(sample_id)
     by_task = {task: tuple(own) for task, own in ids.items()}
-    return Lookup(aggregation_method, tolerance, tuple(entries), by_task, grid.source)
+    return Lookup(options, tuple(entries), by_task, grid.source, prompts)
 
 
-def predict(lookup: Lookup, budget_ms: float) -> LookupEntry:
-    """The best setting for a budget; see `Lookup`. Raises ConfigurationError for a budget that is not above 0."""
+def _known(values: np.ndarray) -> tuple[float | None, ...]:
+    return tuple(float(each) if np.isfinite(each) else None for each in values)
+
+
+def predict(lookup: Lookup, budget_ms: float, prompt: str | None = None) -> LookupEntry:
+    """The best setting for a budget; see `LookupOptions`. Raises ConfigurationError for a budget that is not above 0.
+
+    Args:
+        prompt: of the request, which a neighbourhood is found by.
+    """
     check_budget(budget_ms / 1000)
-    fitting = [entry for entry in lookup.entries if lookup.fits(entry, budget_ms)]
-    if not fitting:
-        return min(lookup.entries, key=lambda entry: abs(lookup.latency_ms(entry) - budget_ms))
-    return max(fitting, key=lambda entry: (entry.accuracy, -lookup.latency_ms(entry)))
+    table = lookup.at(budget_ms, prompt)
+    if not table.fits.any():
+        return lookup.entries[int(np.argmin(table.latency_ms))]
+    return lookup.entries[int(np.lexsort((table.latency_ms, -table.accuracy, ~table.fits))[0])]
 
 
 def save(lookup: Lookup, path: Path) -> None:
@@ -153,10 +319,10 @@ def save(lookup: Lookup, path: Path) -> None:
         {
             "schema_version": SCHEMA_VERSION,
             "kind": KIND,
-            "aggregation_method": lookup.aggregation_method,
-            "tolerance": lookup.tolerance,
+            **asdict(lookup.options),
             "entries": [entry_fields(entry) for entry in lookup.entries],
             "sample_ids": {task: list(ids) for task, ids in lookup.sample_ids.items()},
+            "prompts": list(lookup.prompts),
             "source": dict(lookup.source),
         },
         path,
@@ -166,7 +332,8 @@ def save(lookup: Lookup, path: Path) -> None:
 def entry_fields(entry: LookupEntry) -> dict[str, Any]:
     """The fields of one entry as in the file: the three knobs, then the figures."""
     figures = asdict(entry)
-    return figures.pop("choice") | figures
+    return figures.pop("choice") | {name: list(each) if isinstance(each, tuple) else each
+                                    for name, each in figures.items()}  # fmt: skip
 
 
 def load(path: Path) -> Lookup:
@@ -181,27 +348,78 @@ def load(path: Path) -> Lookup:
         stored = _STORED.validate_python(content)
     except ValidationError as error:
         raise ResultsError(f"{path} {field_fault(error)}; build it again") from error
-    entries = (
-        LookupEntry(
-            KnobChoice(each["tier"], each["top_k"], each["num_active_blocks"]),
-            each["accuracy"],
-            each["num_scored"],
-            each["latency_mean_ms"],
-            each["latency_median_ms"],
-            each["num_measured"],
-        )
-        for each in stored["entries"]
-    )
     by_task = {task: tuple(ids) for task, ids in stored["sample_ids"].items()}
-    return Lookup(stored["aggregation_method"], stored["tolerance"], tuple(entries), by_task, stored["source"])
+    try:
+        options = LookupOptions(
+            stored["aggregation_method"], stored["tolerance"], stored.get("max_late"),
+            stored.get("confidence", CONFIDENCE), stored.get("neighbourhood"),
+        )  # fmt: skip
+    except ConfigurationError as error:
+        raise ResultsError(f"{path} is broken: {error}; build it again") from error
+    entries = tuple(_entry(each) for each in stored["entries"])
+    found = Lookup(options, entries, by_task, stored["source"], tuple(stored.get("prompts", ())))
+    _check_samples(found, path)
+    return found
 
 
-def _check(aggregation_method: str, tolerance: float) -> None:
-    if aggregation_method not in AGGREGATIONS:
-        raise ConfigurationError(
-            f"--aggregation_method {aggregation_method!r} is unknown; choose among {', '.join(AGGREGATIONS)}"
-        )
-    check_at_least("--tolerance", tolerance, 0.0)
+def _entry(stored: _StoredEntry) -> LookupEntry:
+    return LookupEntry(
+        KnobChoice(stored["tier"], stored["top_k"], stored["num_active_blocks"]),
+        stored["accuracy"],
+        stored["num_scored"],
+        stored["latency_mean_ms"],
+        stored["latency_median_ms"],
+        stored["num_measured"],
+        tuple(stored.get("latencies_ms", ())),
+        tuple(stored.get("scores", ())),
+    )
+
+
+def _check_samples(lookup: Lookup, path: Path) -> None:
+    """Raises ResultsError where the samples of the entries are not those that the method needs."""
+    number = sum(len(ids) for ids in lookup.sample_ids.values())
+    options = lookup.options
+    is_old = options.aggregation_method in ("mean", "median", "max_accuracy") and options.max_late is None
+    sizes = {len(each) for entry in lookup.entries for each in (entry.latencies_ms, entry.scores)}
+    if options.neighbourhood is not None:
+        sizes.add(len(lookup.prompts))
+        is_old = False
+    if sizes - {number} and not (is_old and sizes == {0}):
+        raise ResultsError(f"{path} is broken: entries have {sorted(sizes)} samples, not {number}; build it again")
+
+
+def add_lookup_flags(parser: argparse.ArgumentParser, named: str = "") -> None:
+    """Add the flags that say what a lookup goes by; None says that one was not given.
+
+    Args:
+        named: before each help text.
+    """
+    default = LookupOptions()
+    add = parser.add_argument
+    add("--aggregation_method", choices=AGGREGATIONS,
+        help=f"{named}what a setting is judged by: a latency over its samples, or its score within the budget "
+             f"(default: {default.aggregation_method})")  # fmt: skip
+    add("--tolerance", type=float, metavar="SHARE",
+        help=f"{named}fraction of the budget by which a setting's latency may exceed it (default: "
+             f"{default.tolerance:g})")  # fmt: skip
+    add("--max_late", type=float, metavar="SHARE",
+        help=f"{named}only settings whose chance of being late is at most this (default: any)")  # fmt: skip
+    add("--confidence", type=float, metavar="LEVEL",
+        help=f"{named}confidence with which --max_late must hold (default: {default.confidence:g})")  # fmt: skip
+    add("--neighbourhood", type=float, metavar="SHARE",
+        help=f"{named}fraction of the samples, those with prompts most like the request's, that its table is made of "
+             "(default: one table of all)")  # fmt: skip
+
+
+LOOKUP_FLAGS = ("aggregation_method", "tolerance", "max_late", "confidence", "neighbourhood")
+
+
+def built_by_flags(given: argparse.Namespace, grid: MeasuredGrid) -> Lookup:
+    """The lookup of a grid that the flags of `add_lookup_flags` describe; see `build`."""
+    if given.confidence is not None and given.max_late is None:
+        raise ConfigurationError(f"--confidence {given.confidence:g} is of --max_late SHARE; give one, or drop it")
+    named = {name: value for name in LOOKUP_FLAGS if (value := getattr(given, name)) is not None}
+    return build(grid, **named)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -212,13 +430,11 @@ def build_parser() -> argparse.ArgumentParser:
     making.add_argument("results", type=Path, nargs="+", metavar="RESULTS",
                         help="--output_dir of a run (several: one sweep), or a table of a full grid")  # fmt: skip
     making.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON file for the table")
-    making.add_argument("--aggregation_method", choices=AGGREGATIONS, default="mean",
-                        help="how the latencies of a setting's samples are combined")  # fmt: skip
-    making.add_argument("--tolerance", type=float, default=0.0, metavar="SHARE",
-                        help="fraction of the budget by which a setting's latency may exceed it")  # fmt: skip
+    add_lookup_flags(making)
     asking = commands.add_parser("predict", help="look up a setting in a table")
     asking.add_argument("file", type=Path, metavar="FILE", help="table that build wrote")
     asking.add_argument("--budget_ms", type=float, nargs="+", required=True, help="latency budgets in ms")
+    asking.add_argument("--prompt", metavar="TEXT", help="of the request, for a table built with --neighbourhood")
     return parser
 
 
@@ -227,21 +443,28 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Build a lookup or predict from one. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     given = build_parser().parse_args(argv)
     if given.command == "build":
-        lookup = build(load_grid(given.results), given.aggregation_method, given.tolerance)
+        lookup = built_by_flags(given, load_grid(given.results))
         save(lookup, given.output)
-        print(f"saved {len(lookup.entries)} settings ({lookup.aggregation_method} latency) to {given.output}")
-    else:
-        lookup = load(given.file)
-        for budget_ms in given.budget_ms:
-            print(_line(lookup, budget_ms))
+        print(f"{given.output}: {len(lookup.entries)} settings, {lookup.name}")
+        return
+    lookup = load(given.file)
+    if (given.prompt is None) == (lookup.options.neighbourhood is not None):
+        raise ConfigurationError(
+            f"--prompt TEXT goes with a table built with --neighbourhood, and {given.file} is of {lookup.name}"
+        )
+    for budget_ms in given.budget_ms:
+        print(_line(lookup, budget_ms, given.prompt))
 
 
-def _line(lookup: Lookup, budget_ms: float) -> str:
-    entry = predict(lookup, budget_ms)
-    word = "" if lookup.fits(entry, budget_ms) else "; no setting fits, this is the nearest"
+def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
+    entry, table = predict(lookup, budget_ms, prompt), lookup.at(budget_ms, prompt)
+    place = lookup.entries.index(entry)
+    method = "mean" if lookup.aggregation_method == "in_time" else lookup.aggregation_method
+    counted = " in time" * (lookup.aggregation_method == "in_time")
+    word = "" if table.fits[place] else "; no setting fits, this is the nearest"
     return (
-        f"{budget_ms:g} ms: {entry.choice.key}, {lookup.aggregation_method} latency {lookup.latency_ms(entry):.1f} ms, "
-        f"accuracy {entry.accuracy:.3f} of the best score{word}"
+        f"{budget_ms:g} ms: {entry.choice.key}, {table.latency_ms[place]:.1f} ms by {method}, "
+        f"accuracy{counted} {table.accuracy[place]:.3f} of the best score{word}"
     )
 
 

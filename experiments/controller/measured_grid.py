@@ -44,6 +44,7 @@ class MeasuredGrid:
     model: str | None = None  #: its name as given; None where the results do not contain it
     #: task -> the split that its samples are of; without those that the results do not contain
     splits: Mapping[str, str] = field(default_factory=dict)
+    prompts: tuple[str | None, ...] | None = None  #: [N], the texts that were asked; None where there are none
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -58,6 +59,15 @@ class MeasuredGrid:
     def shares(self) -> np.ndarray:
         """Scores [S, N] as fractions of the best one, so that tasks of different metrics can be combined."""
         return np.asarray(self.scores / self.best)
+
+    @property
+    def features(self) -> tuple[RequestFeatures, ...]:
+        """The features [N] that policies see; of a recorded table names and prompts alone."""
+        prompts = self.prompts or (None,) * len(self)
+        if self.requests is not None:
+            return tuple(replace(each, prompt=text) for each, text in zip(self.requests, prompts, strict=True))
+        keys = zip(self.tasks, self.sample_ids, prompts, strict=True)
+        return tuple(RequestFeatures(task, sample_id, 0, {}, None, text) for task, sample_id, text in keys)
 
     def take(self, which: np.ndarray) -> "MeasuredGrid":
         """The part of the grid with the requests of a mask [N] or of places."""
@@ -75,6 +85,7 @@ class MeasuredGrid:
             best=self.best[places],
             total_s=self.total_s[:, places],
             requests=None if self.requests is None else of(self.requests),
+            prompts=None if self.prompts is None else of(self.prompts),
         )
 
     @property
@@ -129,7 +140,13 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
         setup=study.setup,
         model=study.source.get("model"),
         splits=splits,
+        prompts=_prompts(grids),
     )
+
+
+def _prompts(grids: Sequence[TaskGrid]) -> tuple[str | None, ...] | None:
+    texts = [text or None for grid in grids for text in grid.prompts or [""] * len(grid.sample_ids)]
+    return tuple(texts) if any(texts) else None
 
 
 def _side_by_side(

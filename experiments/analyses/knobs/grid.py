@@ -52,6 +52,7 @@ class TaskGrid:
     #: largest change of the control setting's time around any of the settings, as a fraction (0.1: a tenth longer, or
     #: as much shorter); None where none was read
     drift: float | None
+    prompts: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
 
 
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[str | int, ...]:
@@ -89,6 +90,7 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     ]
     ids = sorted({sample_id for row in rows for sample_id in row})
     pictures = {sample_id: _picture(row[sample_id]) for row in rows for sample_id in row}
+    asked = {sample_id: row[sample_id].metadata for row in rows for sample_id in row}
     return TaskGrid(
         task=task,
         metric=metric,
@@ -101,6 +103,7 @@ def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
         flops=_matrix(rows, ids, request_flops),
         drift=largest_drift(settings),
+        prompts=tuple(asked[sample_id].prompt or asked[sample_id].question for sample_id in ids),
     )
 
 
@@ -190,6 +193,7 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
         energy_j=absent,
         flops=absent,
         drift=None,
+        prompts=table.prompts,
     )
 
 

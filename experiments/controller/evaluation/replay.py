@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.primitives.units import shown
+from experiment_core_utils.primitives.units import check_above, shown
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
@@ -18,6 +18,8 @@ from experiments.controller.policies.interface import Policy, RequestFeatures, c
 VIOLATIONS_ALLOWED = 0.05
 # Every policy chooses at every budget for every sample.
 MOST_BUDGETS = 10_000
+# Budgets as fractions of the largest setting's mean time: 0.35, 0.40, … 1.
+BUDGET_SHARES = tuple(percent / 100 for percent in range(35, 101, 5))
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,6 @@ def requests_in(grid: MeasuredGrid) -> AnsweredRequests:
     return AnsweredRequests(grid.tasks, grid.pictures, grid.best)
 
 
-def features_in(grid: MeasuredGrid) -> tuple[RequestFeatures, ...]:
-    """The features of the grid's requests that policies see; of a recorded table their names alone."""
-    if grid.requests is not None:
-        return grid.requests
-    return tuple(
-        RequestFeatures(task, sample_id, 0, {}, None)
-        for task, sample_id in zip(grid.tasks, grid.sample_ids, strict=True)
-    )
-
-
 def replay(policy: Policy, grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
     """The outcomes of a policy that chooses for every request at every budget, looked up in the grid.
 
@@ -80,7 +72,7 @@ def replay(policy: Policy, grid: MeasuredGrid, budgets_s: Sequence[float]) -> Ou
         ResultsError: the policy chose what the grid has not measured.
     """
     rows = {choice: row for row, choice in enumerate(grid.choices)}
-    features = features_in(grid)
+    features = grid.features
     size = len(budgets_s), len(grid)
     picked, overhead_s = np.zeros(size, dtype=np.int64), np.zeros(size)
     for at, budget_s in enumerate(budgets_s):
@@ -146,3 +138,18 @@ def spread_budgets(grid: MeasuredGrid, number: int) -> tuple[float, ...]:
     low = float(np.median(grid.total_s, axis=1).min())
     high = float(np.percentile(grid.total_s, 95, axis=1).max())
     return tuple(float(budget) for budget in np.geomspace(low, high, number))
+
+
+def shares_of_full(grid: MeasuredGrid, shares: Sequence[float]) -> tuple[float, ...]:
+    """Budgets in seconds, ascending: fractions of the mean time of the largest setting.
+
+    Raises:
+        ConfigurationError: a fraction that is not above 0 and finite.
+        ResultsError: no sample was measured at that setting.
+    """
+    for share in shares:
+        check_above("--budget_shares", share, 0.0)
+    measured = grid.total_s[-1][np.isfinite(grid.total_s[-1])]
+    if not len(measured):
+        raise ResultsError(f"no sample has a time at {grid.choices[-1].key}; measure it, or give --budgets_ms")
+    return tuple(sorted({share * float(measured.mean()) for share in shares}))

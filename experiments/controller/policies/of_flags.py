@@ -7,13 +7,12 @@ from pathlib import Path
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.controller.knob_choices import KnobChoice
-from experiments.controller.lookup import AGGREGATIONS, Aggregation, Lookup, build, load
+from experiments.controller.lookup import LOOKUP_FLAGS, Lookup, add_lookup_flags, built_by_flags, load
 from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.policies.baselines import baselines
 from experiments.controller.policies.guarded_lookup import GuardedLookup
 from experiments.controller.policies.interface import Policy, RandomPolicy, StaticPolicy
 
-DEFAULT_AGGREGATION: Aggregation = "mean"
-DEFAULT_TOLERANCE = 0.0
 DEFAULT_MARGIN = 0.0
 
 
@@ -24,10 +23,9 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
                         "smallest and largest)")  # fmt: skip
     parser.add_argument("--lookup", type=Path, metavar="FILE",
                         help="table of experiments.controller.lookup (default: built here)")  # fmt: skip
-    parser.add_argument("--aggregation_method", choices=AGGREGATIONS,
-                        help=f"how that lookup combines latencies (default: {DEFAULT_AGGREGATION})")  # fmt: skip
-    parser.add_argument("--tolerance", type=float, metavar="SHARE",
-                        help=f"tolerance of that lookup (default: {DEFAULT_TOLERANCE})")  # fmt: skip
+    add_lookup_flags(parser, "of a lookup that is built here: ")
+    parser.add_argument("--baselines", action="store_true",
+                        help="lookups by every method, single knobs and a regression too (default: off)")  # fmt: skip
     parser.add_argument("--estimator", type=Path, metavar="FILE",
                         help="e3_latency_estimator.json; adds the policy lookup_guardrail")  # fmt: skip
     parser.add_argument("--margin", type=float, metavar="SHARE",
@@ -41,7 +39,7 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
 
 def check_policy_flags(given: argparse.Namespace) -> None:
     """Raises ConfigurationError for a flag that has no effect beside another one."""
-    for name in ("aggregation_method", "tolerance"):
+    for name in LOOKUP_FLAGS:
         if given.lookup is not None and getattr(given, name) is not None:
             raise ConfigurationError(f"--{name} is of a lookup that is built here; drop it, or --lookup {given.lookup}")
     if given.margin is not None and given.estimator is None:
@@ -62,8 +60,7 @@ def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid | None) -> Lo
         return load(given.lookup)
     if calibration is None:
         raise ConfigurationError("there are no calibration samples to build a lookup of; give --lookup FILE")
-    tolerance = DEFAULT_TOLERANCE if given.tolerance is None else given.tolerance
-    return build(calibration, given.aggregation_method or DEFAULT_AGGREGATION, tolerance)
+    return built_by_flags(given, calibration)
 
 
 def margin_of(given: argparse.Namespace) -> float | None:
@@ -93,6 +90,15 @@ def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup
     if margin is not None:
         policies.append(GuardedLookup(lookup, LatencyEstimator.load(given.estimator), margin))
     return policies
+
+
+def further_policies(
+    given: argparse.Namespace, calibration: MeasuredGrid, lookup: Lookup, budgets_s: Sequence[float]
+) -> list[Policy]:
+    """The baselines of --baselines, made of the calibration samples; without the lookup that is there anyway."""
+    if not given.baselines:
+        return []
+    return [each for each in baselines(calibration, budgets_s) if each.name != lookup.name]
 
 
 def num_seen(lookup: Lookup, tasks: Sequence[str], sample_ids: Sequence[int]) -> int:

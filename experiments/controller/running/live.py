@@ -110,7 +110,7 @@ def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str
         for tier, each in prepared.items()
     }
     text_tokens = prepared[tiers[0]].shape.text_tokens
-    features = RequestFeatures(task.name, sample.sample_id, text_tokens, shapes, None)
+    features = RequestFeatures(task.name, sample.sample_id, text_tokens, shapes, None, prompt)
     return LiveRequest(task.name, sample, prompt, prepared, features)
 
 

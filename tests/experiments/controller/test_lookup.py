@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiments.controller.lookup import build, load, main, predict, save
+from experiments.controller.lookup import build, late_limit, load, main, predict, save
 from tests.experiments.controller.hand_made_requests import FAST, MIDDLE, SLOW, grid, request
 
 
@@ -62,7 +62,7 @@ def test_mean_median_and_max_accuracy_differ_where_a_setting_fits_by_one_of_them
 
 
 def test_none_fits_says_so_and_gives_the_nearest():
-    lookup = build(grid())
+    lookup = build(grid(), "mean")
     entry = predict(lookup, 50)
     assert entry.choice == FAST
     assert not lookup.fits(entry, 50)
@@ -75,7 +75,7 @@ def test_scores_count_as_shares_of_the_best_and_absent_ones_do_not_count():
     scores[2, 0] = np.nan
     total_s = made.total_s.copy()
     total_s[2, 1:] = np.nan
-    entries = build(replace(made, scores=scores, best=np.full(4, 10.0), total_s=total_s)).entries
+    entries = build(replace(made, scores=scores, best=np.full(4, 10.0), total_s=total_s), "mean").entries
     # (1 + 1 + 0) / 3 over requests 1 to 3; one time, 400 ms.
     assert entries[2].accuracy == pytest.approx(2 / 3)
     assert (entries[2].num_scored, entries[2].num_measured) == (3, 1)
@@ -93,7 +93,7 @@ def test_a_setting_without_times_is_no_entry():
 
 
 def test_every_request_gets_the_same():
-    lookup = build(grid())
+    lookup = build(grid(), "mean")
     assert lookup.name == "lookup_mean"
     assert {lookup.choose(request(sample_id), 0.6) for sample_id in range(4)} == {SLOW}
 
@@ -150,10 +150,116 @@ def test_wrong_values_are_refused():
 
 def test_predict_prints_the_setting_and_whether_it_fits(tmp_path: Path, capsys):
     path = tmp_path / "lookup.json"
-    save(build(grid()), path)
+    save(build(grid(), "mean"), path)
     assert main(["predict", str(path), "--budget_ms", "600", "50"]) == 0
     fits, nearest = capsys.readouterr().out.splitlines()
     assert fits == "600 ms: tier-high_topk8_blocks16, mean latency 550.0 ms, accuracy 0.750 of the best score"
     assert nearest.endswith("no setting fits, this is the nearest")
     assert main(["predict", str(path), "--budget_ms", "0"]) == 2
     assert main(["predict", str(tmp_path / "none.json"), "--budget_ms", "1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "budget_ms", "expected"),
+    [
+        # Of 400, 500, 600 and 700 ms, P95 is 600 + 0.85 * 100 = 685; of fast ones 100 + 0.85 * 100 = 185.
+        ("p95", 684, FAST),
+        ("p95", 686, SLOW),
+        # P99: 600 + 0.97 * 100 = 697.
+        ("p99", 696, FAST),
+        ("p99", 698, SLOW),
+        ("p50", 551, SLOW),
+        ("p50", 549, FAST),
+    ],
+)
+def test_percentiles_of_the_latency(method, budget_ms, expected):
+    assert predict(build(grid(), method), budget_ms).choice == expected
+
+
+def test_in_time_counts_late_answers_as_wrong():
+    lookup = build(grid(), "in_time")
+    # At 600 ms the slow choice is in time and right on requests 0, 1 and 2; at 500 on 0 and 1, as fast and middle are
+    # on two: the fastest of them.
+    assert predict(lookup, 600).choice == SLOW
+    assert predict(lookup, 500).choice == FAST
+    assert lookup.at(600).accuracy.tolist() == [0.5, 0.5, 0.75]
+    # At 399 the middle choice loses request 3, which it has wrong, and the slow one everything.
+    assert lookup.at(399).accuracy.tolist() == [0.5, 0.5, 0.0]
+    assert predict(lookup, 90).choice == FAST
+    assert lookup.at(90).fits.tolist() == [False] * 3
+
+
+def test_in_time_passes_over_samples_without_a_score():
+    made = grid()
+    scores = made.scores.copy()
+    scores[2, 3] = np.nan
+    # 0, 1 and 2 are right and in time, 3 is not known.
+    assert build(replace(made, scores=scores), "in_time").at(600).accuracy[2] == pytest.approx(1.0)
+
+
+def test_the_chance_of_being_late_is_bounded_with_confidence():
+    """The limit of Clopper and Pearson for none late of n is 1 - (1 - confidence) ** (1 / n)."""
+    none = late_limit(np.array([0, 0]), np.array([4, 59]), 0.95)
+    assert none == pytest.approx([1 - 0.05**0.25, 1 - 0.05 ** (1 / 59)])
+    assert none[1] < 0.05
+    # One late of four: the chance p at which at most one of four is late in 5 % of draws, (1-p)^4 + 4 p (1-p)^3 = 0.05.
+    limit = late_limit(np.array([1]), np.array([4]), 0.95)[0]
+    assert (1 - limit) ** 4 + 4 * limit * (1 - limit) ** 3 == pytest.approx(0.05)
+    assert late_limit(np.array([4]), np.array([4]), 0.95) == [1.0]
+    # None of four late is at most 52.7 % with confidence: the slow choice at 700 ms, not at 699.
+    lookup = build(grid(), "mean", max_late=0.53)
+    assert lookup.name == "lookup_mean_late0.53"
+    assert (predict(lookup, 700).choice, predict(lookup, 699).choice) == (SLOW, FAST)
+    assert predict(build(grid(), "mean", max_late=0.52), 700).choice == FAST
+    assert predict(build(grid(), "mean", max_late=0.52, confidence=0.9), 700).choice == SLOW
+
+
+PROMPTS = ("read the sign", "read the word", "count the cars", "count the dogs")
+
+
+def test_similar_prompts_have_a_table_of_their_own():
+    lookup = build(replace(grid(), prompts=PROMPTS), "in_time", neighbourhood=0.5)
+    # Requests 0 and 1 are read: the middle choice is right on both. 2 and 3 are counted: each choice is right on one
+    # of them at most, the fast one soonest.
+    assert lookup.choose(replace(request(7), prompt="read the plate"), 1.0) == MIDDLE
+    assert lookup.choose(replace(request(8), prompt="count the birds"), 1.0) == FAST
+    assert lookup.at(1000, "read it").accuracy.tolist() == [0.5, 1.0, 1.0]
+    with pytest.raises(ResultsError, match="--neighbourhood needs the prompts"):
+        build(grid(), "in_time", neighbourhood=0.5)
+
+
+def test_a_file_keeps_options_and_samples(tmp_path: Path, capsys):
+    made = replace(grid(), prompts=PROMPTS)
+    made.total_s[1, 2] = np.nan
+    lookup = build(made, "p95", 0.1, max_late=0.7, confidence=0.9, neighbourhood=0.5)
+    path = tmp_path / "lookup.json"
+    save(lookup, path)
+    assert load(path) == lookup
+    assert main(["predict", str(path), "--budget_ms", "900"]) == 2
+    assert "--prompt TEXT goes with a table built with --neighbourhood" in capsys.readouterr().err
+    assert main(["predict", str(path), "--budget_ms", "900", "--prompt", "read it"]) == 0
+    # 400 and 500 ms: P95 is 400 + 0.95 * 100; the middle and the slow choice are right on both, the middle is faster.
+    assert capsys.readouterr().out == (
+        "900 ms: tier-medium_topk4_blocks12, 200.0 ms by p95, accuracy 1.000 of the best score\n"
+    )
+    content = json.loads(path.read_text())
+    content["entries"][0]["scores"].pop()
+    path.write_text(json.dumps(content))
+    with pytest.raises(ResultsError, match=r"entries have \[3, 4\] samples, not 4; build it again"):
+        load(path)
+
+
+def test_a_file_without_samples_still_gives_its_settings(tmp_path: Path):
+    """Such files were written before other methods than mean and median were there."""
+    path = tmp_path / "lookup.json"
+    save(build(grid(), "median"), path)
+    content = json.loads(path.read_text())
+    for name in ("max_late", "confidence", "neighbourhood", "prompts"):
+        del content[name]
+    for entry in content["entries"]:
+        del entry["latencies_ms"], entry["scores"]
+    path.write_text(json.dumps(content))
+    assert predict(load(path), 551).choice == SLOW
+    path.write_text(json.dumps(content | {"aggregation_method": "p95"}))
+    with pytest.raises(ResultsError, match=r"entries have \[0\] samples, not 4"):
+        load(path)

@@ -128,5 +128,5 @@ def test_a_lookup_is_built_from_a_folder_by_command(tmp_path: Path, capsys):
     file = tmp_path / "lookup.json"
     assert lookup_command(["build", str(tmp_path / "run"), "--output", str(file)]) == 0
     assert lookup_command(["predict", str(file), "--budget_ms", "1000"]) == 0
-    assert "1000 ms: tier-low_topk2_blocks3, mean latency 1000.0 ms, accuracy 1.000" in capsys.readouterr().out
+    assert "1000 ms: tier-low_topk2_blocks3, 1000.0 ms by mean, accuracy in time 1.000" in capsys.readouterr().out
     assert lookup_command(["build", str(tmp_path / "nothing"), "--output", str(file)]) == 1

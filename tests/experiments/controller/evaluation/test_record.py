@@ -25,7 +25,7 @@ def made():
     found = grid()
     outcomes = [
         best_static(found, BUDGETS),
-        replay(build(found), found, BUDGETS),
+        replay(build(found, "mean"), found, BUDGETS),
         replay(PerSampleOracle(found), found, BUDGETS),
     ]
     could = possible(found, BUDGETS)
@@ -96,7 +96,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_command_writes_json_csv_and_figures(folder: Path, capsys):
-    assert main([str(folder), "--budgets_ms", "600", "1100", "400"]) == 0
+    assert main([str(folder), "--budgets_ms", "600", "1100", "400", "--aggregation_method", "mean"]) == 0
     out = folder / "controller_replay"
     content = json.loads((out / "controller_evaluation.json").read_text())
     assert content["num_requests"] + content["num_calibration_requests"] == 8

@@ -1,0 +1,107 @@
+"""How good tables, single knobs, a regression and learned controllers are on splits of a full grid by picture.
+
+python -m experiments.benchmarks.controller_baselines docs/core_exp/pareto_table.json
+
+Each split makes every policy from one half of the pictures and replays it on the other half, at budgets that are
+fractions of the largest setting's mean time in the first half. The figures are means over splits, the budgets that some
+setting meets and requests; the intervals (95 %) are over pictures, a request's difference being its mean over all
+splits that judge it.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.primitives.statistics import bounded_mean_interval
+from experiments.controller.evaluation.outcomes import Outcomes
+from experiments.controller.evaluation.replay import (
+    BUDGET_SHARES,
+    PerSampleOracle,
+    best_static,
+    meetable,
+    replay,
+    shares_of_full,
+)
+from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
+from experiments.controller.policies.baselines import baselines
+from experiments.controller.policies.interface import Policy, RandomPolicy, StaticPolicy
+
+REFERENCES = ("lookup_mean", "chosen_table")
+
+
+def outcomes_of_split(calibration: MeasuredGrid, judged: MeasuredGrid, budgets_s: Sequence[float],
+                      learned: Sequence[Path], seed: int) -> list[Outcomes]:  # fmt: skip
+    """The outcomes of all policies on the judged half."""
+    choices = judged.choices
+    policies: list[Policy] = [
+        StaticPolicy(choices[0]), StaticPolicy(choices[-1]), RandomPolicy(choices, seed),
+        *baselines(calibration, budgets_s), PerSampleOracle(judged),
+    ]  # fmt: skip
+    found = [replay(policy, judged, budgets_s) for policy in policies] + [best_static(judged, budgets_s)]
+    if learned:
+        # torch takes seconds to import.
+        from experiments.controller.policies.learned import learned_replay
+
+        found += [replay(learned_replay(path, None, calibration, judged).policy, judged, budgets_s) for path in learned]
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print a row for each policy."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS", help="full grid, or a table of one")
+    parser.add_argument("--splits", type=int, nargs="+", metavar="SEED",
+                        help="seeds of the splits (default: 0 to 39, or those of --learned)")  # fmt: skip
+    parser.add_argument("--learned", nargs="+", default=[], metavar="SEED=CHECKPOINT",
+                        help="controllers trained with --split_seed SEED; several of a split are averaged")  # fmt: skip
+    given = parser.parse_args(argv)
+    grid = load_grid(given.results).complete()
+    trained: dict[int, list[Path]] = {}
+    for text in given.learned:
+        seed, path = text.split("=", 1)
+        trained.setdefault(int(seed), []).append(Path(path))
+    splits = given.splits or sorted(trained) or list(range(40))
+    if trained and set(splits) != set(trained):
+        parser.error(f"--learned has controllers of the splits {sorted(trained)}; give each of --splits one")
+    # Policy -> [in time, late, asked] of each request over all splits and budgets.
+    sums: dict[str, np.ndarray] = {}
+    place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
+    num_budgets = 0
+    for split in splits:
+        calibration, judged = split_by_picture(grid, 0.5, split)
+        every = shares_of_full(calibration, BUDGET_SHARES)
+        budgets_s = [budget for budget, can in zip(every, meetable(judged, every), strict=True) if can]
+        num_budgets += len(budgets_s)
+        places = [place_of[key] for key in zip(judged.tasks, judged.sample_ids, strict=True)]
+        for outcome in outcomes_of_split(calibration, judged, budgets_s, trained.get(split, []), split):
+            late = outcome.latency_s > np.asarray(budgets_s)[:, None]
+            in_time = np.where(late, 0.0, outcome.scores / judged.best)
+            asked = np.full(len(places), len(budgets_s))
+            own = sums.setdefault(outcome.name, np.zeros((len(grid), 3)))
+            np.add.at(own, places, np.stack([in_time.sum(axis=0), late.sum(axis=0), asked], axis=1))
+    print(f"{len(splits)} splits, {num_budgets} meetable budgets, {len(set(grid.pictures))} pictures")
+    print(f"{'policy':<32}{'in time':>8}{'late':>8}  " + "".join(f"less {name:<28}" for name in REFERENCES))
+    for name in sorted(sums, key=lambda each: -sums[each][:, 0].sum() / sums[each][:, 2].sum()):
+        in_time, late, asked = sums[name].sum(axis=0)
+        differences = [_difference(sums[name], sums[other], grid.pictures) for other in REFERENCES]
+        print(f"{name:<32}{in_time / asked:>8.3f}{100 * late / asked:>6.1f} %  "
+              + "".join(f"{each:<33}" for each in differences))  # fmt: skip
+    return 0
+
+
+def _difference(own: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:
+    """The mean difference in time over the requests [N, 3] that were judged, with its interval."""
+    judged: list[int] = np.flatnonzero(own[:, 2]).tolist()
+    values = own[judged, 0] / own[judged, 2] - other[judged, 0] / other[judged, 2]
+    if not values.any():
+        return ""
+    low, high = bounded_mean_interval(values.tolist(), [pictures[place] for place in judged], 1.0, -1.0)
+    return f"{values.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

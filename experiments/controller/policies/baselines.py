@@ -1,0 +1,118 @@
+"""Baselines that a controller has to be better than: tables, one knob alone, a regression of the score in time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from experiments.controller.evaluation.replay import replay
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.lookup import Aggregation, Lookup, build
+from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.policies.interface import Policy, RequestFeatures, check_budget
+from experiments.controller.policies.prompt_words import PromptWords
+from experiments.fitting.folds import left_out_masks
+
+METHODS: tuple[Aggregation, ...] = ("mean", "p50", "p95", "p99", "in_time")
+KNOBS = ("tier", "top_k", "num_active_blocks")
+MAX_LATE = 0.05
+NEIGHBOURHOOD = 0.2
+CHOSEN_TABLE = "chosen_table"
+FOLDS = 5
+# Penalties among which leave-one-out errors of the calibration samples choose.
+PENALTIES = tuple(10.0**power for power in range(-2, 4))
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """A policy under another name."""
+
+    name: str
+    policy: Policy
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """See `Policy.choose`."""
+        return self.policy.choose(request, budget_s)
+
+
+class InTimeRegression:
+    """The setting of the highest predicted score in time: a ridge regression on the words of the prompt, per budget.
+
+    A request's target at a setting is score / best score, 0 where it was late there: cost-sensitive classification with
+    all costs known. The penalty is chosen by leave-one-out errors among `PENALTIES`.
+
+    Args:
+        grid: of complete requests with prompts.
+    """
+
+    name = "regression"
+
+    def __init__(self, grid: MeasuredGrid) -> None:
+        self._grid = grid
+        self._words = PromptWords([text or "" for text in grid.prompts or ()])
+        self._inputs = self._words.vectors([text or "" for text in grid.prompts or ()])
+        self._predicted = cache(self._predict)
+        self._fitted = cache(self._fit)
+
+    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+        """See `Policy.choose`."""
+        check_budget(budget_s)
+        return self._grid.choices[int(np.argmax(self._predicted(request.prompt or "", budget_s)))]
+
+    def _predict(self, prompt: str, budget_s: float) -> np.ndarray:
+        return np.asarray(self._fitted(budget_s).predict(self._words.vectors([prompt]))[0])
+
+    def _fit(self, budget_s: float) -> Any:
+        from sklearn.linear_model import RidgeCV
+
+        in_time = np.where(self._grid.total_s <= budget_s, self._grid.shares, 0.0)
+        return RidgeCV(PENALTIES).fit(self._inputs, in_time.T)
+
+
+def tables(calibration: MeasuredGrid) -> list[Lookup]:
+    """Lookups by every method, one that keeps lateness with confidence, and, with prompts, one of similar prompts."""
+    made = [build(calibration, method) for method in METHODS]
+    made.append(build(calibration, "mean", max_late=MAX_LATE))
+    if calibration.prompts is not None:
+        made.append(build(calibration, "in_time", neighbourhood=NEIGHBOURHOOD))
+    return made
+
+
+def one_knob_tables(calibration: MeasuredGrid) -> list[Policy]:
+    """Lookups by the score in time that turn one knob alone; the others stay at the highest values of the grid."""
+    whole = build(calibration, "in_time")
+    found: list[Policy] = []
+    for knob in KNOBS:
+        full = calibration.choices[-1]
+        own = tuple(
+            entry for entry in whole.entries if replace(full, **{knob: getattr(entry.choice, knob)}) == entry.choice
+        )
+        found.append(Renamed(f"only_{knob}", replace(whole, entries=own)))
+    return found
+
+
+def chosen_table(calibration: MeasuredGrid, budgets_s: Sequence[float]) -> Policy:
+    """The best of `tables` by mean score in time over the budgets, by five folds of the calibration pictures alone."""
+    known = calibration.complete()
+    pictures = np.array(known.pictures)
+    totals: dict[str, float] = {}
+    for left_out in left_out_masks(pictures, min(FOLDS, len(set(known.pictures)))):
+        judged = known.take(left_out)
+        for table in tables(known.take(~left_out)):
+            found = replay(table, judged, budgets_s)
+            late = found.latency_s > np.asarray(budgets_s)[:, None]
+            totals[table.name] = totals.get(table.name, 0.0) + float(
+                np.where(late, 0, found.scores / judged.best).sum()
+            )
+    best = max(totals, key=lambda name: totals[name])
+    return Renamed(CHOSEN_TABLE, next(table for table in tables(calibration) if table.name == best))
+
+
+def baselines(calibration: MeasuredGrid, budgets_s: Sequence[float]) -> list[Policy]:
+    """All of them, made of the calibration samples alone; without prompts none that needs these."""
+    found: list[Policy] = [*tables(calibration), *one_knob_tables(calibration)]
+    if calibration.prompts is not None:
+        found.append(InTimeRegression(calibration.complete()))
+    return [*found, chosen_table(calibration, budgets_s)]

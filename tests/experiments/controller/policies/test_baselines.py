@@ -1,0 +1,66 @@
+"""Baselines on the hand-made grid: what each chooses, worked out by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.controller.evaluation.replay import shares_of_full
+from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.policies.baselines import InTimeRegression, baselines, chosen_table, one_knob_tables
+from tests.experiments.controller.hand_made_requests import FAST, MIDDLE, SLOW, grid, request
+
+
+def many() -> MeasuredGrid:
+    """Twenty readings that need the middle choice, and twenty countings that the fast one gets right alone."""
+    kinds = np.arange(40) % 2
+    right = np.array([1 - kinds, kinds, 0 * kinds])[[1, 0, 2]].astype(float)
+    return replace(
+        grid(),
+        tasks=("signs",) * 40,
+        sample_ids=tuple(range(40)),
+        pictures=tuple(f"picture {at}" for at in range(40)),
+        scores=right,
+        best=np.ones(40),
+        total_s=np.array([[0.1], [0.2], [0.6]]) * np.ones(40),
+        requests=None,
+        prompts=tuple("count the cars" if kind else "read the sign" for kind in kinds),
+    )
+
+
+def test_one_knob_alone_leaves_the_others_at_their_highest() -> None:
+    made = grid()
+    choices = (KnobChoice("low", 8, 16), KnobChoice("high", 4, 16), SLOW)
+    tier, top_k, blocks = one_knob_tables(replace(made, choices=choices))
+    assert [each.name for each in (tier, top_k, blocks)] == ["only_tier", "only_top_k", "only_num_active_blocks"]
+    # At 250 ms low has two of four right in time, the second choice two of four, the largest none.
+    assert [each.choose(request(), 0.25) for each in (tier, top_k, blocks)] == [choices[0], choices[1], SLOW]
+
+
+def test_a_regression_tells_kinds_of_prompts_apart() -> None:
+    policy = InTimeRegression(many())
+    asked = replace(request(99), prompt="read the word"), replace(request(98), prompt="count the dogs")
+    assert [policy.choose(each, 0.3) for each in asked] == [MIDDLE, FAST]
+    # At 0.15 s the middle choice is late: nothing is gained by a reading.
+    assert policy.choose(asked[1], 0.15) == FAST
+
+
+def test_the_chosen_table_is_the_best_on_the_calibration_half() -> None:
+    """A table of all requests has one half right, one of similar prompts all of them."""
+    policy = chosen_table(many(), (0.3,))
+    assert policy.choose(replace(request(99), prompt="read the word"), 0.3) == MIDDLE
+    assert policy.choose(replace(request(98), prompt="count the dogs"), 0.3) == FAST
+
+
+def test_without_prompts_none_is_made_that_needs_them() -> None:
+    names = [each.name for each in baselines(replace(many(), prompts=None), (0.3,))]
+    assert names == [
+        "lookup_mean", "lookup_p50", "lookup_p95", "lookup_p99", "lookup_in_time", "lookup_mean_late0.05",
+        "only_tier", "only_top_k", "only_num_active_blocks", "chosen_table",
+    ]  # fmt: skip
+
+
+def test_budgets_are_fractions_of_the_largest_setting() -> None:
+    # (400 + 500 + 600 + 700) / 4 = 550 ms.
+    assert shares_of_full(grid(), (1.0, 0.5)) == pytest.approx((0.275, 0.55))
