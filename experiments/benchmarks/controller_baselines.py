@@ -26,11 +26,14 @@ from experiments.controller.evaluation.replay import (
     replay,
     shares_of_full,
 )
+from experiments.controller.lookup import build
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.policies.baselines import baselines
 from experiments.controller.policies.interface import Policy, RandomPolicy, StaticPolicy
 
 REFERENCES = ("lookup_mean", "chosen_table")
+STREAM_LATE = 0.05
+STREAM_NEIGHBOURS = 0.2
 
 
 def outcomes_of_split(calibration: MeasuredGrid, judged: MeasuredGrid, budgets_s: Sequence[float],
@@ -58,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="seeds of the splits (default: 0 to 39, or those of --learned)")  # fmt: skip
     parser.add_argument("--learned", nargs="+", default=[], metavar="SEED=CHECKPOINT",
                         help="controllers trained with --split_seed SEED; several of a split are averaged")  # fmt: skip
+    parser.add_argument("--stream", action="store_true",
+                        help="budgets that a stream of requests shares instead (default: of each request)")  # fmt: skip
     given = parser.parse_args(argv)
     grid = load_grid(given.results).complete()
     trained: dict[int, list[Path]] = {}
@@ -67,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     splits = given.splits or sorted(trained) or list(range(40))
     if trained and set(splits) != set(trained):
         parser.error(f"--learned has controllers of the splits {sorted(trained)}; give each of --splits one")
+    if given.stream:
+        return _streams(grid, splits)
     # Policy -> [in time, late, asked] of each request over all splits and budgets.
     sums: dict[str, np.ndarray] = {}
     place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
@@ -90,6 +97,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         differences = [_difference(sums[name], sums[other], grid.pictures) for other in REFERENCES]
         print(f"{name:<32}{in_time / asked:>8.3f}{100 * late / asked:>6.1f} %  "
               + "".join(f"{each:<33}" for each in differences))  # fmt: skip
+    return 0
+
+
+def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> int:
+    """Print a row for each way to share a budget: mean latency / budget and share late are over a stream."""
+    sums: dict[str, np.ndarray] = {}
+    for split in splits:
+        calibration, judged = split_by_picture(grid, 0.5, split)
+        budgets_s = shares_of_full(calibration, BUDGET_SHARES)
+        policies = [("one setting by mean", build(calibration, "mean"))]
+        for limit, max_late in (("mean", None), ("late", STREAM_LATE)):
+            for kind, share in (("mix", None), ("mix by prompts", STREAM_NEIGHBOURS)):
+                made = build(calibration, "stream", max_late=max_late, neighbourhood=share)
+                policies.append((f"{limit}: {kind}", made))
+        policies.append(("p95 of each request", build(calibration, "p95")))
+        for name, policy in policies:
+            found = replay(policy, judged, budgets_s)
+            values = np.stack(
+                [found.scores / judged.best, found.latency_s / np.array(budgets_s)[:, None],
+                 found.latency_s > np.array(budgets_s)[:, None]]
+            ).mean(axis=(1, 2))  # fmt: skip
+            sums.setdefault(name, np.zeros((0, 3)))
+            sums[name] = np.concatenate([sums[name], values[None]])
+    print(f"{len(splits)} splits, {len(BUDGET_SHARES)} budgets: mean (standard deviation over splits)")
+    print(f"{'sharing':<28}{'accuracy':>16}{'mean / budget':>18}{'late':>18}")
+    for name, rows in sums.items():
+        cells = [f"{mean:.3f} ({std:.3f})" for mean, std in zip(rows.mean(axis=0), rows.std(axis=0), strict=True)]
+        plain = sums.get(name.removesuffix(" by prompts"), rows)[:, 0]
+        gain = rows[:, 0] - plain
+        more = f"   {gain.mean():+.3f} ({gain.std():.3f}) less the plain mix" if name.endswith("by prompts") else ""
+        print(f"{name:<28}{cells[0]:>16}{cells[1]:>18}{cells[2]:>18}{more}")
     return 0
 
 

@@ -27,12 +27,13 @@ from experiment_core_utils.records.result_files import field_fault, read_json_ob
 from experiment_core_utils.records.setting_result import Amount, Count, Knob, Share, Time
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
-from experiments.controller.policies.interface import RequestFeatures, check_budget
+from experiments.controller.policies.interface import DRAWS, RequestFeatures, check_budget, draw_of
 from experiments.controller.policies.prompt_words import PromptWords
+from experiments.controller.policies.shared_budget import Price, price_of
 
 SCHEMA_VERSION = 1
 KIND = "lookup_policy"
-Aggregation = Literal["mean", "median", "max_accuracy", "p50", "p95", "p99", "in_time"]
+Aggregation = Literal["mean", "median", "max_accuracy", "p50", "p95", "p99", "in_time", "stream"]
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 DEFAULT_AGGREGATION: Aggregation = "in_time"
 PERCENTS: Mapping[Aggregation, float] = {"median": 50.0, "p50": 50.0, "p95": 95.0, "p99": 99.0}
@@ -100,6 +101,9 @@ class LookupOptions:
 
     - `in_time` takes the setting of the highest mean score where a late answer counts 0, of equal ones the one of the
       lowest mean latency. A setting fits where it has any sample in time.
+    - `stream` lets requests share the budget: their mean latency has to be within it, or, with `max_late`, no more than
+      that fraction may be late. Each takes the setting with the highest accuracy less a price of its expected cost; at
+      most two such prices are mixed, so that the samples of the table cost the limit.
 
     Raises:
         ConfigurationError: a value that is not possible.
@@ -125,6 +129,8 @@ class LookupOptions:
             value = getattr(self, name)
             if value is not None:
                 check_fraction(f"--{name}", value)
+        if self.aggregation_method == "stream" and self.confidence != CONFIDENCE:
+            raise ConfigurationError("--confidence is of single requests, not of a stream; drop it")
 
     @property
     def name(self) -> str:
@@ -170,7 +176,52 @@ class Lookup:
 
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
         """See `Policy.choose`; without a neighbourhood the choice is the same for every request."""
-        return predict(self, 1000 * budget_s, request.prompt).choice
+        mixed = self.mixture(1000 * budget_s, request.prompt)
+        draw = draw_of(request, budget_s) / DRAWS
+        for entry, fraction in mixed:
+            if draw < fraction:
+                return entry.choice
+            draw -= fraction
+        return mixed[-1][0].choice
+
+    def mixture(self, budget_ms: float, prompt: str | None = None) -> tuple[tuple[LookupEntry, float], ...]:
+        """The settings that such requests get, and the fraction of them that gets each: one of all, but in a stream."""
+        if self.aggregation_method != "stream":
+            return ((predict(self, budget_ms, prompt), 1.0),)
+        check_budget(budget_ms / 1000)
+        gains, costs = self._expected(budget_ms, self._places(prompt))
+        return tuple((self.entries[at], share) for at, share in self._price(budget_ms).shares(gains, costs).items())
+
+    def _places(self, prompt: str | None) -> np.ndarray:
+        """Places of the samples that a request's table is made of."""
+        if self.options.neighbourhood is None:
+            return np.arange(self._latencies.shape[1])
+        return self._words.nearest(prompt or "", self.options.neighbourhood)
+
+    def _expected(self, budget_ms: float, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Accuracy [S] and cost [S], seconds or lateness, expected from samples."""
+        return _means(self._scores[:, places]), -_means(-self._costs(budget_ms)[:, places])
+
+    def _costs(self, budget_ms: float) -> np.ndarray:
+        """Milliseconds [S, N]; with `max_late` 1 for a late sample and 0 for one in time."""
+        if self.options.max_late is None:
+            return self._latencies
+        late = self._latencies > budget_ms * (1 + self.tolerance)
+        return np.where(np.isfinite(self._latencies), late, np.nan)
+
+    def _price(self, budget_ms: float) -> Price:
+        if budget_ms not in self._prices:
+            known = np.flatnonzero(np.isfinite(self._latencies).all(axis=0))
+            prompts = self.prompts or (None,) * self._latencies.shape[1]
+            expected = [self._expected(budget_ms, self._places(prompts[at])) for at in known]
+            gains, costs = (np.array(each) for each in zip(*expected, strict=True))
+            limit = self.options.max_late if self.options.max_late is not None else budget_ms * (1 + self.tolerance)
+            self._prices[budget_ms] = price_of(gains, costs, self._costs(budget_ms)[:, known].T, limit)
+        return self._prices[budget_ms]
+
+    @cached_property
+    def _prices(self) -> dict[float, Price]:
+        return {}
 
     def latency_ms(self, entry: LookupEntry) -> float:
         """The latency of an entry by `aggregation_method`, over all samples."""
@@ -187,7 +238,7 @@ class Lookup:
             self.options, self._latencies, self._scores, self._latency_ms, self._accuracy
         )  # fmt: skip
         if options.neighbourhood is not None:
-            places = self._words.nearest(prompt or "", options.neighbourhood)
+            places = self._places(prompt)
             latencies, scores = latencies[:, places], scores[:, places]
             latency_ms, accuracy = _over_rows(latencies, self.aggregation_method), _means(scores)
         fits = latency_ms <= limit_ms
@@ -217,7 +268,13 @@ class Lookup:
         means, medians = (
             np.array([getattr(entry, f"latency_{name}_ms") for entry in self.entries]) for name in ("mean", "median")
         )
-        stored = {"mean": means, "in_time": means, "median": medians, "max_accuracy": np.minimum(means, medians)}
+        stored = {
+            "mean": means,
+            "in_time": means,
+            "stream": means,
+            "median": medians,
+            "max_accuracy": np.minimum(means, medians),
+        }
         method = self.aggregation_method
         return stored[method] if method in stored else _over_rows(self._latencies, method)
 
@@ -276,7 +333,8 @@ def build(
     entries = []
     for row, choice in enumerate(grid.choices):
         scored, measured = np.isfinite(fractions[row]), np.isfinite(total_ms[row])
-        if scored.any() and measured.any() and (aggregation_method != "in_time" or (scored & measured).any()):
+        needs_both = aggregation_method in ("in_time", "stream")
+        if scored.any() and measured.any() and (not needs_both or (scored & measured).any()):
             own = total_ms[row][measured]
             entries.append(
                 LookupEntry(
@@ -301,11 +359,16 @@ def _known(values: np.ndarray) -> tuple[float | None, ...]:
 
 
 def predict(lookup: Lookup, budget_ms: float, prompt: str | None = None) -> LookupEntry:
-    """The best setting for a budget; see `LookupOptions`. Raises ConfigurationError for a budget that is not above 0.
+    """The best setting for a budget, in a stream the most frequent one; see `LookupOptions`.
 
     Args:
         prompt: of the request, which a neighbourhood is found by.
+
+    Raises:
+        ConfigurationError: a budget that is not above 0.
     """
+    if lookup.aggregation_method == "stream":
+        return max(lookup.mixture(budget_ms, prompt), key=lambda each: each[1])[0]
     check_budget(budget_ms / 1000)
     table = lookup.at(budget_ms, prompt)
     if not table.fits.any():
@@ -457,6 +520,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
+    if lookup.aggregation_method == "stream":
+        parts = [f"{100 * share:.0f} % {entry.choice.key}" for entry, share in lookup.mixture(budget_ms, prompt)]
+        return f"{budget_ms:g} ms over a stream: {', '.join(parts)}"
     entry, table = predict(lookup, budget_ms, prompt), lookup.at(budget_ms, prompt)
     place = lookup.entries.index(entry)
     method = "mean" if lookup.aggregation_method == "in_time" else lookup.aggregation_method

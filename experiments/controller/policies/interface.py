@@ -9,6 +9,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import MOST_SECONDS
 from experiments.controller.knob_choices import KnobChoice
 
+DRAWS = 2**64
+
 
 @dataclass(frozen=True)
 class PictureShape:
@@ -82,6 +84,10 @@ class RandomPolicy:
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
         """See `Policy.choose`."""
         check_budget(budget_s)
-        text = f"{self.seed} {request.task} {request.sample_id} {budget_s!r}"
-        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
-        return self.choices[number % len(self.choices)]
+        return self.choices[draw_of(request, budget_s, self.seed) % len(self.choices)]
+
+
+def draw_of(request: RequestFeatures, budget_s: float, seed: int = 0) -> int:
+    """An evenly drawn number below `DRAWS`, always the same for the same request, budget and seed."""
+    text = f"{seed} {request.task} {request.sample_id} {budget_s!r}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
