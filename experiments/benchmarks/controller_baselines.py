@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for text in given.learned:
         seed, path = text.split("=", 1)
         trained.setdefault(int(seed), []).append(Path(path))
-    splits = given.splits or sorted(trained) or list(range(40))
+    splits: list[int] = given.splits or sorted(trained) or list(range(40))
     if trained and set(splits) != set(trained):
         parser.error(f"--learned has controllers of the splits {sorted(trained)}; give each of --splits one")
     if given.stream:

@@ -248,7 +248,7 @@ class Lookup:
             fits = in_time.any(axis=1)
         if options.max_late is not None:
             late = (latencies > limit_ms).sum(axis=1)
-            fits &= late_limit(late, np.isfinite(latencies).sum(axis=1), options.confidence) <= options.max_late
+            fits = fits & (late_limit(late, np.isfinite(latencies).sum(axis=1), options.confidence) <= options.max_late)
         return _Table(accuracy, latency_ms, fits)
 
     @cached_property

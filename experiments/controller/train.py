@@ -21,7 +21,7 @@ from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_TIMES, che
 from experiments.controller.training.environment import RewardRecipe
 from experiments.controller.training.grpo import GrpoRecipe
 from experiments.controller.training.jobs import TrainingJob, open_job
-from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun, start_of
+from experiments.controller.training.run import CHECKPOINT, Objective, TrainingPlan, TrainingRun, start_of
 from experiments.controller.training.summary import TensorboardCurves, summary_of, summary_writer, write_curves
 from experiments.controller.training.tabled_environment import Teacher
 
@@ -60,6 +60,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="fraction of the grid's pictures to train on; the others are held out")  # fmt: skip
     add("--split_seed", type=int, default=0, help="seed of that split, as in evaluate_controller")
     add("--num_budgets", type=int, default=16, metavar="L", help="number of latency budgets in a replay")
+    add("--objective", choices=get_args(Objective),
+        help="what an update raises: the expected reward over all choices, which tables give exactly, or roll-outs "
+             "compared in groups (default: expected in a replay, else grpo)")  # fmt: skip
     add("--updates", type=int, default=500, help="number of training updates")
     for recipe, texts in ((GrpoRecipe(), GRPO_FLAGS), (RewardRecipe(), REWARD_FLAGS)):
         for name, text in texts.items():
@@ -114,7 +117,10 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
     grpo = replace(CAREFUL if were_trained else GrpoRecipe(), **asked)
     reward = RewardRecipe(given.latency_weight, given.over_budget_penalty)
     warm = None if teacher == "none" else {"teacher": teacher, "steps": given.warm_start_steps}
-    return TrainingPlan(grpo, reward, given.updates, given.training_seed, warm)
+    objective = given.objective or ("expected" if given.environment == "replay" else "grpo")
+    if objective == "expected" and given.environment == "live":
+        raise ConfigurationError("--objective expected needs tables of all choices; give grpo, or another environment")
+    return TrainingPlan(grpo, reward, given.updates, given.training_seed, warm, objective)
 
 
 def train(given: argparse.Namespace, rest: Sequence[str]) -> None:

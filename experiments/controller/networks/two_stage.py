@@ -33,6 +33,9 @@ def sinusoidal_features(budgets_s: torch.Tensor) -> torch.Tensor:
 class BudgetToken(nn.Module):
     """Sinusoidal features -> code [B, CODE_WIDTH] -> embedding [B, H] of the budget, as long as the model's own ones.
 
+    The embedding is a fixed random projection of the code: the model's blocks lie between it and every choice, and no
+    gradient goes through them.
+
     Args:
         hidden_size: H.
         embedding_rms: root mean square of the model's token embeddings; the budget's has the same.
@@ -43,7 +46,7 @@ class BudgetToken(nn.Module):
     def __init__(self, hidden_size: int, embedding_rms: float) -> None:
         super().__init__()
         self.encode = nn.Linear(2 * FREQUENCIES, CODE_WIDTH)
-        self.embed = nn.Linear(CODE_WIDTH, hidden_size)
+        self.embed = nn.Linear(CODE_WIDTH, hidden_size).requires_grad_(False)
         self.register_buffer("embedding_rms", torch.tensor(embedding_rms))
 
     def code(self, features: torch.Tensor) -> torch.Tensor:

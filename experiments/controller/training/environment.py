@@ -75,13 +75,13 @@ class RewardRecipe:
     """The reward: score - latency_weight * latency / budget within the budget; over it the score counts for nothing.
 
     Over the budget it is -over_budget_penalty - latency_weight * latency / budget, so that among choices that are all
-    over it the fastest is best.
+    over it the fastest is best. Without a penalty lateness counts as in the reported accuracy in time.
     The latency's weight is small by default: within the budget accuracy counts, and of equally accurate choices the
     faster one is better.
     """
 
     latency_weight: float = 0.02
-    over_budget_penalty: float = 1.0
+    over_budget_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         check_at_least("latency_weight", self.latency_weight, 0.0)

@@ -66,7 +66,7 @@ class TrainingJob:
             return []
         if not isinstance(self.environment, TabledEnvironment):
             raise ConfigurationError("--warm_start needs tables; train on a replay first, then --init_from that")
-        self.networks.budget.requires_grad_(not self.environment.budget_token_is_fixed)
+        self.networks.budget.encode.requires_grad_(not self.environment.budget_token_is_fixed)
         generator = torch.Generator().manual_seed(plan.seed + 1)
         return warm_start(
             self.networks,

@@ -1,8 +1,8 @@
 """An environment that replays a full measured grid with recorded states of its samples.
 
 The grid's settings ran at one top-k in all blocks after the first. An adaptive run with a pause after more than one
-block has run the blocks before the pause with the model's own top-k; that difference is not in the replay, nor is the
-time of the networks.
+block has run the blocks before the pause with the model's own top-k: the time of that is in the replay, as `pause_s`
+estimates it, but not what it changes in the answer, nor is the time of the networks.
 """
 
 from itertools import product
@@ -15,6 +15,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import TIERS
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.networks.two_stage import ActionSpace
 from experiments.controller.training.recorded_states import RecordedStates
 from experiments.controller.training.tabled_environment import TabledEnvironment, Tables
 
@@ -48,6 +49,20 @@ def usable(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
     return used
 
 
+def pause_s(grid: MeasuredGrid, space: ActionSpace) -> np.ndarray:
+    """Seconds [P, T, K, C] that a pause adds, in the mean over the samples; 0 for a pause after block 0 alone.
+
+    Of n blocks after the first, those m before the pause ran at the highest top-k of the grid in place of the chosen
+    one: m / n of the difference that the grid shows between the two. It is an upper estimate, because the decode steps,
+    which run at the chosen top-k, are in that difference.
+    """
+    tiers, _, top_ks, counts = space.sizes
+    means = grid.total_s.mean(axis=1).reshape(tiers, top_ks, counts)
+    more = np.maximum(means[:, -1:] - means, 0.0)
+    share = (np.array(space.pauses)[:, None] - 1) / np.maximum(np.array(space.knobs.block_counts) - 1, 1)
+    return np.asarray(share[:, None, None, :] * more)
+
+
 def replay_environment(grid: MeasuredGrid, states: RecordedStates) -> TabledEnvironment:
     """The environment of the usable samples.
 
@@ -69,6 +84,7 @@ def replay_environment(grid: MeasuredGrid, states: RecordedStates) -> TabledEnvi
         budgets_s=states.budgets_s,
         accuracy=torch.tensor(used.shares.T.reshape(shape)),
         latency_s=torch.tensor(used.total_s.T.reshape(shape)),
+        pause_s=torch.tensor(pause_s(used, states.space)),
     )
     described = {
         "kind": "replay",

@@ -8,7 +8,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,8 +16,10 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiments.controller.networks.two_stage import TwoStageNetworks
 from experiments.controller.training.environment import Environment, RewardRecipe, rewards
+from experiments.controller.training.expected import update_expected
 from experiments.controller.training.grpo import GrpoRecipe, update
 from experiments.controller.training.recorded_states import space_of
+from experiments.controller.training.tabled_environment import TabledEnvironment
 from experiments.controller.training.tensor_file import (
     FileKind,
     broken_content_named,
@@ -31,6 +33,9 @@ TRAINING = FileKind("controller_training", 1, CHECKPOINT)
 DRAWN: Mapping[str, Any] = {"kind": "drawn"}
 
 
+Objective = Literal["expected", "grpo"]
+
+
 @dataclass(frozen=True)
 class TrainingPlan:
     """Everything that determines the result, except for the environment."""
@@ -40,6 +45,7 @@ class TrainingPlan:
     updates: int
     seed: int  #: of the initial weights, of requests and of draws
     warm_start: Mapping[str, Any] | None = None  #: how the networks were taught before; None for not at all
+    objective: Objective = "grpo"  #: `expected` needs the tables of a `TabledEnvironment`
 
     def __post_init__(self) -> None:
         check_within("--updates", self.updates, 1, MOST_TIMES)
@@ -65,7 +71,7 @@ class TrainingRun:
         self.environment = environment
         self.plan = plan
         self._start: Mapping[str, Any] | None = start
-        networks.budget.requires_grad_(not environment.budget_token_is_fixed)
+        networks.budget.encode.requires_grad_(not environment.budget_token_is_fixed)
         self._reference = copy.deepcopy(networks).requires_grad_(False)
         trained = [each for each in networks.parameters() if each.requires_grad]
         self._optimiser = torch.optim.Adam(trained, lr=plan.grpo.learning_rate)
@@ -79,6 +85,22 @@ class TrainingRun:
 
     def step(self) -> dict[str, float]:
         """Run one update; returns its row."""
+        row = self._expected_row() if self.plan.objective == "expected" else self._grpo_row()
+        self.rows.append(row)
+        return row
+
+    def _expected_row(self) -> dict[str, float]:
+        recipe = self.plan.grpo
+        assert isinstance(self.environment, TabledEnvironment)
+        budgeted = self.environment.draw(recipe.asks_per_update * recipe.group_size, self._generator)
+        left = 1.0 - len(self.rows) / self.plan.updates
+        found = update_expected(
+            self.networks, self._reference, self._optimiser, self.environment, budgeted, self.plan.reward, recipe,
+            recipe.entropy_weight * left,
+        )  # fmt: skip
+        return {"update": len(self.rows) + 1, **found}
+
+    def _grpo_row(self) -> dict[str, float]:
         recipe = self.plan.grpo
         budgeted = self.environment.draw(recipe.asks_per_update, self._generator).repeated(recipe.group_size)
         rolled = self.environment.roll_out(self.networks, budgeted, self._generator)
@@ -97,7 +119,6 @@ class TrainingRun:
             "advantage_groups": float((groups.amax(dim=1) > groups.amin(dim=1)).double().mean()),
             **found,
         }
-        self.rows.append(row)
         return row
 
     def save(self, path: Path) -> None:
@@ -128,9 +149,11 @@ class TrainingRun:
             self._go_on_from(content, path)
 
     def _go_on_from(self, content: Mapping[str, Any], path: Path) -> None:
+        # Plans from before objectives were kept are of GRPO.
+        stored = {**content, "plan": {"objective": "grpo", **content["plan"]}}
         for name, own in (("plan", asdict(self.plan)), ("environment", self.environment.describe())):
-            if content[name] != own:
-                differing = sorted(key for key in own if content[name].get(key) != own[key]) or sorted(content[name])
+            if stored[name] != own:
+                differing = sorted(key for key in own if stored[name].get(key) != own[key]) or sorted(stored[name])
                 raise ConfigurationError(
                     f"{path} is of a training with another {name} ({', '.join(differing)}); give the same flags, or "
                     "another --controller_dir"

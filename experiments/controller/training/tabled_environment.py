@@ -27,6 +27,8 @@ class Tables:
     budgets_s: torch.Tensor  #: [L], float64, ascending
     accuracy: torch.Tensor  #: [S, T, K, C], fractions of the metric's best score
     latency_s: torch.Tensor  #: [S, T, K, C]
+    #: [P, T, K, C], seconds that a pause adds: the blocks before it ran before top-k was chosen; None for none
+    pause_s: torch.Tensor | None = None
 
 
 class TabledEnvironment:
@@ -80,7 +82,25 @@ class TabledEnvironment:
         top_ks, blocks = (drawn(odds, generator) for odds in networks.split_second(second))
         at = budgeted.samples, tiers, top_ks, blocks
         actions = torch.stack([tiers, pauses, top_ks, blocks], dim=1)
-        return RollOut(budgeted, prompts, states, actions, self.tables.accuracy[at], self.tables.latency_s[at])
+        latency_s = self.tables.latency_s[at]
+        if self.tables.pause_s is not None:
+            latency_s = latency_s + self.tables.pause_s[pauses, tiers, top_ks, blocks]
+        return RollOut(budgeted, prompts, states, actions, self.tables.accuracy[at], latency_s)
+
+    def outcomes_of_all(self, budgeted: BudgetedRequests) -> tuple[torch.Tensor, torch.Tensor]:
+        """Accuracy and latency [B, T, P, K, C] of every choice after every pause for each request."""
+        pauses = self.tables.last.shape[2]
+        shape = (len(budgeted.samples), self.tables.accuracy.shape[1], pauses, *self.tables.accuracy.shape[2:])
+        accuracy, latency_s = (
+            each[budgeted.samples][:, :, None].expand(shape) for each in (self.tables.accuracy, self.tables.latency_s)
+        )
+        if self.tables.pause_s is None:
+            return accuracy, latency_s
+        return accuracy, latency_s + self.tables.pause_s.transpose(0, 1)
+
+    def reward_of_all(self, budgeted: BudgetedRequests, recipe: RewardRecipe) -> torch.Tensor:
+        """The rewards [B, T, P, K, C] of every choice after every pause for each request."""
+        return rewards(recipe, *self.outcomes_of_all(budgeted), budgeted.budgets_s[:, None, None, None, None])
 
     def reward_table(self, budgeted: BudgetedRequests, recipe: RewardRecipe) -> torch.Tensor:
         """The rewards [B, T, K, C] of every choice for each request."""
