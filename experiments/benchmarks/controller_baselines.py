@@ -101,8 +101,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> int:
-    """Print a row for each way to share a budget: mean latency / budget and share late are over a stream."""
+    """Print a row for each way to share a budget: mean latency / budget and fraction late are over a stream."""
+    # Way -> [accuracy, 0, asked, latency / budget, late] of each request over all splits and budgets.
     sums: dict[str, np.ndarray] = {}
+    place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
     for split in splits:
         calibration, judged = split_by_picture(grid, 0.5, split)
         budgets_s = shares_of_full(calibration, BUDGET_SHARES)
@@ -112,32 +114,31 @@ def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> int:
                 made = build(calibration, "stream", max_late=max_late, neighbourhood=share)
                 policies.append((f"{limit}: {kind}", made))
         policies.append(("p95 of each request", build(calibration, "p95")))
+        places = [place_of[key] for key in zip(judged.tasks, judged.sample_ids, strict=True)]
         for name, policy in policies:
             found = replay(policy, judged, budgets_s)
-            values = np.stack(
-                [found.scores / judged.best, found.latency_s / np.array(budgets_s)[:, None],
-                 found.latency_s > np.array(budgets_s)[:, None]]
-            ).mean(axis=(1, 2))  # fmt: skip
-            sums.setdefault(name, np.zeros((0, 3)))
-            sums[name] = np.concatenate([sums[name], values[None]])
-    print(f"{len(splits)} splits, {len(BUDGET_SHARES)} budgets: mean (standard deviation over splits)")
-    print(f"{'sharing':<28}{'accuracy':>16}{'mean / budget':>18}{'late':>18}")
-    for name, rows in sums.items():
-        cells = [f"{mean:.3f} ({std:.3f})" for mean, std in zip(rows.mean(axis=0), rows.std(axis=0), strict=True)]
-        plain = sums.get(name.removesuffix(" by prompts"), rows)[:, 0]
-        gain = rows[:, 0] - plain
-        more = f"   {gain.mean():+.3f} ({gain.std():.3f}) less the plain mix" if name.endswith("by prompts") else ""
-        print(f"{name:<28}{cells[0]:>16}{cells[1]:>18}{cells[2]:>18}{more}")
+            over = found.latency_s / np.array(budgets_s)[:, None]
+            values = found.scores / judged.best, 0 * over, 1 + 0 * over, over, over > 1
+            own = sums.setdefault(name, np.zeros((len(grid), len(values))))
+            np.add.at(own, places, np.stack([each.sum(axis=0) for each in values], axis=1))
+    print(f"{len(splits)} splits, {len(BUDGET_SHARES)} budgets, {len(set(grid.pictures))} pictures")
+    print(f"{'sharing':<24}{'accuracy':>9}{'mean / budget':>15}{'late':>8}  less the plain mix")
+    for name, own in sums.items():
+        accuracy, _, asked, over, late = own.sum(axis=0)
+        plain = sums.get(name.removesuffix(" by prompts"), own)
+        more = _difference(own, plain, grid.pictures)
+        print(f"{name:<24}{accuracy / asked:>9.3f}{over / asked:>15.3f}{100 * late / asked:>6.1f} %  {more}")
     return 0
 
 
 def _difference(own: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:
-    """The mean difference in time over the requests [N, 3] that were judged, with its interval."""
+    """The mean difference of the first column over the requests [N, 3 or more] that were judged, with its interval."""
     judged: list[int] = np.flatnonzero(own[:, 2]).tolist()
     values = own[judged, 0] / own[judged, 2] - other[judged, 0] / other[judged, 2]
     if not values.any():
         return ""
-    low, high = bounded_mean_interval(values.tolist(), [pictures[place] for place in judged], 1.0, -1.0)
+    found = bounded_mean_interval(values.tolist(), [pictures[place] for place in judged], 1.0, -1.0)
+    low, high = found or (-1.0, 1.0)
     return f"{values.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
 
 

@@ -205,7 +205,7 @@ def replayed(given: argparse.Namespace) -> Evaluation:
     write(given, evaluation, grid, grid.caption, {
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid),
         "num_without_states": num_without_states, "caveats": caveats,
-    })  # fmt: skip
+    }, further)  # fmt: skip
     return evaluation
 
 
@@ -254,7 +254,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
             *_few(len(ids)), *_seen(seen, len(ids)), *task_caveats(grid, job.task.name, job.task.split),
             *live_caveats(job, given.learned, controllers),
         ],
-    })  # fmt: skip
+    }, further)  # fmt: skip
     return evaluation
 
 
@@ -292,9 +292,18 @@ def _seen(seen: int, number: int) -> list[str]:
 
 
 def write(
-    given: argparse.Namespace, evaluation: Evaluation, grid: MeasuredGrid, caption: str, shared: Mapping[str, Any]
+    given: argparse.Namespace,
+    evaluation: Evaluation,
+    grid: MeasuredGrid,
+    caption: str,
+    shared: Mapping[str, Any],
+    further: Sequence[Policy],
 ) -> None:
-    """Write the JSON, the CSV and the figure, whose static settings are those of the grid."""
+    """Write the JSON, the CSV and the figure, whose static settings are those of the grid.
+
+    Of the further policies only the chosen table is drawn, so that lines can be told apart.
+    """
+    left_out = [each.name for each in further if each.name != CHOSEN_TABLE]
     first = given.results[0]
     folder = given.output_dir or (first.parent if first.is_file() else first) / f"controller_{given.mode}"
     latency_s, accuracy = grid.total_s.mean(axis=1), grid.shares.mean(axis=1)
@@ -310,7 +319,7 @@ def write(
     write_json_atomically({**content_of(evaluation), **shared, "static_settings": statics}, folder / f"{NAME}.json")
     rows = rows_of(evaluation)
     write_text_atomically(csv_of_rows(rows, list(rows[0])), folder / f"{NAME}.csv")
-    save_figure(draw_evaluation(evaluation, latency_s, accuracy, caption), folder, NAME)
+    save_figure(draw_evaluation(evaluation, latency_s, accuracy, caption, left_out), folder, NAME)
     print(f"written to {folder}")
 
 

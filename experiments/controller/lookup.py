@@ -241,14 +241,15 @@ class Lookup:
             places = self._places(prompt)
             latencies, scores = latencies[:, places], scores[:, places]
             latency_ms, accuracy = _over_rows(latencies, self.aggregation_method), _means(scores)
-        fits = latency_ms <= limit_ms
+        fits = np.asarray(latency_ms <= limit_ms)
         if self.aggregation_method == "in_time":
             in_time = latencies <= limit_ms
             accuracy = _means(np.where(np.isfinite(latencies), np.where(in_time, scores, 0.0 * scores), np.nan))
-            fits = in_time.any(axis=1)
+            fits = np.asarray(in_time.any(axis=1))
         if options.max_late is not None:
             late = (latencies > limit_ms).sum(axis=1)
-            fits = fits & (late_limit(late, np.isfinite(latencies).sum(axis=1), options.confidence) <= options.max_late)
+            limits = late_limit(late, np.isfinite(latencies).sum(axis=1), options.confidence)
+            fits = np.asarray(fits & (limits <= options.max_late))
         return _Table(accuracy, latency_ms, fits)
 
     @cached_property

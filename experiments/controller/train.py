@@ -117,7 +117,7 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
     grpo = replace(CAREFUL if were_trained else GrpoRecipe(), **asked)
     reward = RewardRecipe(given.latency_weight, given.over_budget_penalty)
     warm = None if teacher == "none" else {"teacher": teacher, "steps": given.warm_start_steps}
-    objective = given.objective or ("expected" if given.environment == "replay" else "grpo")
+    objective: Objective = given.objective or ("expected" if given.environment == "replay" else "grpo")
     if objective == "expected" and given.environment == "live":
         raise ConfigurationError("--objective expected needs tables of all choices; give grpo, or another environment")
     return TrainingPlan(grpo, reward, given.updates, given.training_seed, warm, objective)

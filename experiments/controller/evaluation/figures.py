@@ -41,7 +41,11 @@ def line_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def draw_evaluation(
-    evaluation: Evaluation, static_latency_s: Sequence[float], static_accuracy: Sequence[float], caption: str
+    evaluation: Evaluation,
+    static_latency_s: Sequence[float],
+    static_accuracy: Sequence[float],
+    caption: str,
+    left_out: Sequence[str] = (),
 ) -> Figure:
     """Policies among the static settings, and over budgets accuracy in time and violations: three panels.
 
@@ -50,8 +54,13 @@ def draw_evaluation(
     Args:
         static_latency_s: [S], means over the requests.
         static_accuracy: [S], mean fractions of the best score.
+        left_out: names of policies that are not drawn.
     """
-    shown = [policy for policy in evaluation.policies if not policy.name.startswith("static_")]
+    shown = [
+        policy
+        for policy in evaluation.policies
+        if not policy.name.startswith("static_") and policy.name not in left_out
+    ]
     styles = line_styles([policy.name for policy in shown])
     with styled():
         figure = new_figure(12.5, 4.3, caption)
