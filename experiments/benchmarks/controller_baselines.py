@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     grid = load_grid(given.results).complete()
     trained: dict[int, list[Path]] = {}
     for text in given.learned:
-        seed, path = text.split("=", 1)
+        seed, given_with, path = text.partition("=")
+        if not seed.isdigit() or not given_with:
+            parser.error(f"--learned {text} is not SEED=CHECKPOINT")
         trained.setdefault(int(seed), []).append(Path(path))
     splits: list[int] = given.splits or sorted(trained) or list(range(40))
     if trained and set(splits) != set(trained):
