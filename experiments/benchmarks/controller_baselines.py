@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiments.controller.evaluation.outcomes import Outcomes
 from experiments.controller.evaluation.replay import (
@@ -53,8 +54,9 @@ def outcomes_of_split(calibration: MeasuredGrid, judged: MeasuredGrid, budgets_s
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print a row for each policy."""
+@reporting_errors
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print a row for each policy. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS", help="full grid, or a table of one")
     parser.add_argument("--splits", type=int, nargs="+", metavar="SEED",
@@ -69,13 +71,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for text in given.learned:
         seed, given_with, path = text.partition("=")
         if not seed.isdigit() or not given_with:
-            parser.error(f"--learned {text} is not SEED=CHECKPOINT")
+            raise ConfigurationError(f"--learned {text} is not SEED=CHECKPOINT; give such as 0=results/c/checkpoint.pt")
         trained.setdefault(int(seed), []).append(Path(path))
     splits: list[int] = given.splits or sorted(trained) or list(range(40))
     if trained and set(splits) != set(trained):
-        parser.error(f"--learned has controllers of the splits {sorted(trained)}; give each of --splits one")
+        raise ConfigurationError(
+            f"--learned has controllers of the splits {sorted(trained)}; give each of --splits one"
+        )
     if given.stream:
-        return _streams(grid, splits)
+        _streams(grid, splits)
+        return
     # Policy -> [in time, late, asked] of each request over all splits and budgets.
     sums: dict[str, np.ndarray] = {}
     place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
@@ -92,17 +97,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked = np.full(len(places), len(budgets_s))
             own = sums.setdefault(outcome.name, np.zeros((len(grid), 3)))
             np.add.at(own, places, np.stack([in_time.sum(axis=0), late.sum(axis=0), asked], axis=1))
-    print(f"{len(splits)} splits, {num_budgets} meetable budgets, {len(set(grid.pictures))} pictures")
+    print(f"{len(splits)} splits, {num_budgets} budgets that some setting meets, {len(set(grid.pictures))} pictures")
     print(f"{'policy':<32}{'in time':>8}{'late':>8}  " + "".join(f"less {name:<28}" for name in REFERENCES))
     for name in sorted(sums, key=lambda each: -sums[each][:, 0].sum() / sums[each][:, 2].sum()):
         in_time, late, asked = sums[name].sum(axis=0)
         differences = [_difference(sums[name], sums[other], grid.pictures) for other in REFERENCES]
         print(f"{name:<32}{in_time / asked:>8.3f}{100 * late / asked:>6.1f} %  "
               + "".join(f"{each:<33}" for each in differences))  # fmt: skip
-    return 0
 
 
-def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> int:
+def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
     """Print a row for each way to share a budget: mean latency / budget and fraction late are over a stream."""
     # Way -> [accuracy, 0, asked, latency / budget, late] of each request over all splits and budgets.
     sums: dict[str, np.ndarray] = {}
@@ -130,7 +134,6 @@ def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> int:
         plain = sums.get(name.removesuffix(" by prompts"), own)
         more = _difference(own, plain, grid.pictures)
         print(f"{name:<24}{accuracy / asked:>9.3f}{over / asked:>15.3f}{100 * late / asked:>6.1f} %  {more}")
-    return 0
 
 
 def _difference(own: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:

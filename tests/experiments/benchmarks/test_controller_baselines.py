@@ -1,0 +1,53 @@
+"""The rows of the benchmark on a table whose figures are known by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.analyses.recorded_table import RecordedTable, write_table
+from experiments.benchmarks.controller_baselines import main
+
+ORIGIN = {
+    "model": "hand-made", "task": "signs", "split": "validation", "metric": "em", "precision": "float32",
+    "hardware": {"device": "cpu", "gpu_name": None, "cpu": "none"}, "versions": {}, "num_threads": 1, "caveats": [],
+}  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Every sample scores 0.5 in 0.1 s at the low tier, 1 in 1 s at the high one."""
+    scores, seconds = np.array([[0.5] * 16, [1.0] * 16]), np.array([[0.1] * 16, [1.0] * 16])
+    settings = "tier-low_topk4_blocks12", "tier-high_topk8_blocks16"
+    pictures, prompts = (tuple(f"{kind} {at}" for at in range(16)) for kind in ("picture", "read"))
+    made = RecordedTable(settings, tuple(range(16)), pictures, scores, seconds, seconds, 1.0, ORIGIN, prompts)
+    write_table(made, tmp_path / "table.json")
+    return tmp_path / "table.json"
+
+
+def rows(printed: str) -> dict[str, list[str]]:
+    return {line[:24].strip(): line[24:].split() for line in printed.splitlines()[2:]}
+
+
+def test_budgets_of_each_request(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(table), "--splits", "0", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 splits, 28 budgets that some setting meets, 16 pictures")
+    found = {line.split()[0]: line.split()[1:] for line in printed.splitlines()[2:]}
+    # At 13 of 14 budgets only the low tier is in time, at the last the high one too: (13 x 0.5 + 1) / 14.
+    for name in ("oracle", "best_static", "lookup_in_time", "lookup_mean", "prompts_in_time", "regression"):
+        assert found[name][:2] == ["0.536", "0.0"], name
+    assert found["static_tier-high_topk8_blocks16"][:2] == ["0.071", "92.9"]
+    assert found["static_tier-high_topk8_blocks16"][3] == "-0.464"
+    assert main([str(table), "--splits", "0", "--learned", "0:x"]) == 2
+
+
+def test_budgets_of_a_stream(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(table), "--splits", *map(str, range(20)), "--stream"]) == 0
+    found = rows(capsys.readouterr().out)
+    # 0.1 s by 0.35, 0.4 … 0.95 s, which is 0.1 x 20 x (1 / 7 + … + 1 / 19) = 2.196, and 1 by 1, over 14 budgets.
+    assert found["one setting by mean"][:3] == ["0.536", "0.228", "0.0"]
+    # Of a share of 0.35 to 1, (share - 0.1) / 0.9 of the requests run at the high tier, with 0.5 more: 0.639 in the
+    # mean. They are drawn: within four standard deviations of 20 x 14 x 8 draws.
+    assert float(found["mean: mix"][0]) == pytest.approx(0.5 + 0.5 * 0.639, abs=0.02)
+    assert float(found["late: mix"][2]) == pytest.approx(100 * 0.05 * 13 / 14, abs=2.0)
