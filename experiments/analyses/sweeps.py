@@ -20,7 +20,7 @@ from experiment_core_utils.l_results_csv_cleaning import settings_frame as table
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.knobs import own_target
-from experiment_core_utils.records.setting_result import HardwareUtilisation, Record, SettingResult
+from experiment_core_utils.records.setting_result import HardwareUtilisation, Record, RunTimes, SettingResult
 
 # Folders inside a run's folder that contain other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")
@@ -149,6 +149,19 @@ def samples_frame(sweep: Sweep) -> pd.DataFrame:
     flags = [column.name for column in SAMPLE_COLUMNS if column.kind is bool]
     whole = ("top_k", "num_active_blocks", "sample_id", "prompt_tokens", "output_tokens", "actual_vision_tokens")
     return _typed(frame, (*text, *flags), whole)
+
+
+def runs_frame(sweep: Sweep) -> pd.DataFrame:
+    """One row a run: `sample` (its row in `samples_frame`), `run` (from 0), and times in ms, NaN where absent."""
+    samples = [sample for each in sweep.settings for sample in each.result.per_sample_results]
+    names = [name for name in RunTimes.model_fields if name != "T_inter_token"]
+    rows = [
+        (place, number, *(getattr(run, name) for name in names))
+        for place, sample in enumerate(samples)
+        for number, run in enumerate(sample.runs)
+    ]
+    frame = pd.DataFrame(rows, columns=["sample", "run", *(f"{name}_ms" for name in names)])
+    return frame.astype({f"{name}_ms": "float64" for name in names})
 
 
 def _typed(frame: pd.DataFrame, other: Sequence[str], whole: Sequence[str]) -> pd.DataFrame:

@@ -23,7 +23,7 @@ from experiments.analyses.latency.analysis import analyse_latency
 from experiments.analyses.latency.estimator import LEVEL
 from experiments.analyses.latency.recalibration import study_by_order, study_of_synthetic, study_of_target
 from experiments.analyses.latency.records import closing_lines, predictions_csv, validation_fields
-from experiments.analyses.sweeps import load_sweep, samples_frame
+from experiments.analyses.sweeps import load_sweep, runs_frame, samples_frame
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sweep = load_sweep(given.results_dir)
     count = len(sweep.settings)
     steps.say(count, f"{count} settings are read; the estimator is fitted, and validated on settings left out")
-    found = analyse_latency(samples_frame(sweep), given.level)
+    found = analyse_latency(samples_frame(sweep), given.level, runs_frame(sweep))
     samples, estimator, validation, curve = found.samples, found.estimator, found.validation, found.curve
     if given.target_dir is None:
         studies = [study_by_order(sweep, samples, given.level), study_of_synthetic(samples, given.level)]

@@ -41,7 +41,8 @@ METHOD_STYLES = {
     "refit": (GREEN, "fitted again"),
 }
 
-NOISE = "noise of measuring again"
+NOISE = "noise of measuring a sample again"
+SPREAD = "spread of a setting's samples"
 AIM = 0.05
 
 
@@ -66,7 +67,7 @@ def latency_charts(
 
 
 def errors_chart(validation: Validation, drift: float | None = None) -> Chart:
-    """The error by stage beside a plain linear model's, with the noise of measuring again as a mark."""
+    """The error by stage beside those of a linear model and a forest, with the noise of measuring again as a mark."""
     names = [name for name in BARS if name in validation.estimator]
     ticks = {place: LABELS[name] for place, name in enumerate(names)}
     panels = []
@@ -76,9 +77,12 @@ def errors_chart(validation: Validation, drift: float | None = None) -> Chart:
     ):
         marks: list[Mark] = []
         for shift, found, colour, label in (
-            (-0.2, validation.linear, SKY, "plain linear model"),
-            (0.2, validation.estimator, BLUE, "this estimator"),
+            (-0.27, validation.linear, SKY, "linear model"),
+            (0.0, validation.forest, ORANGE, "random forest"),
+            (0.27, validation.estimator, BLUE, "this estimator"),
         ):
+            if not found:
+                continue
             errors = [100 * float(getattr(found[name], measure)) for name in names]
             texts = [
                 hover_text(
@@ -91,10 +95,14 @@ def errors_chart(validation: Validation, drift: float | None = None) -> Chart:
             ]
             places = [place + shift for place in ticks]
             labels = [f"{error:.1f} %" for error in errors]
-            marks.append(Bars(places, errors, colour, label, texts, labels, thickness=0.36))
-        noise = [100 * float(getattr(validation.repeatability[name], measure)) for name in names]
-        texts = [hover_text(LABELS[name], f"{each:.1f} % by {NOISE}") for name, each in zip(names, noise, strict=True)]
-        marks.append(Dots(noise, list(ticks), VERMILION, NOISE, texts, symbol="tick", size=16))
+            marks.append(Bars(places, errors, colour, label, texts, labels, thickness=0.26))
+        noise = {
+            place: 100 * float(getattr(validation.noise[name], measure))
+            for place, name in enumerate(names)
+            if name in validation.noise
+        }
+        texts = [hover_text(ticks[place], f"{each:.1f} % by {NOISE}") for place, each in noise.items()]
+        marks.append(Dots([*noise.values()], [*noise], VERMILION, NOISE, texts, symbol="tick", size=16))
         if measure == "setting_mape":
             marks.append(Rule(100 * AIM, True, QUIET, f"aim: {AIM:.0%}"))
             if drift is not None:
@@ -105,7 +113,9 @@ def errors_chart(validation: Validation, drift: float | None = None) -> Chart:
                 Axis("mean relative error, setting left out of the fit (%)", from_zero=True),
                 Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(names) - 0.4)),
                 marks,
-                "No model can be surely better than the noise.",
+                "No model can be better than the noise."
+                if noise
+                else "No sample has two runs: the noise is not known.",
             )
         )
     return Chart("e3_errors", panels, 2, (5.6, 4.0))
@@ -206,7 +216,7 @@ def recalibration_chart(study: RecalibrationStudy) -> Chart:
             sizes = [each.num_samples for each in points]
             marks.append(Band(sizes, [100 * e.low for e in points], [100 * e.high for e in points], colour))
             marks.append(Line(sizes, [100 * e.median for e in points], colour, label, has_marks=True))
-        marks.append(Rule(100 * study.repeatability[name].sample_mape, False, VERMILION, NOISE))
+        marks.append(Rule(100 * study.repeatability[name].sample_mape, False, VERMILION, SPREAD))
         panels.append(
             Panel(
                 LABELS[name],

@@ -18,19 +18,19 @@ class LatencyModel:
     samples: TimedSamples
     estimator: LatencyEstimator
     validation: Validation
-    curve: Sequence[GuardrailCounts]
+    curve: Sequence[GuardrailCounts]  #: of requests whose answer's length is the expected one
     left_out: str | None
 
 
-def analyse_latency(frame: pd.DataFrame, level: float = LEVEL) -> LatencyModel:
-    """E3 of the samples of a frame, with intervals of this level.
+def analyse_latency(frame: pd.DataFrame, level: float = LEVEL, runs: pd.DataFrame | None = None) -> LatencyModel:
+    """E3 of the samples of a frame, with intervals of this level; `runs` of `sweeps.runs_frame` tell their noise.
 
     Raises:
         ResultsError: too few samples or settings.
         ConfigurationError: a level that is not between 0 and 1.
     """
-    samples, left_out = of_fewer_settings(timed_samples(frame))
+    samples, left_out = of_fewer_settings(timed_samples(frame, runs))
     estimator = LatencyEstimator(level).fit(samples)
     validation = validate(samples, level)
-    curve = guardrail_curve(validation.left_out.times["T_total"], samples.times["T_total"])
+    curve = guardrail_curve(validation.totals["expected"], samples.times["T_total"])
     return LatencyModel(samples, estimator, validation, curve, left_out)

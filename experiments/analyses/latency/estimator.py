@@ -1,7 +1,7 @@
 """The latency estimator: a model of each stage's time that predicts requests at settings, saved as a JSON file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -65,6 +65,8 @@ class FittedStages:
     num_samples: int
     num_settings: int
     caveats: tuple[str, ...]  #: what the samples could not show
+    #: task -> 90th percentile of the same; empty in files from before it was stored
+    output_p90: Mapping[str, Annotated[float, Field(ge=1)]] = field(default_factory=dict)
 
 
 _STORED = TypeAdapter(FittedStages)
@@ -101,6 +103,10 @@ class LatencyEstimator:
             ResultsError: fewer than MIN_SETTINGS settings or MIN_SAMPLES samples, or none with two output tokens.
         """
         check_enough(samples)
+        return self.fit_part(samples)
+
+    def fit_part(self, samples: TimedSamples) -> Self:
+        """The same on what a fold leaves of enough samples: MIN_SETTINGS settings with any number of samples."""
         forms = choose_forms(samples)
         ratios = ratios_left_out(samples, forms)
         self._fitted = FittedStages(
@@ -109,6 +115,7 @@ class LatencyEstimator:
             ratios={name: conformal_ratios(ratios[name], self.level) for name in PREDICTED},
             ranges=ranges_of(samples.requests),
             expected_output=expected_output_tokens(samples),
+            output_p90=expected_output_tokens(samples, 90.0),
             num_samples=len(samples),
             num_settings=len(np.unique(samples.knobs)),
             caveats=tuple(caveats_of(samples)),
@@ -192,9 +199,9 @@ def caveats_of(samples: TimedSamples) -> list[str]:
     return found
 
 
-def expected_output_tokens(samples: TimedSamples) -> dict[str, float]:
-    """Mean output tokens of each task over its samples, for requests that have no answer yet."""
+def expected_output_tokens(samples: TimedSamples, percent: float | None = None) -> dict[str, float]:
+    """Mean output tokens of each task over its samples, or a percentile, for requests that have no answer yet."""
+    lengths = {str(task): samples.requests.output_tokens[samples.tasks == task] for task in np.unique(samples.tasks)}
     return {
-        str(task): float(samples.requests.output_tokens[samples.tasks == task].mean())
-        for task in np.unique(samples.tasks)
+        task: float(own.mean() if percent is None else np.percentile(own, percent)) for task, own in lengths.items()
     }

@@ -1,7 +1,7 @@
 """Requests and measured samples as columns, the terms of the latency model, and the checks of both."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Self
 
 import numpy as np
@@ -26,7 +26,7 @@ class RequestSetting:
     text_tokens: int  #: of the prompt, without image features and image markers
     top_k: int  #: experts per token in the blocks after the first
     num_active_blocks: int  #: all blocks that run, block 0 counted
-    output_tokens: float | None = None  #: of the answer, at least 1; None where it is not known
+    output_tokens: float | None = None  #: of the answer, true or expected, at least 1; None where it is not known
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,10 @@ class TimedSamples:
     times: Mapping[str, np.ndarray]  #: name of MEASURED -> [S] milliseconds; NaN where the sample has no such stage
     settings: np.ndarray  #: [S], "<task> <setting of the knobs>" that the sample was measured at
     tasks: np.ndarray  #: [S], names the task
+    #: `vision`, `top_k`, `num_active_blocks` (levels of a knob) and `pictures` -> [S], the level or the picture
+    wholes: Mapping[str, np.ndarray] = field(default_factory=dict)
+    #: name of MEASURED -> [R, S] milliseconds of every run; NaN where a sample has fewer than R; empty if not known
+    runs: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -107,12 +111,14 @@ class TimedSamples:
 
     def take(self, which: np.ndarray) -> "TimedSamples":
         """The rows of a mask or an array of indices."""
-        times = {name: column[which] for name, column in self.times.items()}
-        return TimedSamples(self.requests.take(which), times, self.settings[which], self.tasks[which])
+        times, wholes, runs = (
+            {name: column[..., which] for name, column in each.items()} for each in (self.times, self.wholes, self.runs)
+        )
+        return TimedSamples(self.requests.take(which), times, self.settings[which], self.tasks[which], wholes, runs)
 
 
-def timed_samples(frame: pd.DataFrame) -> TimedSamples:
-    """The samples that were measured, from the frame of `sweeps.samples_frame`.
+def timed_samples(frame: pd.DataFrame, runs: pd.DataFrame | None = None) -> TimedSamples:
+    """The samples that were measured, from the frame of `sweeps.samples_frame`, with those of `sweeps.runs_frame`.
 
     Samples that were only answered (no times) are left out; those without a picture have 0 vision tokens and crops. The
     feed-forward part of a dense model counts as one expert that every token takes.
@@ -137,7 +143,14 @@ def timed_samples(frame: pd.DataFrame) -> TimedSamples:
             raise ResultsError(f"{name} is {column[column <= 0][0]:g} ms in a sample; times are above 0, measure again")
     tasks = frame["task"].to_numpy(str)
     settings = np.array([f"{task} {key}" for task, key in zip(tasks, frame["setting"], strict=True)])
-    return TimedSamples(requests, times, settings, tasks)
+    vision = frame["tier"].fillna(frame["vision_tokens_target"].astype(str)).to_numpy(str)
+    pictures = frame["image_id"].fillna(frame["sample_id"].astype(str)).to_numpy(str)
+    wholes = {"vision": vision, "top_k": requests.top_k, "num_active_blocks": requests.num_active_blocks}
+    of_runs = {}
+    if runs is not None:
+        table = runs.set_index(["run", "sample"])
+        of_runs = {name: table[f"{name}_ms"].unstack().reindex(columns=frame.index).to_numpy() for name in MEASURED}
+    return TimedSamples(requests, times, settings, tasks, wholes | {"pictures": pictures}, of_runs)
 
 
 def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[TimedSamples, str | None]:

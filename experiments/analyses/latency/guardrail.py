@@ -28,7 +28,8 @@ class BudgetGuardrail:
         A setting with a knob outside the values that were measured is not admitted: what it takes is not known.
 
         Args:
-            settings: each with its output tokens, true or expected.
+            settings: each with the output tokens that are expected of it, or their limit; the true ones are not known
+                before the answer is there.
             margin: fraction of the prediction that is kept free; negative lets predictions over the budget pass.
 
         Raises:

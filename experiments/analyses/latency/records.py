@@ -10,7 +10,7 @@ from experiment_core_utils.primitives.csv_tables import Cell, csv_of_rows
 from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.analyses.latency.features import TimedSamples
-from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts
+from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts, guardrail_curve
 from experiments.analyses.latency.recalibration import METHODS, RecalibrationStudy
 from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
 from experiments.analyses.latency.validation import Validation
@@ -44,11 +44,21 @@ def validation_fields(
         "forms": {name: stage.form for name, stage in estimator.fitted.stages.items()},
         "estimator": {name: asdict(each) for name, each in validation.estimator.items()},
         "linear": {name: asdict(each) for name, each in validation.linear.items()},
+        "forest": {name: asdict(each) for name, each in validation.forest.items()},
         "repeatability": {name: asdict(each) for name, each in validation.repeatability.items()},
+        "noise": {name: asdict(each) for name, each in validation.noise.items()},
+        "left_out": {name: asdict(each) for name, each in validation.others.items()},
         "coverage": {name: asdict(each) for name, each in validation.coverage.items()},
         "control_drift": control_drift([each.result for each in sweep.settings]),
         "recalibrations": [asdict(each) for each in studies],
-        "guardrail": {"budget_percentiles": list(BUDGET_PERCENTILES), "margins": [asdict(each) for each in curve]},
+        "guardrail": {
+            "budget_percentiles": list(BUDGET_PERCENTILES),
+            "margins": [asdict(each) for each in curve],
+            "by_length": {
+                length: [asdict(each) for each in guardrail_curve(total, samples.times["T_total"])]
+                for length, total in validation.totals.items()
+            },
+        },
     }
 
 
@@ -95,19 +105,30 @@ def closing_lines(
     """The lines that the driver prints at the end, the most important first."""
     fitted = estimator.fitted
     yield f"{fitted.num_settings} settings, {fitted.num_samples} samples; errors at settings left out, in %"
-    yield (
-        f"{'':<20}{'form':<14}{'setting':>8}{'linear':>8}{'noise':>7} {'sample':>8}{'linear':>8}{'noise':>7}"
-        f"{'coverage':>10}"
-    )
+    header = f"{'setting':>8}{'linear':>8}{'forest':>8}{'noise':>7}"
+    yield f"{'':<20}{'form':<14}{header} {header.replace('setting', ' sample')}{'coverage':>10}"
     for name, found in validation.estimator.items():
-        linear, noise = validation.linear[name], validation.repeatability[name]
         form = fitted.stages[name].form if name in fitted.stages else "-"
-        fractions = (found.setting_mape, linear.setting_mape, noise.setting_mape)
-        of_samples = (found.sample_mape, linear.sample_mape, noise.sample_mape)
+        errors = found, validation.linear[name], validation.forest[name]
+        noise = validation.noise.get(name)
+        of_settings = "".join(f"{each.setting_mape:>8.1%}" for each in errors)
+        of_samples = "".join(f"{each.sample_mape:>8.1%}" for each in errors)
+        noises = [
+            "-" if noise is None else f"{each:.1%}"
+            for each in (noise and noise.setting_mape, noise and noise.sample_mape)
+        ]
         yield (
-            f"{name:<20}{form:<14}{fractions[0]:>8.1%}{fractions[1]:>8.1%}{fractions[2]:>7.1%} "
-            f"{of_samples[0]:>8.1%}{of_samples[1]:>8.1%}{of_samples[2]:>7.1%}{validation.coverage[name].share:>10.1%}"
+            f"{name:<20}{form:<14}{of_settings}{noises[0]:>7} {of_samples}{noises[1]:>7}"
+            f"{validation.coverage[name].share:>10.1%}"
         )
+    for what, left_out in validation.others.items():
+        yield f"whole levels of {what} left out" if what != "pictures" else "whole pictures left out"
+        if left_out.reason is not None:
+            yield f"  none: {left_out.reason}"
+        for name, found in left_out.estimator.items():
+            errors = found, left_out.linear[name], left_out.forest[name]
+            of_settings = "".join(f"{each.setting_mape:>8.1%}" for each in errors)
+            yield f"  {name:<32}{of_settings}{'':>8}" + "".join(f"{each.sample_mape:>8.1%}" for each in errors)
     for study in studies:
         yield from _recalibration_lines(study)
     for each in curve:

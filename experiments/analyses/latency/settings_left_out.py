@@ -25,11 +25,14 @@ CLEARLY_BETTER = 0.05
 
 
 def predicted_left_out(
-    samples: TimedSamples, fit: Callable[[TimedSamples], Predict], num_folds: int = FOLDS
+    samples: TimedSamples,
+    fit: Callable[[TimedSamples], Predict],
+    num_folds: int = FOLDS,
+    groups: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """What `fit` without a fold's settings predicts for them: name -> [S] milliseconds."""
+    """What `fit` without a fold's settings, or other groups [S], predicts for them: name -> [S] milliseconds."""
     found: dict[str, np.ndarray] = {}
-    for which in left_out_masks(samples.knobs, num_folds):
+    for which in left_out_masks(samples.knobs if groups is None else groups, num_folds):
         predict = fit(samples.take(~which))
         for name, column in predict(samples.requests.take(which)).items():
             found.setdefault(name, np.full(len(samples), np.nan))[which] = column
@@ -70,6 +73,12 @@ def _fit_of_stage(name: str, forms: Mapping[str, StageForm]) -> Callable[[TimedS
         return predict
 
     return fit
+
+
+def fit_chosen(part: TimedSamples) -> Predict:
+    """The estimator without its intervals, its forms chosen by settings left out of these samples."""
+    stages = fit_stages(part, choose_forms(part))
+    return lambda requests: stage_times(stages, requests)
 
 
 def ratios_left_out(samples: TimedSamples, forms: Mapping[str, StageForm]) -> dict[str, np.ndarray]:

@@ -1,24 +1,26 @@
-"""The errors of the estimator and of a linear model at settings left out, beside the noise of measuring again.
+"""The errors of the estimator and of two baselines at what was left out, beside the noise of measuring again.
 
-Every prediction here is of a sample whose setting was in no step of the fit: forms, coefficients and intervals are
-found again without each fold.
+Left out are settings, whole levels of a knob, and whole pictures. No step of a fit sees what it predicts: forms,
+coefficients and intervals are found again without each fold. Decode and total are predicted for the true length of the
+answer, as the error of a model of times; `Validation.totals` has totals without it, as an admission needs them.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.latency.estimator import MIN_SETTINGS, LatencyEstimator, Prediction
 from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
-from experiments.analyses.latency.settings_left_out import Predict, predicted_left_out
+from experiments.analyses.latency.settings_left_out import Predict, fit_chosen, predicted_left_out
 from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
 from experiments.fitting.folds import left_out_masks
 from experiments.fitting.scores import deviations
 
 OUTER_FOLDS = 8
 _RESAMPLES = 200
+_TREES = 50
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,34 @@ class Errors:
 
 @dataclass(frozen=True)
 class Repeatability:
-    """The difference that measuring again would make; fractions, not percent."""
+    """By how much the samples of a setting differ from one another; fractions, not percent."""
 
     #: mean |median of the setting's other samples / sample - 1|; crops and prompts differ among them
     sample_mape: float
     #: mean over settings of the deviation of a resampled median from the setting's median (bootstrap)
     setting_mape: float
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """The error of a model that knows each sample's mean time, from the runs of each sample; fractions, not percent."""
+
+    num_samples: int  #: with two runs or more
+    sample_mape: float  #: mean |run / mean of the sample's n runs - 1|, times sqrt(n / (n - 1)) for the n
+    #: mean over settings of the deviation of the setting's median where each sample has another of its runs, likewise
+    setting_mape: float
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Errors where whole levels of a knob, or whole pictures, are left out; keys as in Validation."""
+
+    num_groups: int  #: levels or pictures
+    num_folds: int
+    estimator: Mapping[str, Errors]  #: empty with `reason`, as the others
+    linear: Mapping[str, Errors]
+    forest: Mapping[str, Errors]
+    reason: str | None  #: why there are no errors
 
 
 @dataclass(frozen=True)
@@ -56,10 +80,17 @@ class Validation:
 
     left_out: Prediction  #: predictions with intervals, each sample's with its setting left out
     estimator: Mapping[str, Errors]  #: errors of these
-    linear: Mapping[str, Errors]  #: errors of least squares on the plain features, settings left out in the same folds
-    repeatability: Mapping[str, Repeatability]  #: what no model can be better than on these samples
+    linear: Mapping[str, Errors]  #: errors of `fit_linear`, settings left out in the same folds
+    repeatability: Mapping[str, Repeatability]  #: by how much the samples of a setting differ
     coverage: Mapping[str, Coverage]  #: of the intervals
     num_folds: int  #: among which settings were dealt out
+    forest: Mapping[str, Errors]  #: errors of `fit_forest` in the same folds
+    #: what no model can be better than; without times of which no sample has two runs
+    noise: Mapping[str, NoiseFloor]
+    others: Mapping[str, LeftOut]  #: by name of `TimedSamples.wholes`
+    #: predicted `T_total` [S], setting left out, by what is known of the answer's length: `expected` (the mean of the
+    #: task's other samples), `p90` (their 90th percentile) and `true`
+    totals: Mapping[str, np.ndarray]
 
 
 def validate(samples: TimedSamples, level: float) -> Validation:
@@ -71,52 +102,119 @@ def validate(samples: TimedSamples, level: float) -> Validation:
             "more"
         )
     num_folds = min(OUTER_FOLDS, num_settings)
-    left_out = left_out_predictions(samples, level, num_folds)
-    linear = predicted_left_out(samples, fit_linear, num_folds)
+    left_out, totals = left_out_predictions(samples, level, num_folds)
     measured = measured_times(samples)
     present = [name for name in PREDICTED if np.isfinite(measured[name]).any()]
+    runs = measured_times(replace(samples, times=samples.runs)) if samples.runs else {}
+    noise = {name: noise_floor(runs[name], samples.settings) for name in present if name in runs}
     return Validation(
         left_out=left_out,
-        estimator={name: errors(left_out.times[name], measured[name], samples.settings) for name in present},
-        linear={name: errors(linear[name], measured[name], samples.settings) for name in present},
+        estimator=errors_of(left_out.times, samples),
+        linear=errors_of(predicted_left_out(samples, fit_linear, num_folds), samples),
         repeatability={name: repeatability(measured[name], samples.settings) for name in present},
         coverage={name: coverage(left_out, name, measured[name]) for name in present},
         num_folds=num_folds,
+        forest=errors_of(predicted_left_out(samples, fit_forest, num_folds), samples),
+        noise={name: each for name, each in noise.items() if each is not None},
+        others={name: errors_left_out(samples, groups) for name, groups in samples.wholes.items()},
+        totals=totals,
     )
 
 
-def left_out_predictions(samples: TimedSamples, level: float, num_folds: int) -> Prediction:
-    """[S], of an estimator that was fitted without the sample's fold."""
+def errors_of(predicted: Mapping[str, np.ndarray], samples: TimedSamples) -> dict[str, Errors]:
+    """The errors of each time that these samples have."""
+    measured = measured_times(samples)
+    present = [name for name in PREDICTED if np.isfinite(measured[name]).any()]
+    return {name: errors(predicted[name], measured[name], samples.settings) for name in present}
+
+
+def errors_left_out(samples: TimedSamples, groups: np.ndarray) -> LeftOut:
+    """The errors where whole groups [S] are left out, each alone where they are no more than the folds."""
+    num_groups = len(np.unique(groups))
+    num_folds = min(OUTER_FOLDS, num_groups)
+    reason = f"{num_groups} of it, and at least 3 are needed" if num_groups < 3 else None
+    for which in () if reason else left_out_masks(groups, num_folds):
+        rest = samples.take(~which)
+        if len(np.unique(rest.knobs)) < MIN_SETTINGS:
+            reason = f"a fold leaves fewer than {MIN_SETTINGS} settings"
+        elif any(np.isnan(rest.times[name]).all() > np.isnan(samples.times[name]).all() for name in STAGES):
+            reason = "a fold leaves no sample of a stage"
+    if reason is not None:
+        return LeftOut(num_groups, 0, {}, {}, {}, reason)
+    estimator, linear, forest = (
+        errors_of(predicted_left_out(samples, fit, num_folds, groups), samples)
+        for fit in (fit_chosen, fit_linear, fit_forest)
+    )
+    return LeftOut(num_groups, num_folds, estimator, linear, forest, None)
+
+
+def left_out_predictions(
+    samples: TimedSamples, level: float, num_folds: int
+) -> tuple[Prediction, dict[str, np.ndarray]]:
+    """[S], of an estimator that was fitted without the sample's fold, and `Validation.totals`."""
+    totals = {length: np.full(len(samples), np.nan) for length in ("expected", "p90")}
     columns: dict[str, dict[str, np.ndarray]] = {
         which: {name: np.full(len(samples), np.nan) for name in PREDICTED} for which in ("times", "low", "high")
     }
     unseen, extrapolated = np.zeros(len(samples), dtype=bool), np.zeros(len(samples), dtype=bool)
     for which in left_out_masks(samples.knobs, num_folds):
-        found = LatencyEstimator(level).fit(samples.take(~which)).predict(samples.requests.take(which))
+        estimator = LatencyEstimator(level).fit_part(samples.take(~which))
+        requests = samples.requests.take(which)
+        found = estimator.predict(requests)
+        for length, column in totals.items():
+            known = estimator.fitted.expected_output if length == "expected" else estimator.fitted.output_p90
+            # A task of which no other setting was measured is taken for a typical one.
+            lengths = [known.get(str(task), float(np.mean([*known.values()]))) for task in samples.tasks[which]]
+            column[which] = estimator.predict(replace(requests, output_tokens=np.array(lengths))).times["T_total"]
         unseen[which], extrapolated[which] = found.unseen_knobs, found.extrapolated
         for name in PREDICTED:
             columns["times"][name][which] = found.times[name]
             columns["low"][name][which] = found.low[name]
             columns["high"][name][which] = found.high[name]
-    return Prediction(columns["times"], columns["low"], columns["high"], unseen, extrapolated)
+    found = Prediction(columns["times"], columns["low"], columns["high"], unseen, extrapolated)
+    return found, totals | {"true": columns["times"]["T_total"]}
 
 
 def fit_linear(samples: TimedSamples) -> Predict:
-    """The linear model: ordinary least squares of each stage on the features as they are, with an intercept."""
+    """The linear model of each stage with the least mean relative error, which it is scored by: features as they are,
+    and an intercept.
+    """
     # Its import takes a second, and most commands need none of it.
-    from sklearn.linear_model import LinearRegression
+    from sklearn.linear_model import QuantileRegressor
 
+    def fit(columns: np.ndarray, times: np.ndarray) -> Predictor:
+        model = QuantileRegressor(quantile=0.5, alpha=0.0).fit(columns, times, sample_weight=1 / times)
+        return lambda plain: np.asarray(model.predict(plain))
+
+    return _fit_stages_apart(samples, fit)
+
+
+def fit_forest(samples: TimedSamples) -> Predict:
+    """A random forest of each stage on the same features, fitted to logarithms, of which errors are relative."""
+    from sklearn.ensemble import RandomForestRegressor
+
+    def fit(columns: np.ndarray, times: np.ndarray) -> Predictor:
+        model = RandomForestRegressor(_TREES, random_state=0).fit(columns, np.log(times))
+        return lambda plain: np.exp(model.predict(plain))
+
+    return _fit_stages_apart(samples, fit)
+
+
+Predictor = Callable[[np.ndarray], np.ndarray]
+
+
+def _fit_stages_apart(samples: TimedSamples, fit: Callable[[np.ndarray, np.ndarray], Predictor]) -> Predict:
     columns = _plain_features(samples.requests)
-    found: dict[str, LinearRegression] = {}
+    found: dict[str, Predictor] = {}
     for name in STAGES:
         has = np.isfinite(samples.times[name])
         if has.any():
-            found[name] = LinearRegression().fit(columns[has], samples.times[name][has])
+            found[name] = fit(columns[has], samples.times[name][has])
 
     def predict(requests: RequestColumns) -> Mapping[str, np.ndarray]:
         plain = _plain_features(requests)
         none = np.zeros(len(requests))
-        stage = {name: found[name].predict(plain) if name in found else none for name in STAGES}
+        stage = {name: found[name](plain) if name in found else none for name in STAGES}
         vision = np.where(requests.vision_tokens > 0, stage["T_vision_total"], 0.0)
         decode = (requests.output_tokens - 1) * stage["T_decode_per_token"]
         first = vision + stage["T_LLM_prefill"]
@@ -168,6 +266,31 @@ def repeatability(measured: np.ndarray, settings: np.ndarray) -> Repeatability:
     if not of_samples:
         raise ResultsError("no setting has two samples with times, so their noise is not known; profile more samples")
     return Repeatability(float(np.mean(of_samples)), float(np.mean(of_settings)))
+
+
+def noise_floor(runs: np.ndarray, settings: np.ndarray) -> NoiseFloor | None:
+    """The noise of measuring the same sample again; None where no sample has two runs.
+
+    Args:
+        runs: [R, S], times of each run; NaN where there is none.
+    """
+    number = np.isfinite(runs).sum(axis=0)
+    again = number >= 2
+    if not again.any():
+        return None
+    runs, number, settings = runs[:, again], number[again], settings[again]
+    centre = np.nanmean(runs, axis=0)
+    unbiased = np.sqrt(number / (number - 1))
+    of_samples = np.nanmean(np.abs(runs / centre - 1), axis=0) * unbiased
+    generator = np.random.default_rng(0)
+    of_settings = []
+    for own in places_by_setting(settings):
+        # Runs that are there come first.
+        ordered = np.take_along_axis(runs[:, own], np.argsort(np.isnan(runs[:, own]), axis=0, kind="stable"), axis=0)
+        drawn = (generator.random((_RESAMPLES, len(own))) * number[own]).astype(np.int64)
+        medians = np.median(ordered[drawn, np.arange(len(own))], axis=1)
+        of_settings.append(float(np.abs(medians / medians.mean() - 1).mean() * unbiased[own].mean()))
+    return NoiseFloor(len(number), float(of_samples.mean()), float(np.mean(of_settings)))
 
 
 def places_by_setting(settings: np.ndarray) -> list[np.ndarray]:

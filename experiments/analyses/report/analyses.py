@@ -13,7 +13,7 @@ from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.latency.analysis import LatencyModel, analyse_latency
 from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages
-from experiments.analyses.sweeps import Sweep, load_sweep, samples_frame, settings_frame
+from experiments.analyses.sweeps import Sweep, load_sweep, runs_frame, samples_frame, settings_frame
 
 COSTS = (LATENCY_P95, LATENCY_MEAN, ENERGY, FLOPS)
 
@@ -53,7 +53,7 @@ def analyse(results_dirs: Sequence[Path]) -> Analyses:
     knobs = analyse_knobs(grids_of(sweep), COSTS)
     steps.say(count, "how well latency is predicted (E3)")
     try:
-        model: LatencyModel | Missing = analyse_latency(samples)
+        model: LatencyModel | Missing = analyse_latency(samples, runs=runs_frame(sweep))
     except ResultsError as error:
         model = Missing(str(error))
     steps.say(count, "the page is written")

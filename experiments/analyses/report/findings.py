@@ -172,13 +172,17 @@ def _energy(frame: pd.DataFrame) -> Iterator[str]:
 
 
 def _prediction(found: LatencyModel) -> Iterator[str]:
-    estimator, linear, noise = (
-        100 * each["T_total"].setting_mape
-        for each in (found.validation.estimator, found.validation.linear, found.validation.repeatability)
+    validation = found.validation
+    estimator, linear, forest = (
+        100 * each["T_total"].setting_mape for each in (validation.estimator, validation.linear, validation.forest)
+    )
+    noise = validation.noise.get("T_total")
+    again = (
+        "" if noise is None else f", and measuring the same samples again differs by {100 * noise.setting_mape:.1f} %"
     )
     yield (
         f"The total time of a setting that was left out of the fit is predicted with an error of {estimator:.1f} %; a "
-        f"plain linear model has {linear:.1f} %, measuring again differs by {noise:.1f} %."
+        f"linear model has {linear:.1f} %, a random forest {forest:.1f} %{again}."
     )
 
 

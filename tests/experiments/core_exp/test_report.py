@@ -22,7 +22,7 @@ from experiments.analyses.knobs.objectives import LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.latency.estimator import Prediction
 from experiments.analyses.latency.guardrail import GuardrailCounts
 from experiments.analyses.latency.stage_regression import PREDICTED
-from experiments.analyses.latency.validation import Coverage, Errors, Repeatability, Validation
+from experiments.analyses.latency.validation import Coverage, Errors, NoiseFloor, Repeatability, Validation
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of
 from experiments.analyses.report.findings import _extremes, _knobs
@@ -216,9 +216,13 @@ def test_the_estimator_s_pictures() -> None:
         repeatability={"T_total": Repeatability(0.05, 0.02)},
         coverage={"T_total": Coverage(0.9, 0.3)},
         num_folds=8,
+        forest={"T_total": Errors(108, 0.1, 0.1, 0.05, 0.0)},
+        noise={"T_total": NoiseFloor(108, 0.03, 0.02)},
+        others={},
+        totals={},
     )
-    linear, estimator, noise = plotly_of(errors_chart(found).panels[0]).data
-    assert (estimator.x, linear.x, noise.x) == ((4.0,), (10.0,), (2.0,))
+    linear, forest, estimator, noise = plotly_of(errors_chart(found).panels[0]).data
+    assert (estimator.x, forest.x, linear.x, noise.x) == ((4.0,), (5.0,), (10.0,), (2.0,))
     (predicted,) = predicted_chart(samples, found).panels
     assert "4.0 % off by setting, 8.0 % by request; 90 % of the requests" in predicted.note
     rings = plotly_of(predicted).data[-1]

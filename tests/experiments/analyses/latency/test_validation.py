@@ -1,11 +1,23 @@
 """Errors, noise and coverage by hand; at settings left out the estimator beats the linear model where physics bends."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.latency.estimator import Prediction
-from experiments.analyses.latency.validation import coverage, errors, fit_linear, repeatability, validate
+from experiments.analyses.latency.validation import (
+    coverage,
+    errors,
+    errors_left_out,
+    fit_forest,
+    fit_linear,
+    left_out_predictions,
+    noise_floor,
+    repeatability,
+    validate,
+)
 from tests.experiments.analyses.latency.synthetic_samples import launching_samples, working_samples
 
 
@@ -33,6 +45,21 @@ def test_noise_by_hand() -> None:
         repeatability(np.array([1.0, 2.0]), np.array(["a", "b"]))
 
 
+def test_the_noise_floor_is_of_runs_of_the_same_sample() -> None:
+    runs = np.array([[9.0, 100.0, 7.0], [11.0, 100.0, np.nan]])
+    found = noise_floor(runs, np.array(["a", "b", "a"]))
+    # 10 % off the mean twice, and 0, each times sqrt(2 / 1); a sample with one run says nothing.
+    assert found is not None and found.num_samples == 2
+    assert found.sample_mape == pytest.approx(0.05 * 2**0.5)
+    # The medians of one sample are its runs, half of them each.
+    assert found.setting_mape == pytest.approx(0.05 * 2**0.5, rel=0.05)
+    assert noise_floor(np.array([[9.0]]), np.array(["a"])) is None
+    # Normal runs have the mean deviation sd sqrt(2 / pi) of a model that knows their mean, however many they are.
+    draws = np.random.default_rng(1).normal(100.0, 5.0, (3, 4000))
+    normal = noise_floor(draws, np.full(4000, "a"))
+    assert normal is not None and normal.sample_mape == pytest.approx(0.05 * (2 / np.pi) ** 0.5, rel=0.03)
+
+
 def test_coverage_by_hand() -> None:
     columns = {"T_total": np.array([10.0, 10.0, 20.0, 10.0])}
     low, high = {"T_total": columns["T_total"] * 0.9}, {"T_total": columns["T_total"] * 1.3}
@@ -47,6 +74,54 @@ def test_the_linear_model_recovers_a_plane() -> None:
     plane = 1.0 + 0.5 * samples.requests.top_k + 0.1 * samples.requests.vision_tokens
     samples.times["T_LLM_prefill"][:] = plane  # type: ignore[index]
     assert fit_linear(samples)(samples.requests)["T_LLM_prefill"] == pytest.approx(plane)
+
+
+def test_the_linear_model_has_the_least_relative_error_of_all_lines() -> None:
+    """Of times 10, 10 and 40 of one request the best prediction is 10: 0, 0 and 75 % off; their mean, 20, is worse."""
+    samples = working_samples().take(np.zeros(3, dtype=int))
+    samples.times["T_LLM_prefill"][:] = [10.0, 10.0, 40.0]  # type: ignore[index]
+    assert fit_linear(samples)(samples.requests)["T_LLM_prefill"] == pytest.approx([10.0] * 3)
+
+
+def test_the_forest_knows_a_step_and_not_what_lies_beyond() -> None:
+    samples = working_samples(samples_each=8)
+    step = np.where(samples.requests.top_k > 4, 20.0, 10.0)
+    samples.times["T_LLM_prefill"][:] = step  # type: ignore[index]
+    predict = fit_forest(samples)
+    assert predict(samples.requests)["T_LLM_prefill"] == pytest.approx(step, rel=0.02)
+    further = replace(samples.requests, top_k=np.full(len(samples), 100.0))
+    assert predict(further)["T_LLM_prefill"].max() == pytest.approx(20.0, rel=0.02)
+
+
+def test_a_level_left_out_is_one_that_no_fit_has_seen() -> None:
+    samples = working_samples(noise=0.01)
+    found = errors_left_out(samples, samples.requests.num_active_blocks)
+    assert (found.num_groups, found.num_folds, found.reason) == (3, 3, None)
+    # Decode is 0.2 ms and 0.5 ms a block: a line knows the level left out, a forest repeats a neighbour.
+    assert found.estimator["T_decode_per_token"].setting_mape < 0.02
+    assert found.forest["T_decode_per_token"].setting_mape > 0.08
+    two = samples.take(samples.requests.num_active_blocks != 14)
+    assert errors_left_out(two, two.requests.num_active_blocks).reason == "2 of it, and at least 3 are needed"
+    few = samples.take(np.isin(samples.knobs, np.unique(samples.knobs)[:8]))
+    assert errors_left_out(few, few.knobs.astype("<U10")).reason is not None
+
+
+def test_a_total_to_be_admitted_does_not_know_its_answers_length() -> None:
+    samples = working_samples()
+    one = replace(samples.requests, output_tokens=samples.requests.output_tokens * 1.0)
+    one.output_tokens[0] = 1000.0
+    long = replace(samples, requests=one)
+    prediction, totals = left_out_predictions(long, 0.9, 8)
+    assert totals["true"][0] == prediction.times["T_total"][0] > 100 * samples.times["T_decode_per_token"].min()
+    # Others of the task have 9 to 12 tokens, their 90th percentile is 12; about 20 ms and 8 ms a token.
+    assert totals["expected"][0] < totals["p90"][0] < 0.1 * totals["true"][0]
+
+
+@pytest.mark.parametrize(("settings", "each"), [(7, 4), (8, 3)])
+def test_the_size_that_the_message_names_is_enough(settings: int, each: int) -> None:
+    samples = working_samples(samples_each=each)
+    kept = samples.take(np.isin(samples.settings, np.unique(samples.settings)[:settings]))
+    assert len(kept) == settings * each and validate(kept, 0.9).num_folds == settings
 
 
 def test_settings_left_out_are_predicted_and_the_linear_model_is_beaten_on_a_floor() -> None:
