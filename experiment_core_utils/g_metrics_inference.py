@@ -56,6 +56,8 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
         share_failed=num_failed / asked if asked else None,
         share_outlier_runs=outliers.share,
         share_outlier_runs_reason=outliers.reason,
+        num_discarded_runs=sum(sample.num_discarded_runs for sample in samples),
+        num_disturbed_samples=sum(bool(sample.disturbances) for sample in samples),
     )
     return SettingSummary(accuracy, counts, distributions(samples), outliers.by_sample)
 

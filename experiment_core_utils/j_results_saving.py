@@ -202,6 +202,8 @@ def sample_result(
         outlier_runs=list(outlier_runs) if outlier_runs is not None else None,
         accuracy_batch_size=answer.batch_size if answer else None,
         accuracy_batch_limit=answer.batch_limit if answer else None,
+        num_discarded_runs=None if answer else sample.num_discarded_runs,
+        disturbances=None if answer else list(sample.disturbances),
         runs=[
             RunTimes.model_construct(
                 **_run_times(each), T_inter_token=[milliseconds(gap) for gap in each.inter_token_s]

@@ -121,6 +121,8 @@ def test_every_key_of_a_setting() -> None:
         "share_failed": 0.25,
         "share_outlier_runs": None,
         "share_outlier_runs_reason": "no sample has 3 runs",
+        "num_discarded_runs": 0,
+        "num_disturbed_samples": 0,
         "sampling": {"how": "random", "seed": 42, "num_asked": 4, "num_in_split": 100},
         "sample_ids": [3, 5, 8, 9],
         "theoretical_num_crops": 3,  # of the most frequent geometry
@@ -226,6 +228,8 @@ def test_every_key_of_a_sample() -> None:
         "outlier_runs": None,
         "accuracy_batch_size": None,
         "accuracy_batch_limit": None,
+        "num_discarded_runs": 0,
+        "disturbances": [],
         "runs": [
             {**times, "T_inter_token": [125.0, 125.0]},
             {**times, "T_vision_total": 2000.0, "T_total": 2500.0, "T_inter_token": [125.0, 125.0]},

@@ -273,6 +273,11 @@ class MeasuringConfig(Part):
         default_factory=lambda given: max(6, given["num_warmup_runs"]),
         description="most runs of a warm-up, which ends once three agree within 5 % (default: 6 or --num_warmup_runs)",
     )
+    max_repeats: CountOrZero = Field(
+        default=2,
+        description="times the runs of a sample are discarded and measured again where the GPU was throttled or other "
+        "processes used more than 10 % of the CPUs; 0: never",
+    )
     setting_order: Literal["shuffled", "planned"] = Field(
         default="shuffled", description="shuffled: settings run in an order drawn by --seed; planned: as in the plan"
     )

@@ -45,14 +45,19 @@ class ConditionsMeter:
         self._last_s = clock()
 
     def read(self, when: When) -> ConditionsReading:
-        """The conditions now."""
-        self._last_s = self._clock()
+        """The conditions now, for the journal."""
+        reading = self.beside_runs(when)
+        self._last_s = reading.monotonic_s
+        return reading
+
+    def beside_runs(self, when: When = "between") -> ConditionsReading:
+        """The conditions before or after the runs of a sample; the next reading for the journal is due as before."""
         return ConditionsReading(
             experiment_id=self._experiment_id,
             rank=self._rank,
             when=when,
             wall_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            monotonic_s=self._last_s,
+            monotonic_s=self._clock(),
             gpu=self._read_gpu() if self._read_gpu is not None else None,
             gpu_reason=self._gpu_reason,
             cpu=self._read_cpu(),

@@ -89,6 +89,10 @@ _KINDS = {
         lambda found: f"throttled: the GPU lowered its clocks ({', '.join(found['reasons'])}) during this setting",
         "cool the GPU or lower its load, and measure the setting again",
     ),
+    "runs_discarded": _Kind(
+        "note",
+        "discarded: {num_runs} disturbed runs were measured again; {num_kept} samples are disturbed still".format_map,
+    ),
     "foreign_load_cpu": _Kind(
         "warning",
         "foreign load: other processes used {cpu_fraction:.0%} of the CPUs during this setting".format_map,

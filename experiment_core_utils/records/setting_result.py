@@ -181,6 +181,7 @@ class Variables(Record):
     num_runs_per_sample: Any = None  #: `--num_runs_per_sample`
     num_warmup_runs: Any = None  #: `--num_warmup_runs`
     max_warmup_runs: Any = None  #: `--max_warmup_runs`
+    max_repeats: Any = None  #: `--max_repeats`
     until_precision: Any = None  #: `--until_precision`; None if not given
     drift_check_every: Any = None  #: `--drift_check_every`
     energy: Any = None  #: `--energy`
@@ -343,6 +344,12 @@ class SampleResult(Record):
     accuracy_batch_size: Count | None = None
     #: most that were allowed together then: `--accuracy_batch_size`, less where memory had run out; None if measured
     accuracy_batch_limit: Count | None = None
+    #: runs that were discarded and measured again (`--max_repeats`), which are in no statistic; None if answered in a
+    #: batch
+    num_discarded_runs: Count | None = None
+    #: what disturbed the runs that are kept, after the last repeat allowed: reasons of throttling, `other load`;
+    #: `[]` for nothing; None if answered in a batch
+    disturbances: list[str] | None = None
     runs: list[RunTimes]  #: every measured run, in order, `[]` where answered in a batch
 
 
@@ -697,6 +704,8 @@ class CountsPart(Record):
     #: statistic; see [measurement.md](measurement.md#runs-that-stand-out); None if no sample has 3 runs
     share_outlier_runs: Share | None = None
     share_outlier_runs_reason: str | None = None  #: why there is no share; None if there is one
+    num_discarded_runs: Count | None = None  #: sum of that of the samples
+    num_disturbed_samples: Count | None = None  #: samples of which `disturbances` names something
 
 
 class SteadinessPart(Record):

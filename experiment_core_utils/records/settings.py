@@ -47,6 +47,8 @@ class MeasuredSample:
     metadata: dict[str, Any]  #: the question and what else the task says (JSON values only)
     answer: BatchedAnswer | None = None  #: of a sample without runs; None with them
     energy: RunsEnergy | None = None  #: of its runs; None where it was not requested, and without runs
+    num_discarded_runs: int = 0  #: runs before these, discarded because throttling or other load disturbed them
+    disturbances: tuple[str, ...] = ()  #: what disturbed these runs, the last that were allowed; () for nothing
 
     @property
     def run_place(self) -> int | None:

@@ -37,9 +37,12 @@ from experiment_core_utils.records.settings import (
 )
 from experiment_core_utils.sweep.batches import BatchAnswerer, Bench, failed_sample
 from experiment_core_utils.sweep.profiles import TorchProfiles
+from experiment_core_utils.sweep.steadiness import disturbances
 from experiment_core_utils.tasks.interface import Sample, answer_to
 
 SAMPLE_EVERY_S = 0.5
+# Between disturbed runs and their repeat.
+REPEAT_AFTER_S = 0.5
 
 
 @contextmanager
@@ -397,12 +400,25 @@ class ShardMeasurer:
         transfer_s = time.perf_counter() - started
         self._bench.model.warm_up(inputs, self._bench.max_new_tokens)
         self._warm_up_shape(request.shape, inputs)
-        runs, energy = runs_beside_power(
-            lambda: run_staged(self._bench.model, inputs, self._bench.max_new_tokens),
-            self._config.num_runs_per_sample,
-            None if self._energy is None else self._energy.using,
-        )
-        return sample_record(self._bench.model, setting, sample, request, runs, transfer_s, energy=energy)
+        discarded = 0
+        while True:
+            before = self._conditions.beside_runs()
+            runs, energy = runs_beside_power(
+                lambda: run_staged(self._bench.model, inputs, self._bench.max_new_tokens),
+                self._config.num_runs_per_sample,
+                None if self._energy is None else self._energy.using,
+            )
+            after = self._conditions.beside_runs()
+            found = disturbances(before, after, self._context.num_processes)
+            # The runs take as long again, and the sample must end within its time.
+            ends_s = time.perf_counter() - started + 1.5 * (after.monotonic_s - before.monotonic_s) + REPEAT_AFTER_S
+            is_late = self._config.sample_timeout is not None and ends_s > self._config.sample_timeout
+            if not found or is_late or discarded >= self._config.max_repeats * len(runs):
+                break
+            discarded += len(runs)
+            self._context.stop.sleep(REPEAT_AFTER_S)
+        record = sample_record(self._bench.model, setting, sample, request, runs, transfer_s, energy=energy)
+        return replace(record, num_discarded_runs=discarded, disturbances=found)
 
 
 def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

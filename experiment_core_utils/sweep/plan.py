@@ -304,6 +304,7 @@ def fingerprint_parts(
         *((("OMP_NUM_THREADS", threads),) if config.machine.num_threads is None and threads is not None else ()),
         *((("execution", config.model.execution),) if config.model.execution != "eager" else ()),
         *((("task_module", short_digest(config.task.task_module.read_bytes())),) if config.task.task_module else ()),
+        *((("max_repeats", config.measuring.max_repeats),) if config.measuring.max_repeats != 2 else ()),
         *(("memory_timeline",) if config.measuring.memory_timeline else ()),
         *((("block_sets", sorted(choice.sets.items())),) if choice.sets is not None else ()),
     )

@@ -39,7 +39,7 @@ from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, spli
 from experiment_core_utils.sweep.plan import RequestedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import request_source_for
-from experiment_core_utils.sweep.steadiness import conditions_caveats, steadiness_part
+from experiment_core_utils.sweep.steadiness import conditions_caveats, discarded_caveats, steadiness_part
 from experiment_core_utils.tasks.interface import answer_of
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import few_samples_caveats, shards_of
@@ -234,7 +234,8 @@ class ProfilingRun:
         steadiness = steadiness_part(
             setting.key, self.asked.order, self.config.measuring.until_precision, merged, is_search=is_search
         )
-        own_caveats = conditions_caveats(steadiness.conditions) + energy_caveats(energy_of(merged.energy))
+        own_caveats = conditions_caveats(steadiness.conditions) + discarded_caveats(merged.samples)
+        own_caveats += energy_caveats(energy_of(merged.energy))
         if is_search:
             own_caveats += few_samples_caveats(len(self.asked.settings), len(merged.samples))
         provenance = self.provenance.with_keys(

@@ -13,6 +13,7 @@ from experiment_core_utils.records.setting_result import Conditions, Order, Prec
 from experiment_core_utils.records.settings import (
     ConditionsReading,
     GpuReading,
+    MeasuredSample,
     MeasuredSetting,
     MeasuringOrder,
     WarmUp,
@@ -21,6 +22,8 @@ from experiment_core_utils.records.settings import (
 # Load of others above which, and time with clocks held down above which, a result carries a caveat.
 FOREIGN_LOAD = 0.10
 THROTTLED_FRACTION = 0.01
+# The host counts its CPUs' time in hundredths of a second, so that a short window says nothing of 10 %.
+SHORTEST_LOAD_S = 0.5
 
 
 def steadiness_part(
@@ -128,6 +131,25 @@ def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
     if any(_has_company(each) for each in entries):
         caveats.append(caveat("foreign_load_gpu"))
     return caveats
+
+
+def disturbances(before: ConditionsReading, after: ConditionsReading, num_processes: int) -> tuple[str, ...]:
+    """What disturbed the runs between two readings: reasons of throttling, and `other load` of the CPUs.
+
+    Load is not known in less than SHORTEST_LOAD_S, nor where the run's own other processes are among the others.
+    """
+    entry = process_conditions([before, after])
+    is_known = num_processes == 1 and entry.window_s >= SHORTEST_LOAD_S and entry.foreign_cpu_share is not None
+    is_loaded = is_known and (entry.foreign_cpu_share or 0.0) > FOREIGN_LOAD
+    return (*_throttling(entry), *(("other load",) if is_loaded else ()))
+
+
+def discarded_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
+    """The caveat of runs that were discarded and measured again; none where none was."""
+    discarded = sum(sample.num_discarded_runs for sample in samples)
+    if not discarded:
+        return []
+    return [caveat("runs_discarded", num_runs=discarded, num_kept=sum(bool(each.disturbances) for each in samples))]
 
 
 def _throttling(entry: Conditions) -> list[str]:

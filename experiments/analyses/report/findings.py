@@ -107,8 +107,12 @@ def _knobs(analysis: TaskAnalysis) -> Iterator[str]:
     for each in [each for each in found if each.found.no_verdict is None][:1]:
         effects, label = analysis.effects[each.found.of.name], each.found.of.label
         beyond = {term.knobs[0] for term in effects.terms if len(term.knobs) == 1 and is_beyond_noise(term)}
-        knobs = [knob for knob in dict.fromkeys(mean.knob for mean in effects.level_means) if knob in beyond]
-        ends = [_ends([mean for mean in effects.level_means if mean.knob == knob]) for knob in knobs]
+        levels = {knob: [mean for mean in effects.level_means if mean.knob == knob] for knob in KNOB_NAMES}
+        ends = [
+            _ends(means)
+            for knob, means in levels.items()
+            if knob in beyond and abs(means[-1].change) > each.found.drift_allowance * means[0].mean
+        ]
         if ends:
             yield f"What changes the {label}: {'; '.join(ends)}."
         elif effects.terms:
