@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy.optimize import minimize
-from scipy.stats import norm
 
 from experiment_core_utils.primitives.statistics import CONFIDENCE
+from experiments.fitting.folds import left_out_masks
+from experiments.fitting.intervals import conformal_ratios
 from experiments.fitting.regression import relative_nonnegative
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape
 from experiments.performance_prediction.prediction.measurements import MeasuredLayer
@@ -76,12 +77,14 @@ def likeliest(points: np.ndarray, values: np.ndarray) -> Hyperparameters:
 
 # Fewer shapes than this are no basis for a fit.
 LEAST_SHAPES = 8
+# Parts in which layers are left out for the interval.
+_LEFT_OUT = 5
 _LOWEST_FRACTION = 0.1
 
 
 @dataclass(frozen=True)
 class PredictedLatency:
-    """A latency in seconds; `low` and `high` are the ends of the model's own interval of 95 %."""
+    """A latency in seconds; `low` and `high` are the ends of its conformal interval of 95 %."""
 
     seconds: float
     low: float
@@ -92,29 +95,48 @@ class LayerLatency:
     """The latency of layers with one algorithm on one device.
 
     Args:
+        multiprocessors: of the device.
         measured: seconds by shape, at least `LEAST_SHAPES`.
         hyperparameters: of the Gaussian process; None to find them.
+        interval: ends of the interval of 95 % in units of the process's spread of the logarithm; None to find them.
     """
 
     def __init__(
         self,
         algorithm: AlgorithmName,
-        device: str,
+        multiprocessors: int,
         measured: Mapping[ConvShape, float],
         hyperparameters: Hyperparameters | None = None,
+        interval: tuple[float, float] | None = None,
     ) -> None:
-        self.algorithm, self.device, self.measured = algorithm, device, dict(measured)
+        self.algorithm, self.multiprocessors, self.measured = algorithm, multiprocessors, dict(measured)
         shapes, seconds = list(self.measured), np.array(list(self.measured.values()))
-        terms = matrix_of_terms(shapes, algorithm, device)
+        terms = matrix_of_terms(shapes, algorithm, multiprocessors)
         self._coefficients = relative_nonnegative(terms, seconds)
         self._floor_s = _LOWEST_FRACTION * float(seconds.min())
         rest = np.log(seconds / self._sum_of_terms(shapes))
-        features = matrix_of_features(shapes, algorithm, device)
+        features = matrix_of_features(shapes, algorithm, multiprocessors)
         spread = features.std(axis=0)
         self._centre, self._scale = features.mean(axis=0), np.where(spread > 1e-9, spread, np.inf)
         points = self._points(shapes)
         self.hyperparameters = hyperparameters or likeliest(points, rest)
         self._process = gaussian_process(points, rest, self.hyperparameters)
+        self.interval = interval or self._conformal_interval()
+
+    def _conformal_interval(self) -> tuple[float, float]:
+        """Order statistics of (log measured - log predicted) / spread of layers left out with all of their sizes."""
+        shapes, seconds = list(self.measured), np.array(list(self.measured.values()))
+        layers = np.array([f"{s.in_channels} {s.out_channels} {s.kernel} {s.stride} {s.groups}" for s in shapes])
+        if len(np.unique(layers)) < _LEFT_OUT:
+            layers = np.arange(len(shapes)).astype(str)
+        scores = np.zeros(len(shapes))
+        for which in left_out_masks(layers, _LEFT_OUT):
+            rest = {shapes[place]: seconds[place] for place in np.flatnonzero(~which)}
+            part = LayerLatency(self.algorithm, self.multiprocessors, rest, self.hyperparameters, (-1.0, 1.0))
+            found = part.predict([shapes[place] for place in np.flatnonzero(which)])
+            middle, high = (np.array([getattr(each, name) for each in found]) for name in ("seconds", "high"))
+            scores[which] = np.log(seconds[which] / middle) / np.log(high / middle)
+        return conformal_ratios(scores, CONFIDENCE)
 
     def predict(self, shapes: Sequence[ConvShape]) -> list[PredictedLatency]:
         """The latency of each shape."""
@@ -122,16 +144,16 @@ class LayerLatency:
             return []
         mean, spread = self._process.predict(self._points(shapes), return_std=True)
         seconds = self._sum_of_terms(shapes) * np.exp(mean)
-        factor = np.exp(float(norm.ppf(0.5 + CONFIDENCE / 2)) * spread)
-        ends = zip(seconds, seconds / factor, seconds * factor, strict=True)
+        low, high = (seconds * np.exp(end * spread) for end in self.interval)
+        ends = zip(seconds, low, high, strict=True)
         return [PredictedLatency(float(middle), float(low), float(high)) for middle, low, high in ends]
 
     def _points(self, shapes: Sequence[ConvShape]) -> np.ndarray:
         """The features [N, F] in units of their spread over the measured shapes; 0 where they had none."""
-        return (matrix_of_features(shapes, self.algorithm, self.device) - self._centre) / self._scale
+        return (matrix_of_features(shapes, self.algorithm, self.multiprocessors) - self._centre) / self._scale
 
     def _sum_of_terms(self, shapes: Sequence[ConvShape]) -> np.ndarray:
-        terms = matrix_of_terms(shapes, self.algorithm, self.device)
+        terms = matrix_of_terms(shapes, self.algorithm, self.multiprocessors)
         return np.maximum(terms @ self._coefficients, self._floor_s)
 
 

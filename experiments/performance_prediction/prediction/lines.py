@@ -152,7 +152,7 @@ def mix_lines(guess: PredictedInference, mix: PredictedInference) -> list[str]:
 
 
 def layer_lines(predicted: PredictedInference) -> list[str]:
-    """A line for each layer, with the model's own interval of 95 %."""
+    """A line for each layer, with its conformal interval of 95 %."""
     head = f"  {predicted.asked or 'best mix'} at {predicted.input_size}"
     lines = [f"{head}: {'layer':40}{'runs':>24}{LAYER + ', ms':>12}{'95 % interval':>20}{'energy, J':>12}  support"]
     for each in predicted.layers:

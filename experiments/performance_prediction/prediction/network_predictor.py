@@ -23,6 +23,7 @@ from experiments.performance_prediction.prediction.whole import (
     fit_host,
     fit_rest,
 )
+from experiments.performance_prediction.prediction.work import multiprocessors_of
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class DevicePredictor:
     """The predictor of one device, with everything that was fitted."""
 
     device: str
+    multiprocessors: int
     precision: str
     latencies: Mapping[AlgorithmName, LayerLatency]  #: by algorithm; one that ran in too few shapes is not in it
     support: Mapping[AlgorithmName, SupportRules]  #: by algorithm that was requested
@@ -156,10 +158,11 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
     device = measured.devices[0]
     layers = [each for one in measured.inferences for each in one.layers if each.shape not in left_out]
     latencies = {}
+    multiprocessors = multiprocessors_of(device)
     for algorithm in ALGORITHMS:
         seconds = seconds_by_shape(layers, algorithm)
         if len(seconds) >= LEAST_SHAPES:
-            latencies[algorithm] = LayerLatency(algorithm, device, seconds)
+            latencies[algorithm] = LayerLatency(algorithm, multiprocessors, seconds)
     if not latencies:
         raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
     requested = dict.fromkeys(each.asked for each in measured.inferences)
@@ -167,6 +170,7 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
     energy, energy_reason = fit_energy(measured)
     return DevicePredictor(
         device=device,
+        multiprocessors=multiprocessors,
         precision=measured.inferences[0].precision,
         latencies=latencies,
         support={algorithm: SupportRules(algorithm, observed(layers, algorithm)) for algorithm in requested},

@@ -17,6 +17,7 @@ from experiments.performance_prediction.prediction.network_predictor import Devi
 from experiments.performance_prediction.prediction.support import RequestedShape, SupportRules
 from experiments.performance_prediction.prediction.validation import ScoreRow
 from experiments.performance_prediction.prediction.whole import EnergyModel, HostModel, RestModel
+from experiments.performance_prediction.prediction.work import MULTIPROCESSORS
 
 SCHEMA = "convolution-latency/1"
 
@@ -69,11 +70,13 @@ def _written(fitted: FittedDevice) -> dict[str, Any]:
     predictor = fitted.predictor
     return {
         "precision": predictor.precision,
+        "multiprocessors": predictor.multiprocessors,
         **{name: list(getattr(fitted, name)) for name in ("models", "input_sizes", "batch_sizes")},
         "latencies": {
             name: {
                 "shapes": [[*_numbers(shape), seconds] for shape, seconds in latency.measured.items()],
                 "hyperparameters": asdict(latency.hyperparameters),
+                "interval": list(latency.interval),
             }
             for name, latency in predictor.latencies.items()
         },
@@ -91,12 +94,15 @@ def _written(fitted: FittedDevice) -> dict[str, Any]:
 
 def _read(device: str, content: Mapping[str, Any]) -> FittedDevice:
     latencies: dict[AlgorithmName, LayerLatency] = {}
+    # Files from before these were stored have neither.
+    multiprocessors = int(content.get("multiprocessors") or MULTIPROCESSORS.get(device, 1))
     for name, its in content["latencies"].items():
         algorithm = algorithm_named(name)
         measured = {_shape(row[:-1]): float(row[-1]) for row in its["shapes"]}
         found = its["hyperparameters"]
         hyperparameters = Hyperparameters(tuple(found["lengths"]), found["signal"], found["noise"])
-        latencies[algorithm] = LayerLatency(algorithm, device, measured, hyperparameters)
+        interval = (float(its["interval"][0]), float(its["interval"][1])) if "interval" in its else None
+        latencies[algorithm] = LayerLatency(algorithm, multiprocessors, measured, hyperparameters, interval)
     support = {
         algorithm_named(name): SupportRules(
             algorithm_named(name), [RequestedShape(_shape(row[:-1]), row[-1]) for row in rows]
@@ -105,6 +111,7 @@ def _read(device: str, content: Mapping[str, Any]) -> FittedDevice:
     }
     predictor = DevicePredictor(
         device,
+        multiprocessors,
         content["precision"],
         latencies,
         support,

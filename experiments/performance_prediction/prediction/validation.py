@@ -19,6 +19,7 @@ from experiments.performance_prediction.prediction.network_predictor import (
     fit_device,
 )
 from experiments.performance_prediction.prediction.operations import NetworkOperations, network_operations
+from experiments.performance_prediction.prediction.work import matrix_of_features
 
 _ELEMENT_BYTES = 4
 _PRODUCTS = {"fma": "float32", "tf32": "tf32", "half": "float16"}
@@ -58,6 +59,35 @@ class LinearLatency:
     def layer_s(self, shape: ConvShape, algorithm: AlgorithmName) -> float:
         """Seconds of one layer with an algorithm that was measured."""
         return float(_columns([shape])[0] @ self._coefficients[algorithm])
+
+
+class ForestLatency:
+    """A random forest for each algorithm over the features of a layer, fitted to logarithms: nn-Meter's method for a
+    kernel (L. Zhang et al., "nn-Meter", MobiSys 2021).
+    """
+
+    def __init__(
+        self, measured: Mapping[AlgorithmName, Mapping[ConvShape, float]], multiprocessors: int, trees: int = 50
+    ) -> None:
+        # Its import takes a second, and most commands need none of it.
+        from sklearn.ensemble import RandomForestRegressor
+
+        self._multiprocessors = multiprocessors
+        self._forests = {
+            algorithm: RandomForestRegressor(trees, random_state=0).fit(
+                matrix_of_features(list(seconds), algorithm, multiprocessors), np.log(list(seconds.values()))
+            )
+            for algorithm, seconds in measured.items()
+        }
+
+    def layers_s(self, shapes: Sequence[ConvShape], runs: Sequence[AlgorithmName]) -> list[float]:
+        """Seconds of layers, each with an algorithm that was measured."""
+        found = np.zeros(len(shapes))
+        for algorithm in dict.fromkeys(runs):
+            places = [place for place, each in enumerate(runs) if each == algorithm]
+            features = matrix_of_features([shapes[place] for place in places], algorithm, self._multiprocessors)
+            found[places] = np.exp(self._forests[algorithm].predict(features))
+        return found.tolist()
 
 
 def _columns(shapes: Sequence[ConvShape]) -> np.ndarray:
@@ -127,7 +157,7 @@ def _fold(kind: str, measured: Measurements, left_out: Sequence[int | str]) -> F
     return Fold(kind, ", ".join(map(str, left_out)), train, test, shapes)
 
 
-OURS, ROOFLINE, LINEAR = "this model", "roofline", "linear"
+OURS, ROOFLINE, LINEAR, FOREST = "this model", "roofline", "linear", "forest"
 LAYER, DEVICE, WHOLE, ENERGY = "layer", "network, device", "network, with host", "energy"
 
 
@@ -178,7 +208,8 @@ def validate(fold: Fold) -> FoldResult:
     """The result of fitting to the training part alone and predicting the rest."""
     predictor = fit_device(fold.train, fold.left_out)
     trained = [each for one in fold.train.inferences for each in one.layers if each.shape not in fold.left_out]
-    linear = LinearLatency({name: seconds_by_shape(trained, name) for name in predictor.latencies})
+    measured = {name: seconds_by_shape(trained, name) for name in predictor.latencies}
+    linear, forest = LinearLatency(measured), ForestLatency(measured, predictor.multiprocessors)
     roofline = Roofline(predictor.device, predictor.precision)
     known = {layer.shape for layer in trained}
     found: list[PredictedAndMeasured] = []
@@ -192,21 +223,25 @@ def validate(fold: Fold) -> FoldResult:
         layers += len(pairs)
         seen += sum(its.shape in known for _, its in pairs)
         covered += sum(mine.latency.low <= its.latency_s <= mine.latency.high for mine, its in pairs)
-        for method, figures in _figures(ours, linear, roofline).items():
+        for method, figures in _figures(ours, linear, forest, roofline).items():
             found += _compared(fold, method, inference, figures)
     found += _energies(fold, predictor)
     count = max(layers, 1)
     return FoldResult(fold, predictor, tuple(found), seen / count, covered / count, wrong)
 
 
-def _figures(ours: PredictedInference, linear: LinearLatency, roofline: Roofline) -> dict[str, _Figures]:
-    """Predicted seconds by method; the line has this model's rest and host, the roofline nothing that was fitted."""
-    in_line = [linear.layer_s(each.shape, each.runs) for each in ours.layers]
-    line_s = sum(in_line) + ours.rest_s
-    found = {
-        OURS: _Figures([each.latency.seconds for each in ours.layers], ours.device_s, ours.whole_s),
-        LINEAR: _Figures(in_line, line_s, max(line_s, ours.host_s or 0.0)),
+def _figures(
+    ours: PredictedInference, linear: LinearLatency, forest: ForestLatency, roofline: Roofline
+) -> dict[str, _Figures]:
+    """Predicted seconds by method; line and forest have this model's rest and host, the roofline nothing fitted."""
+    layers = {
+        LINEAR: [linear.layer_s(each.shape, each.runs) for each in ours.layers],
+        FOREST: forest.layers_s([each.shape for each in ours.layers], [each.runs for each in ours.layers]),
     }
+    found = {OURS: _Figures([each.latency.seconds for each in ours.layers], ours.device_s, ours.whole_s)}
+    for method, seconds in layers.items():
+        device_s = sum(seconds) + ours.rest_s
+        found[method] = _Figures(seconds, device_s, max(device_s, ours.host_s or 0.0))
     if roofline.reason is None:
         in_roof = [roofline.layer_s(each.shape) for each in ours.layers]
         roof_s = sum(in_roof) + roofline.rest_s(network_operations(ours.model, ours.input_size, ours.batch_size))
@@ -245,7 +280,7 @@ def _energies(fold: Fold, predictor: DevicePredictor) -> list[PredictedAndMeasur
 
 ALL = "all"
 LEVELS = (LAYER, DEVICE, WHOLE, ENERGY)
-METHODS = (OURS, ROOFLINE, LINEAR)
+METHODS = (OURS, ROOFLINE, LINEAR, FOREST)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape
 
-# Multiprocessors, by the data sheets, of devices as the driver names them.
+# Multiprocessors by data sheet, for tables that are fitted where their device is not.
 MULTIPROCESSORS: Mapping[str, int] = {
     "NVIDIA H200": 132,
     "NVIDIA H200 NVL": 132,
@@ -84,13 +84,23 @@ class _Sizes:
         return math.prod(math.ceil(size / side) for size in self.shape.output_size) * self.planes
 
 
-def work_terms(shape: ConvShape, algorithm: AlgorithmName, device: str) -> dict[str, float]:
-    """The terms of a time by name; `one` is the cost of a call.
-
-    Args:
-        device: its name; where its multiprocessors are not known, waves are blocks.
+def multiprocessors_of(device: str) -> int:
+    """Multiprocessors of a device by name: asked of it where it is here, else by data sheet; 1 where neither knows, for
+    which waves are blocks.
     """
-    sizes = _Sizes(shape, MULTIPROCESSORS.get(device, 1))
+    # Its import takes a second, and a fit on another machine needs none of it.
+    import torch
+
+    for place in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(place)
+        if found.name == device:
+            return int(found.multi_processor_count)
+    return MULTIPROCESSORS.get(device, 1)
+
+
+def work_terms(shape: ConvShape, algorithm: AlgorithmName, multiprocessors: int) -> dict[str, float]:
+    """The terms of a time by name; `one` is the cost of a call."""
+    sizes = _Sizes(shape, multiprocessors)
     common = {"one": 1.0, "bytes": shape.bytes(4) / 4.8e9}
     own = {
         "direct": _direct,
@@ -102,24 +112,26 @@ def work_terms(shape: ConvShape, algorithm: AlgorithmName, device: str) -> dict[
     return {**common, **own(sizes)}
 
 
-def features(shape: ConvShape, algorithm: AlgorithmName, device: str) -> list[float]:
+def features(shape: ConvShape, algorithm: AlgorithmName, multiprocessors: int) -> list[float]:
     """Logarithms (base 2) of sizes and terms, and whether sizes are aligned (1 or 0)."""
-    sizes = _Sizes(shape, MULTIPROCESSORS.get(device, 1))
+    sizes = _Sizes(shape, multiprocessors)
     side, pixels = shape.output_size[0], sizes.pixels
     logarithms = [sizes.inner, sizes.outer, side, shape.kernel[0], shape.stride[0], max(shape.padded_size)]
-    terms = [value for name, value in work_terms(shape, algorithm, device).items() if name != "one"]
+    terms = [value for name, value in work_terms(shape, algorithm, multiprocessors).items() if name != "one"]
     aligned = [float(pixels % 4 == 0), float(side % 2 == 0), float(sizes.outer % 64 == 0)]
     return [*(math.log2(value) for value in (*logarithms, *terms)), *aligned]
 
 
-def matrix_of_terms(shapes: Sequence[ConvShape], algorithm: AlgorithmName, device: str) -> np.ndarray:
+def matrix_of_terms(shapes: Sequence[ConvShape], algorithm: AlgorithmName, multiprocessors: int) -> np.ndarray:
     """The terms of each shape, [N, terms]."""
-    return np.array([list(work_terms(shape, algorithm, device).values()) for shape in shapes], dtype=np.float64)
+    return np.array(
+        [list(work_terms(shape, algorithm, multiprocessors).values()) for shape in shapes], dtype=np.float64
+    )
 
 
-def matrix_of_features(shapes: Sequence[ConvShape], algorithm: AlgorithmName, device: str) -> np.ndarray:
+def matrix_of_features(shapes: Sequence[ConvShape], algorithm: AlgorithmName, multiprocessors: int) -> np.ndarray:
     """The features of each shape, [N, features]."""
-    return np.array([features(shape, algorithm, device) for shape in shapes], dtype=np.float64)
+    return np.array([features(shape, algorithm, multiprocessors) for shape in shapes], dtype=np.float64)
 
 
 def _gemm(sizes: _Sizes) -> dict[str, float]:

@@ -1,9 +1,11 @@
 """The parts of a prediction, each against numbers made by hand."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from experiments.performance_prediction.algorithms.convolution import ConvShape
 from experiments.performance_prediction.prediction.layer_latency import (
@@ -15,8 +17,8 @@ from experiments.performance_prediction.prediction.layer_latency import (
 from experiments.performance_prediction.prediction.measurements import MeasuredLayer
 from experiments.performance_prediction.prediction.operations import network_operations
 from experiments.performance_prediction.prediction.support import RequestedShape, SupportRules, observed
-from experiments.performance_prediction.prediction.validation import LinearLatency, Roofline
-from experiments.performance_prediction.prediction.work import work_terms
+from experiments.performance_prediction.prediction.validation import ForestLatency, LinearLatency, Roofline
+from experiments.performance_prediction.prediction.work import multiprocessors_of, work_terms
 
 H200 = "NVIDIA H200"
 SHAPE = ConvShape(1, 64, 56, 56, 128, (3, 3), padding=(1, 1))
@@ -25,23 +27,24 @@ SHAPE = ConvShape(1, 64, 56, 56, 128, (3, 3), padding=(1, 1))
 def test_waves_are_rounds_of_the_multiprocessors_over_the_blocks() -> None:
     # 3136 pixels in blocks of 128 are 25, 128 channels in blocks of 16 are 8: 200 blocks, 2 rounds of 132.
     # A block goes through 64 * 9 = 576 products, .576 thousand.
-    terms = work_terms(SHAPE, "direct", H200)
+    terms = work_terms(SHAPE, "direct", multiprocessors_of(H200))
     assert terms["waves"] == pytest.approx(2 * 0.576) and terms["waves of 4"] == pytest.approx(0.576)
-    assert work_terms(SHAPE, "direct", "a device that nobody knows")["waves"] == pytest.approx(200 * 0.576)
+    unknown = multiprocessors_of("a device that nobody knows")
+    assert work_terms(SHAPE, "direct", unknown)["waves"] == pytest.approx(200 * 0.576)
 
 
 def test_fft_pads_to_a_power_of_two_and_its_tiles_lose_their_edges() -> None:
     # 56 + 2 is padded to 64; (64 + 128) planes of 64².
-    assert work_terms(SHAPE, "fft", H200)["transforms"] == pytest.approx(192 * 64**2 / 1e6)
+    assert work_terms(SHAPE, "fft", 132)["transforms"] == pytest.approx(192 * 64**2 / 1e6)
     # Tiles keep 32 - 2 = 30 outputs a side: 2 x 2 of them.
-    assert work_terms(SHAPE, "fft tiling", H200)["tiles"] == 4
+    assert work_terms(SHAPE, "fft tiling", 132)["tiles"] == 4
 
 
 def test_winograd_counts_tiles() -> None:
     # 28 x 28 tiles of 2x2 outputs, 16 products each and pair of channels.
-    assert work_terms(SHAPE, "winograd", H200)["products"] == pytest.approx(28**2 * 16 * 64 * 128 / 1e9)
+    assert work_terms(SHAPE, "winograd", 132)["products"] == pytest.approx(28**2 * 16 * 64 * 128 / 1e9)
     # 14 x 14 tiles of 4x4 outputs, 36 products each.
-    assert work_terms(SHAPE, "winograd nonfused", H200)["products"] == pytest.approx(14**2 * 36 * 64 * 128 / 1e9)
+    assert work_terms(SHAPE, "winograd nonfused", 132)["products"] == pytest.approx(14**2 * 36 * 64 * 128 / 1e9)
 
 
 def test_a_process_goes_through_its_points_and_doubts_itself_far_from_them() -> None:
@@ -60,7 +63,7 @@ def test_a_law_of_terms_is_found_again_where_nothing_was_measured() -> None:
     shapes = [
         ConvShape(1, 64, side, side, out, (3, 3), padding=(1, 1)) for side in range(14, 60, 4) for out in (32, 64)
     ]
-    model = LayerLatency("implicit gemm", H200, {shape: law(shape) for shape in shapes})
+    model = LayerLatency("implicit gemm", 132, {shape: law(shape) for shape in shapes})
     unseen = [
         ConvShape(1, 64, 32, 32, 48, (3, 3), padding=(1, 1)),
         ConvShape(1, 64, 90, 90, 64, (3, 3), padding=(1, 1)),
@@ -68,6 +71,37 @@ def test_a_law_of_terms_is_found_again_where_nothing_was_measured() -> None:
     for shape, found in zip(unseen, model.predict(unseen), strict=True):
         assert found.seconds == pytest.approx(law(shape), rel=0.03)
         assert found.low < found.seconds < found.high
+
+
+def test_the_interval_contains_as_many_new_layers_as_it_says() -> None:
+    """Each layer is off by a factor of its own at all of its sizes, which near sizes of it would give away."""
+    generator = np.random.default_rng(3)
+    drawn = []
+    for channels in range(16, 16 + 4 * 120, 4):
+        factor = float(np.exp(generator.normal(0.0, 0.3)))
+        shapes = [ConvShape(1, channels, side, side, 32, (3, 3), padding=(1, 1)) for side in (14, 28)]
+        drawn.append({shape: factor * (5e-6 + shape.flops / 30e12) for shape in shapes})
+    order = generator.permutation(len(drawn))
+    known = {shape: seconds for place in order[:70] for shape, seconds in drawn[place].items()}
+    unseen = {shape: seconds for place in order[70:] for shape, seconds in drawn[place].items()}
+    found = LayerLatency("implicit gemm", 132, known).predict(list(unseen))
+    inside = [each.low <= seconds <= each.high for each, seconds in zip(found, unseen.values(), strict=True)]
+    assert np.mean(inside) >= 0.9
+
+
+def test_a_forest_of_each_algorithm_knows_what_it_saw_and_nothing_beyond() -> None:
+    shapes = [ConvShape(1, 8, side, side, 32, (3, 3)) for side in range(10, 90, 2)]
+    slow = {shape: 2e-3 if shape.height > 50 else 1e-3 for shape in shapes}
+    forest = ForestLatency({"gemm": slow, "fft": dict.fromkeys(shapes, 0.004)}, 132)
+    sides = [ConvShape(1, 8, side, side, 32, (3, 3)) for side in (21, 71, 400, 21)]
+    assert forest.layers_s(sides, ["gemm", "gemm", "gemm", "fft"]) == pytest.approx([1e-3, 2e-3, 2e-3, 4e-3], rel=0.05)
+
+
+def test_multiprocessors_are_asked_of_a_device_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = SimpleNamespace(name="NVIDIA New", multi_processor_count=160)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: here)
+    assert [multiprocessors_of(name) for name in ("NVIDIA New", "NVIDIA L4", "unknown")] == [160, 58, 1]
 
 
 def test_layers_count_for_what_ran_and_what_fell_back_for_guess() -> None:
