@@ -9,7 +9,9 @@ from torch import nn
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.performance_prediction.networks.densenet import DenseNet121
 from experiments.performance_prediction.networks.googlenet import GoogLeNet
+from experiments.performance_prediction.networks.mobilenet_v2 import MobileNetV2
 from experiments.performance_prediction.networks.resnet import ResNet
+from experiments.performance_prediction.networks.unet import UNet
 from experiments.performance_prediction.networks.vgg_alexnet import AlexNet, Vgg16
 
 
@@ -28,6 +30,8 @@ MODELS: Mapping[str, CnnModel] = {
     "googlenet": CnnModel(GoogLeNet, 15),
     "alexnet": CnnModel(AlexNet, 63),
     "resnet50": CnnModel(lambda: ResNet((3, 4, 6, 3)), 1),
+    "mobilenet_v2": CnnModel(MobileNetV2, 1),
+    "unet": CnnModel(UNet, 16),
 }
 
 

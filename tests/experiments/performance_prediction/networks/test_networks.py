@@ -1,4 +1,4 @@
-"""The six networks against what is published of them: parameters, names and shapes of the state, convolutions."""
+"""The networks against what is published of them: parameters, names and shapes of the state, convolutions."""
 
 import hashlib
 
@@ -10,7 +10,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.performance_prediction.algorithms.support import conv_shapes
 from experiments.performance_prediction.networks.registry import MODELS, build_model, model_named
 
-# Parameters as published; the digest is over the names and shapes of torchvision 0.28's own state in its order.
+# Parameters as published; the digest is over the names and shapes of the state in its order, torchvision 0.28's own but
+# for the last two.
 PUBLISHED = {
     "vgg16": (138_357_544, "8a41c838cadbc3e0"),
     "alexnet": (61_100_840, "23c3b8d4a3e86dc8"),
@@ -18,6 +19,9 @@ PUBLISHED = {
     "resnet152": (60_192_808, "9ce3831312550858"),
     "densenet121": (7_978_856, "08ed4bd108558638"),
     "googlenet": (6_624_904, "3cf031916e017580"),
+    "mobilenet_v2": (3_504_872, "a18c560d82f6d01d"),
+    # By hand: two 3x3 convolutions with bias a level, from the channels of two levels on the way up, and one of 1x1.
+    "unet": (7_846_690, "1a4949e7f0d8c4af"),
 }
 # Convolutions: all, with stride 1, 3x3 with stride 1, 1x1.
 CONVOLUTIONS = {
@@ -27,6 +31,8 @@ CONVOLUTIONS = {
     "resnet50": (53, 46, 13, 36),
     "resnet152": (155, 148, 47, 104),
     "densenet121": (120, 119, 58, 61),
+    "mobilenet_v2": (52, 47, 13, 34),
+    "unet": (19, 19, 18, 1),
 }
 
 

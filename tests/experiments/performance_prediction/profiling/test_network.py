@@ -25,6 +25,8 @@ REFUSED = {
     "resnet50": {"fft": 7, "fft tiling": 7, "winograd": 53 - 13, "winograd nonfused": 53 - 13},
     "resnet152": {"fft": 7, "fft tiling": 7, "winograd": 155 - 47, "winograd nonfused": 155 - 47},
     "densenet121": {"fft": 1, "fft tiling": 1, "winograd": 120 - 58, "winograd nonfused": 120 - 58},
+    "mobilenet_v2": {"fft": 5, "fft tiling": 5, "winograd": 52 - 13, "winograd nonfused": 52 - 13},
+    "unet": {"winograd": 1, "winograd nonfused": 1},
 }
 
 
