@@ -15,6 +15,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.records.settings import SettingFailure
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
+from experiments.analyses.knobs.findings import conclusion
 from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95, LATENCY_P99, NoObjectives
 from experiments.analyses.sweeps import Sweep, load_sweep, samples_frame, settings_frame
@@ -81,6 +82,11 @@ class Results:
                 if point.on_front
             ]
         return pd.DataFrame(rows)
+
+    def conclusion(self, num_draws: int = NUM_DRAWS) -> list[str]:
+        """What a run's last lines say of each task: the setting to take, what each knob changes, what is not shown."""
+        tasks = analyse_knobs(grids_of(self.sweep), (LATENCY_MEAN,), num_draws).tasks
+        return [line for task in tasks for line in conclusion(task, self.sweep.provenance.random_weights)]
 
     def report(self, path: Path | str | None = None) -> Path:
         """Write one HTML page about the folder's results; returns its path, by default `report.html` in the folder."""

@@ -73,8 +73,17 @@ def search_sentence(search: Mapping[str, Any]) -> str:
     )
 
 
-def closing_table(results: Sequence[SettingResult], places: Mapping[str, str] | None = None) -> str:
-    """The table that a run prints at its end; with `places`, how each setting ended in a search, the front first."""
+def closing_table(
+    results: Sequence[SettingResult],
+    places: Mapping[str, str] | None = None,
+    fronts: Mapping[str, str] | None = None,
+) -> str:
+    """The table that a run prints at its end.
+
+    Args:
+        places: how each setting ended in a search; those of the front come first.
+        fronts: how sure each setting's place on the front of accuracy and mean latency is.
+    """
     if places is not None:
         rank = {"front": 0, "undecided": 1}
         results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
@@ -103,6 +112,8 @@ def closing_table(results: Sequence[SettingResult], places: Mapping[str, str] | 
     if places is not None:
         table.insert(6, "samples", [result.num_samples for result in results])
         table["search"] = [places[setting_key(result)] for result in results]
+    if fronts:
+        table["front"] = [fronts.get(setting_key(result), "-") for result in results]
     if not table["unparsed"].any():
         table = table.drop(columns="unparsed")
     return aligned_text(table)

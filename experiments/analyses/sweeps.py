@@ -115,7 +115,7 @@ def load_sweep(*results_dirs: Path) -> Sweep:
             to one sweep: another model, device or version, or one task measured in two ways.
     """
     folders = {folder.resolve(): folder for folder in results_dirs}.values()
-    settings = sorted((each for folder in folders for each in _stored(folder)), key=_order)
+    settings = sorted((each for folder in folders for each in _stored(folder)), key=setting_order)
     _check_no_twins(settings)
     _check_common(settings)
     _check_fingerprints(settings)
@@ -185,7 +185,8 @@ def _stored(results_dir: Path) -> Iterator[StoredSetting]:
             yield StoredSetting(result.provenance.task.name, setting_key(result), folder / name, result)
 
 
-def _order(setting: StoredSetting) -> tuple[str, int, float, int, int, str]:
+def setting_order(setting: StoredSetting) -> tuple[str, int, float, int, int, str]:
+    """The place of a setting in a sweep: by task, then knobs, fewest vision features first."""
     result = setting.result
     knobs = result.max_crops, float(result.vision_tokens_target or 0), result.top_k or 0, result.num_active_blocks
     return setting.task, *knobs, setting.key

@@ -1,5 +1,8 @@
 """The lines that the driver prints of a finished run."""
 
+from collections.abc import Mapping, Sequence
+
+from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.saved_results.terminal import (
     caveat_lines,
@@ -9,13 +12,23 @@ from experiment_core_utils.saved_results.terminal import (
     positions_of,
     search_sentence,
 )
+from experiments.analyses.knobs.analysis import analyse_knobs
+from experiments.analyses.knobs.findings import conclusion, front_places
+from experiments.analyses.knobs.grid import grid_of
+from experiments.analyses.knobs.objectives import LATENCY_MEAN
+from experiments.analyses.sweeps import StoredSetting, setting_order
+
+# Enough for verdicts on knobs; intervals, which need more, are not printed.
+NUM_DRAWS = 200
 
 
 def closing_lines(report: RunReport) -> list[str]:
-    """The lines of a finished run: the table, caveats, what failed or was left out, and where the results are."""
+    """The lines of a finished run: the table, what it shows, caveats, what failed or was left out, and where it is."""
     lines = []
     if report.results:
-        lines.append(closing_table(report.results, positions_of(report.search)))
+        # A search has its own last sentence, and measures most settings on fewer samples than others.
+        fronts, found = ({}, []) if report.search is not None else _concluded(report)
+        lines += [closing_table(report.results, positions_of(report.search), fronts), *found]
         warning = few_samples_warning(report.results)
         if warning is not None:
             lines.append(f"warning: {warning}")
@@ -31,3 +44,19 @@ def closing_lines(report: RunReport) -> list[str]:
     if report.csv_path is not None:
         lines.append(f"table of settings: {report.csv_path}")
     return lines
+
+
+def _concluded(report: RunReport) -> tuple[Mapping[str, str], Sequence[str]]:
+    """Each setting's place on the front and the lines of E2's conclusion, or one line that says why there are none."""
+    provenance = report.results[0].provenance
+    task, is_random = provenance.task.name, provenance.experimental_variables.random_weights
+    settings = [StoredSetting(task, setting_key(each), report.output_dir, each) for each in report.results]
+    if len(settings) < 2:
+        return {}, []
+    try:
+        grid = grid_of(task, sorted(settings, key=setting_order))
+        (analysis,) = analyse_knobs([grid], [LATENCY_MEAN], NUM_DRAWS).tasks
+        return {} if is_random else front_places(analysis), conclusion(analysis, is_random)
+    # The run is measured and saved: nothing that an analysis meets may end it.
+    except Exception as error:
+        return {}, [f"no conclusion: {type(error).__name__}: {error}"]

@@ -24,11 +24,10 @@ from experiments.analyses.files import MOST_DRAWN, MOST_SETTINGS
 from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import NOT_SPLIT, Effects, LevelMean, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, Status, on_front
-from experiments.analyses.knobs.grid import KNOBS, KnobPoint
+from experiments.analyses.knobs.grid import KNOB_NAMES, KNOBS, KnobPoint
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 
-KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks"}
 KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN}
 VALUE_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
 FAINT = "#C4C4C4"

@@ -134,7 +134,9 @@ def _term(
     degrees = round(float(np.trace(added)))
     if degrees == 0:
         return Term(knobs, 0, None, None, None, None, None)
-    squares = max(float(figures @ added @ figures), 0.0)
+    squares = float(figures @ added @ figures)
+    # What rounding leaves of no effect would be beyond the noise of settings that always agree.
+    squares = squares if squares > _TOLERANCE * total else 0.0
     noise = (((draws - figures) @ added) ** 2).sum(axis=1)
     spread = ((draws - draws.mean(axis=1, keepdims=True)) ** 2).sum(axis=1)
     fractions = ((draws @ added) ** 2).sum(axis=1)[spread > 0] / spread[spread > 0]

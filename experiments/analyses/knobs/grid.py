@@ -17,7 +17,8 @@ from experiments.analyses.sweeps import StoredSetting, Sweep, drift_ratios, load
 
 NO_EXPERTS = "none"
 SamplesById = dict[int, SampleResult]
-KNOBS = ("vision", "top_k", "num_active_blocks")
+KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks"}
+KNOBS = tuple(KNOB_NAMES)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def grids_of(sweep: Sweep) -> tuple[TaskGrid, ...]:
     Raises:
         ResultsError: settings of one task scored by two metrics, or a file without a key that this needs.
     """
-    return tuple(_grid(task, [each for each in sweep.settings if each.task == task]) for task in sweep.provenance.tasks)
+    return tuple(
+        grid_of(task, [each for each in sweep.settings if each.task == task]) for task in sweep.provenance.tasks
+    )
 
 
 def request_flops(sample: SampleResult) -> float | None:
@@ -83,7 +86,8 @@ def request_flops(sample: SampleResult) -> float | None:
     return total
 
 
-def _grid(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
+def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
+    """The grid of one task's settings; raises as `grids_of`."""
     metric, best = _only_metric(task, settings)
     rows: list[SamplesById] = [
         {sample.sample_id: sample for sample in each.result.per_sample_results} for each in settings

@@ -9,11 +9,10 @@ import pandas as pd
 
 from experiment_core_utils.models.interface import STAGES
 from experiments.analyses.charts.chart import milliseconds
-from experiments.analyses.charts.knob_charts import KNOB_NAMES
 from experiments.analyses.charts.latency_charts import AIM
-from experiments.analyses.knobs.effects import LevelMean, is_beyond_noise
+from experiments.analyses.knobs.findings import change_sentences, front_sentences
 from experiments.analyses.knobs.objectives import LATENCY_MEAN
-from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
+from experiments.analyses.knobs.records import TaskAnalysis, present
 from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.report.analyses import Analyses, Missing
 from experiments.analyses.stages.analysis import StageAnalysis
@@ -33,8 +32,8 @@ def report_statements(found: Analyses) -> list[str]:
         own = [] if isinstance(stages, Missing) else [*_decode(stages, task)]
         for analysis in (each for each in found.knobs.tasks if each.grid.task == task):
             own = [*_extremes(analysis, _disturbed(found.sweep.settings, task)), *own]
-            own += _knobs(analysis)
-            own += [] if shared.random_weights else _fronts(analysis)
+            own += change_sentences(analysis)
+            own += [] if shared.random_weights else front_sentences(analysis)
         lines += [f"{task}: {each}" for each in own] if len(shared.tasks) > 1 else own
     lines += _energy(found.settings)
     return lines if isinstance(model, Missing) else [*lines, *_prediction(model), *_budget(model)]
@@ -99,66 +98,6 @@ def _decode(found: StageAnalysis, task: str) -> Iterator[str]:
             for length, visions in lengths.items()
         ]
         yield f"Decode takes at least half of the time: {'; '.join(parts)}."
-
-
-def _knobs(analysis: TaskAnalysis) -> Iterator[str]:
-    """Statements about what each knob changes in the latency between its ends, where that is beyond noise."""
-    found = [each for each in present(analysis) if each.found.of.unit == "ms"]
-    for each in [each for each in found if each.found.no_verdict is None][:1]:
-        effects, label = analysis.effects[each.found.of.name], each.found.of.label
-        beyond = {term.knobs[0] for term in effects.terms if len(term.knobs) == 1 and is_beyond_noise(term)}
-        levels = {knob: [mean for mean in effects.level_means if mean.knob == knob] for knob in KNOB_NAMES}
-        ends = [
-            _ends(means)
-            for knob, means in levels.items()
-            if knob in beyond and abs(means[-1].change) > each.found.drift_allowance * means[0].mean
-        ]
-        if ends:
-            yield f"What changes the {label}: {'; '.join(ends)}."
-        elif effects.terms:
-            yield f"No knob changes the {label} beyond noise."
-
-
-def _ends(means: Sequence[LevelMean]) -> str:
-    first, last = means[0], means[-1]
-    low, high = last.change_ci95
-    share = 100 * last.change / first.mean
-    return (
-        f"{KNOB_NAMES[last.knob]} {first.value} → {last.value}: {last.change:+.0f} ms, {share:+.0f} % "
-        f"[{low:+.0f} to {high:+.0f} ms]"
-    )
-
-
-def _fronts(analysis: TaskAnalysis) -> Iterator[str]:
-    found = present(analysis)
-    for each in [each for each in found if each.found.no_verdict is None][:1] or found[:1]:
-        if len(each.found.points) < 2:
-            continue
-        yield _best_and_cheaper(each)
-        on = [point for point in each.front.points if point.on_front]
-        sure = sum(point.status == "established" for point in on)
-        yield (
-            f"On the front of accuracy and {each.found.of.label} are {len(on)} of {len(each.front.points)} settings; "
-            f"{sure} of them are established, {len(on) - sure} only within noise."
-        )
-
-
-def _best_and_cheaper(each: FrontAnalysis) -> str:
-    best = max(each.front.points, key=lambda point: (point.accuracy, -point.cost))
-    places = {point.key: at for at, point in enumerate(each.found.points)}
-    beaten = each.found.accuracy_p_values(places[best.key]) * len(places) <= TAIL
-    # Nothing is surely lost with a setting that the best one is not confidently more accurate than.
-    level = [point for point in each.front.points if point.key == best.key or not beaten[places[point.key]]]
-    cheapest = min(level, key=lambda point: point.cost)
-    text = f"The most accurate setting is {best.key} with {best.accuracy:.3f} on {each.found.num_score_samples} samples"
-    if cheapest.key == best.key:
-        return f"{text}; every cheaper one is confidently less accurate."
-    if each.found.cost_p_values(places[cheapest.key])[places[best.key]] * len(places) > TAIL:
-        return f"{text}; no setting is surely cheaper without being confidently less accurate."
-    return (
-        f"{text}; the cheapest that is not confidently less accurate is {cheapest.key} ({cheapest.accuracy:.3f}), at "
-        f"{100 * cheapest.cost / best.cost:.0f} % of its {each.found.of.label}."
-    )
 
 
 def _energy(frame: pd.DataFrame) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.setting_result import FailedSample, SettingResult
@@ -35,8 +36,10 @@ def test_every_line_in_its_place() -> None:
         csv_path=Path("results/signs/signs_settings.csv"),
     )
     table, *lines = closing_lines(report)
-    assert table == closing_table(results)
+    assert table == closing_table(results, None, {setting_key(each): "within noise" for each in results})
     assert lines == [
+        "not shown: which setting is faster, for the mean end-to-end latency of 2 pictures: settings are told apart "
+        "from 6 on; any difference in accuracy, with 2 samples",
         "warning: only 2 samples per setting: use --num_samples 500 or more before comparing accuracy",
         "failed samples: tier-low_topk4_blocks2: 1 SampleError of 3",
         "failed: tier-high_topk4_blocks2: OutOfMemory after 3 attempts: no memory",
@@ -44,3 +47,14 @@ def test_every_line_in_its_place() -> None:
         "run 0007: 2 settings in results/signs",
         "table of settings: results/signs/signs_settings.csv",
     ]
+
+
+def test_a_run_that_cannot_be_analysed_says_why_in_one_line() -> None:
+    # Of two metrics.
+    results = (stored(2), stored(4).model_copy(update={"metric": "another"}))
+    table, line, *_ = closing_lines(replace(NOTHING_LEFT, results=results))
+    assert line == (
+        "no conclusion: ResultsError: settings of signs are scored by another and read_off; give results scored by "
+        "one metric"
+    )
+    assert table == closing_table(results)

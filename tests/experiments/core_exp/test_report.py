@@ -18,6 +18,7 @@ from experiments.analyses.charts.chart import thinned
 from experiments.analyses.charts.latency_charts import errors_chart, guardrail_chart, predicted_chart
 from experiments.analyses.charts.plotly_charts import numbers, plotly_of
 from experiments.analyses.knobs.analysis import analyse_knobs
+from experiments.analyses.knobs.findings import change_sentences
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.latency.estimator import Prediction
 from experiments.analyses.latency.guardrail import GuardrailCounts
@@ -25,7 +26,7 @@ from experiments.analyses.latency.stage_regression import PREDICTED
 from experiments.analyses.latency.validation import Coverage, Errors, NoiseFloor, Repeatability, Validation
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of
-from experiments.analyses.report.findings import _extremes, _knobs
+from experiments.analyses.report.findings import _extremes
 from experiments.analyses.report.page import page_of, plots_of
 from experiments.analyses.report.parts import Report
 from experiments.core_exp.report import main
@@ -66,7 +67,7 @@ def test_the_statements_are_of_the_data(report: Report) -> None:
 def findings_of(disturbed: set[str], times: np.ndarray) -> list[str]:
     made = grid([point("low", top_k) for top_k in (1, 2, 4)], np.ones(times.shape), times)
     (analysis,) = analyse_knobs([made], (LATENCY_P95, LATENCY_MEAN), num_draws=100).tasks
-    return [*_extremes(analysis, disturbed), *_knobs(analysis)]
+    return [*_extremes(analysis, disturbed), *change_sentences(analysis)]
 
 
 def test_settings_are_named_as_far_as_e2_tells_them_apart() -> None:

@@ -1,0 +1,193 @@
+"""What E2 finds of a task in sentences: the setting to take, what each knob changes, and what the samples cannot show.
+
+Sentences follow E2's verdicts; a difference that they do not show is called noise, or left to what cannot be shown.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+
+import numpy as np
+
+from experiment_core_utils.sweep.power import accuracy_shown, samples_for_accuracy
+from experiments.analyses.charts.chart import milliseconds
+from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_noise
+from experiments.analyses.knobs.grid import KNOB_NAMES
+from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
+from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
+from experiments.fitting.verdicts import TAIL
+
+# Accuracy that a faster setting may lose, as a fraction of the metric's best score.
+ACCURACY_MARGIN = 0.01
+# Difference in accuracy, as such a fraction, of which the number of samples that show it is named.
+DETECTED = 0.05
+# Settings whose answers are compared in pairs.
+_MOST_SETTINGS = 12
+FRONT_WORDS = {"established": "established", "within_noise": "within noise", "possible": "possible", "dominated": "-"}
+
+
+def conclusion(analysis: TaskAnalysis, random_weights: bool) -> list[str]:
+    """Three lines at most: the fastest setting near the best accuracy, each knob's changes, what is not shown.
+
+    They are of mean latency; none for a single setting, and the reason alone where there is no mean latency.
+    """
+    if len(analysis.grid.points) < 2:
+        return []
+    each = _by_mean_latency(analysis)
+    if each is None:
+        reasons = [found.reason for found in analysis.fronts if not isinstance(found, FrontAnalysis)]
+        return [f"no conclusion: {reasons[0]}"] if reasons else []
+    lines = []
+    if each.found.no_verdict is None:
+        lines = [] if random_weights else [f"conclusion: {_fastest_near_best(each.found)}"]
+        changes = _knob_changes(analysis, random_weights)
+        lines += [f"knobs: {'; '.join(changes)}"] if changes else []
+    unknown = list(_not_shown(each.found, random_weights))
+    return [*lines, f"not shown: {'; '.join(unknown)}"] if unknown else lines
+
+
+def front_places(analysis: TaskAnalysis) -> Mapping[str, str]:
+    """For each setting its place on the front of accuracy and mean latency, in words; empty where there is none."""
+    each = _by_mean_latency(analysis)
+    return {} if each is None else {point.key: FRONT_WORDS[point.status] for point in each.front.points}
+
+
+def _by_mean_latency(analysis: TaskAnalysis) -> FrontAnalysis | None:
+    return next((each for each in present(analysis) if each.found.of == LATENCY_MEAN), None)
+
+
+def _best(found: Objectives) -> int:
+    """The most accurate setting, of equally accurate ones the fastest."""
+    return int(np.lexsort((found.cost, -found.accuracy))[0])
+
+
+def _fastest_near_best(found: Objectives) -> str:
+    """The fastest setting that loses little, against the slowest; whether others that lose little are surely slower."""
+    best, margin = _best(found), ACCURACY_MARGIN * found.best
+    near = np.flatnonzero(found.accuracy >= found.accuracy[best] - margin)
+    fastest = int(near[np.argmin(found.cost[near])])
+    time, part = milliseconds(float(found.cost[fastest])), 100 * found.cost[fastest] / found.cost.max()
+    text = (
+        f"the fastest within {margin:g} of the best accuracy ({found.accuracy[best]:.3f}) is "
+        f"{found.points[fastest].key} with {found.accuracy[fastest]:.3f} and {time} a "
+        f"request, {part:.0f} % of the slowest setting's time"
+    )
+    slower = found.cost_p_values(fastest)[near] * len(found.points) <= TAIL
+    unsure = len(near) - 1 - int(slower.sum())
+    return f"{text}; {unsure} of {len(near) - 1} others as accurate are not surely slower" if unsure else text
+
+
+def _knob_changes(analysis: TaskAnalysis, random_weights: bool) -> list[str]:
+    """What each knob's way from its smallest value to its largest changes in mean latency and in accuracy."""
+    scale, decimals, unit = (100.0, 1, " points") if analysis.grid.best == 1 else (1.0, 3, "")
+    latency, accuracy = analysis.effects[LATENCY_MEAN.name], analysis.effects["accuracy"]
+    changes = []
+    for knob in dict.fromkeys(mean.knob for mean in latency.level_means):
+        first, last = ends(latency, knob)
+        text = f"{KNOB_NAMES[knob]} {first.value} → {last.value}: {last.change:+.0f} ms{_noise(latency, knob)}"
+        if not random_weights:
+            # Not minus zero.
+            change = round(scale * ends(accuracy, knob)[1].change, decimals) + 0.0
+            text += f", accuracy {change:+.{decimals}f}{unit}{_noise(accuracy, knob)}"
+        changes.append(text)
+    return changes
+
+
+def ends(found: Effects, knob: str) -> tuple[LevelMean, LevelMean]:
+    """The figure at the first and at the last value of a knob."""
+    own = [mean for mean in found.level_means if mean.knob == knob]
+    return own[0], own[-1]
+
+
+def _noise(found: Effects, knob: str) -> str:
+    return "" if knob in moving_knobs(found) else " (noise)"
+
+
+def moving_knobs(found: Effects) -> set[str]:
+    """The knobs that change a figure by more than noise."""
+    return {term.knobs[0] for term in found.terms if len(term.knobs) == 1 and is_beyond_noise(term)}
+
+
+def _not_shown(found: Objectives, random_weights: bool) -> Iterator[str]:
+    """What the samples are too few for."""
+    if found.no_verdict is not None:
+        yield f"which setting is faster, for the {found.no_verdict}"
+    if random_weights:
+        yield "accuracy: the weights are random"
+        return
+    best = _best(found)
+    level = np.flatnonzero(found.accuracy_p_values(best) * len(found.points) > TAIL)
+    cheapest = int(level[np.argmin(found.cost[level])])
+    if found.accuracy[cheapest] < found.accuracy[best] - ACCURACY_MARGIN * found.best:
+        yield (
+            f"that {found.points[cheapest].key} ({found.accuracy[cheapest]:.3f}, "
+            f"{milliseconds(float(found.cost[cheapest]))}) is less accurate than the best"
+        )
+    scores, n = found.scores[:_MOST_SETTINGS], found.num_score_samples
+    changed = max(float(np.median([(one != other).mean() for one, other in combinations(scores, 2)])), 0.01)
+    least, needed = accuracy_shown(n, changed), samples_for_accuracy(DETECTED, changed)
+    if least is None or least > ACCURACY_MARGIN:
+        below = "any difference" if least is None else f"differences below {least * found.best:.2g}"
+        more = "" if needed is None or needed <= n else f" ({DETECTED * found.best:g} takes about {needed})"
+        yield f"{below} in accuracy, with {n} samples{more}"
+
+
+def change_sentences(analysis: TaskAnalysis) -> Iterator[str]:
+    """Statements about what each knob changes in the latency between its ends, where that is beyond noise."""
+    found = [each for each in present(analysis) if each.found.of.unit == "ms"]
+    for each in [each for each in found if each.found.no_verdict is None][:1]:
+        effects, label = analysis.effects[each.found.of.name], each.found.of.label
+        beyond = moving_knobs(effects)
+        knobs = [knob for knob in dict.fromkeys(mean.knob for mean in effects.level_means) if knob in beyond]
+        between = [ends(effects, knob) for knob in knobs]
+        # A change that is no larger than the run's drift may be the drift.
+        larger = [pair for pair in between if _exceeds_drift(*pair, each.found.drift_allowance)]
+        if larger:
+            yield f"What changes the {label}: {'; '.join(_between(first, last) for first, last in larger)}."
+        elif effects.terms:
+            yield f"No knob changes the {label} beyond noise."
+
+
+def _exceeds_drift(first: LevelMean, last: LevelMean, allowance: float) -> bool:
+    return abs(last.change) > allowance * first.mean
+
+
+def _between(first: LevelMean, last: LevelMean) -> str:
+    low, high = last.change_ci95
+    share = 100 * last.change / first.mean
+    return (
+        f"{KNOB_NAMES[last.knob]} {first.value} → {last.value}: {last.change:+.0f} ms, {share:+.0f} % "
+        f"[{low:+.0f} to {high:+.0f} ms]"
+    )
+
+
+def front_sentences(analysis: TaskAnalysis) -> Iterator[str]:
+    """Statements about the best setting, a cheaper one, and how sure the front of the first cost with a verdict is."""
+    found = present(analysis)
+    for each in [each for each in found if each.found.no_verdict is None][:1] or found[:1]:
+        if len(each.found.points) < 2:
+            continue
+        yield _best_and_cheaper(each)
+        on = [point for point in each.front.points if point.on_front]
+        sure = sum(point.status == "established" for point in on)
+        yield (
+            f"On the front of accuracy and {each.found.of.label} are {len(on)} of {len(each.front.points)} settings; "
+            f"{sure} of them are established, {len(on) - sure} only within noise."
+        )
+
+
+def _best_and_cheaper(each: FrontAnalysis) -> str:
+    best = max(each.front.points, key=lambda point: (point.accuracy, -point.cost))
+    places = {point.key: at for at, point in enumerate(each.found.points)}
+    beaten = each.found.accuracy_p_values(places[best.key]) * len(places) <= TAIL
+    # Nothing is surely lost with a setting that the best one is not confidently more accurate than.
+    level = [point for point in each.front.points if point.key == best.key or not beaten[places[point.key]]]
+    cheapest = min(level, key=lambda point: point.cost)
+    text = f"The most accurate setting is {best.key} with {best.accuracy:.3f} on {each.found.num_score_samples} samples"
+    if cheapest.key == best.key:
+        return f"{text}; every cheaper one is confidently less accurate."
+    if each.found.cost_p_values(places[cheapest.key])[places[best.key]] * len(places) > TAIL:
+        return f"{text}; of those not confidently less accurate none is surely cheaper."
+    return (
+        f"{text}; the cheapest that is not confidently less accurate is {cheapest.key} ({cheapest.accuracy:.3f}), at "
+        f"{100 * cheapest.cost / best.cost:.0f} % of its {each.found.of.label}."
+    )
