@@ -1,5 +1,6 @@
 """The files of an analysis: its contents, tables and figures, written into one folder."""
 
+import argparse
 import json
 import sys
 import time
@@ -42,6 +43,31 @@ class AnalysisFiles:
         for chart in self.charts:
             written += save_figure(figure_of(chart, self.caption), folder, chart.name)
         return written
+
+
+# Lines that an analysis prints unless --verbose asks for all.
+MOST_LINES = 10
+
+
+def add_output_flags(parser: argparse.ArgumentParser, default: str) -> None:
+    """The flags that every analysis has: where its files go, and whether it prints everything."""
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help=f"folder of the output (default: {default})")
+    parser.add_argument("--verbose", action="store_true", help="print all findings, tables and names of files")
+
+
+def finding_lines(findings: Sequence[str], details: Sequence[str], written: Sequence[Path], verbose: bool) -> list[str]:
+    """What an analysis prints of its findings, most important first, and where its files are.
+
+    Args:
+        details: lines that only `verbose` shows.
+        written: the files, all in one folder.
+    """
+    if verbose:
+        return [*findings, *details, *(str(path) for path in written)]
+    shown = list(findings)
+    if len(shown) >= MOST_LINES:
+        shown = [*shown[: MOST_LINES - 2], f"and {len(shown) - MOST_LINES + 2} more findings (--verbose)"]
+    return [*shown, f"{len(written)} files in {written[0].parent} (--verbose lists them)"]
 
 
 def json_text(content: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_fraction, check_within
 from experiments.analyses.charts.style import save_figure
+from experiments.analyses.files import add_output_flags, finding_lines
 from experiments.controller.evaluation.figures import draw_evaluation
 from experiments.controller.evaluation.record import (
     BEST_STATIC,
@@ -27,6 +28,7 @@ from experiments.controller.evaluation.record import (
     Evaluation,
     content_of,
     evaluate,
+    evaluation_findings,
     rows_of,
     table_lines,
 )
@@ -87,8 +89,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=0,
         help="seed of the split, of the random policy and of the order",
     )
-    parser.add_argument("--output_dir", type=Path, metavar="DIR",
-                        help="folder of the results (default: controller_<mode> beside the first results)")  # fmt: skip
+    add_output_flags(parser, "analysis/controller_<mode> in the folder of the first results")
     return parser
 
 
@@ -97,9 +98,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate the policies. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     given, rest = build_parser().parse_known_args(argv)
     _check(given, rest)
-    evaluation = replayed(given) if given.mode == "replay" else measured_live(given, rest)
-    for line in table_lines(evaluation):
-        print(line)
+    evaluation, caveats, written = replayed(given) if given.mode == "replay" else measured_live(given, rest)
+    findings = [*(f"caveat: {each}" for each in caveats), *evaluation_findings(evaluation)]
+    print("\n".join(finding_lines(findings, table_lines(evaluation), written, given.verbose)))
 
 
 def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -170,8 +171,8 @@ def budgets_of(given: argparse.Namespace, calibration: MeasuredGrid) -> tuple[fl
     return tuple(sorted({budget_ms / 1000 for budget_ms in given.budgets_ms}))
 
 
-def replayed(given: argparse.Namespace) -> Evaluation:
-    """Replay everything from the grid, and write it.
+def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[str], list[Path]]:
+    """Replay everything from the grid, and write it; returns the evaluation, what a reader must know, and the files.
 
     Raises:
         ConfigurationError, ResultsError: flags or files do not allow it.
@@ -200,16 +201,14 @@ def replayed(given: argparse.Namespace) -> Evaluation:
     names = (lookup.name, *[CHOSEN_TABLE] * (CHOSEN_TABLE in [each.name for each in further]), BEST_STATIC)
     evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
     caveats = [*caveats_of(grid, lookup), *notes]
-    for line in _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)):
-        print(f"caveat: {line}")
-    write(given, evaluation, grid, grid.caption, {
+    written = write(given, evaluation, grid, grid.caption, {
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid),
         "num_without_states": num_without_states, "caveats": caveats,
     }, further)  # fmt: skip
-    return evaluation
+    return evaluation, _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)), written
 
 
-def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation:
+def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> tuple[Evaluation, list[str], list[Path]]:
     """Measure live and write; the grid is used for the lookup and the static settings of the figure only.
 
     Raises:
@@ -244,7 +243,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
     ids = [request.sample.sample_id for request in job.measured]
     seen = num_seen(lookup, job.asked.tasks, ids)
     dots = grid.complete()
-    write(given, evaluation, dots, f"{job.caption}\nstatic settings: {dots.caption}", {
+    written = write(given, evaluation, dots, f"{job.caption}\nstatic settings: {dots.caption}", {
         **shared_content(given, grid, lookup, calibration),
         "source": job.source,
         "metrics": {job.task.name: job.metric.name},
@@ -255,7 +254,7 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluation
             *live_caveats(job, given.learned, controllers),
         ],
     }, further)  # fmt: skip
-    return evaluation
+    return evaluation, _seen(seen, len(ids)), written
 
 
 def shared_content(
@@ -298,14 +297,14 @@ def write(
     caption: str,
     shared: Mapping[str, Any],
     further: Sequence[Policy],
-) -> None:
-    """Write the JSON, the CSV and the figure, whose static settings are those of the grid.
+) -> list[Path]:
+    """Write the JSON, the CSV and the figure, whose static settings are those of the grid; returns their paths.
 
     Of the further policies only the chosen table is drawn, so that lines can be told apart.
     """
     left_out = [each.name for each in further if each.name != CHOSEN_TABLE]
     first = given.results[0]
-    folder = given.output_dir or (first.parent if first.is_file() else first) / f"controller_{given.mode}"
+    folder = given.output_dir or (first.parent if first.is_file() else first) / "analysis" / f"controller_{given.mode}"
     latency_s, accuracy = grid.total_s.mean(axis=1), grid.shares.mean(axis=1)
     statics = [
         {
@@ -319,8 +318,8 @@ def write(
     write_json_atomically({**content_of(evaluation), **shared, "static_settings": statics}, folder / f"{NAME}.json")
     rows = rows_of(evaluation)
     write_text_atomically(csv_of_rows(rows, list(rows[0])), folder / f"{NAME}.csv")
-    save_figure(draw_evaluation(evaluation, latency_s, accuracy, caption, left_out), folder, NAME)
-    print(f"written to {folder}")
+    figures = save_figure(draw_evaluation(evaluation, latency_s, accuracy, caption, left_out), folder, NAME)
+    return [folder / f"{NAME}.json", folder / f"{NAME}.csv", *figures]
 
 
 if __name__ == "__main__":

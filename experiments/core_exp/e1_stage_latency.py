@@ -16,14 +16,15 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.charts.style import caption_of
-from experiments.analyses.files import AnalysisFiles, Steps
-from experiments.analyses.stages.analysis import analyse_stages
+from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
+from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages
+from experiments.analyses.stages.findings import stage_findings
 from experiments.analyses.stages.records import contents_of, tables_of
 from experiments.analyses.sweeps import load_sweep, samples_frame
 
 
-def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
-    """Load, compute and write; returns the files.
+def analyse(results_dir: Path, output_dir: Path) -> tuple[StageAnalysis, list[Path]]:
+    """Load, compute and write; returns what was found, and the files.
 
     Raises:
         ResultsError: no results, broken ones, or none with times.
@@ -38,7 +39,7 @@ def analyse(results_dir: Path, output_dir: Path) -> list[Path]:
     steps.say(len(sweep.settings), "figures are drawn")
     caption = caption_of(sweep.provenance, len(sweep.settings), len(found.generations))
     charts = stage_charts(found, sweep.provenance.peak_flops_per_s)
-    return AnalysisFiles(contents_of(sweep, found), tables_of(found), charts, caption).write(output_dir)
+    return found, AnalysisFiles(contents_of(sweep, found), tables_of(found), charts, caption).write(output_dir)
 
 
 @reporting_errors
@@ -48,12 +49,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         prog="e1_stage_latency.py", description="Show where the time of a sweep goes, stage by stage."
     )
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
-    parser.add_argument(
-        "--output_dir", type=Path, metavar="DIR", help="folder of the output (default: RESULTS_DIR/analysis)"
-    )
+    add_output_flags(parser, "RESULTS_DIR/analysis")
     given: argparse.Namespace = parser.parse_args(argv)
-    for path in analyse(given.results_dir, given.output_dir or given.results_dir / "analysis"):
-        print(path)
+    found, written = analyse(given.results_dir, given.output_dir or given.results_dir / "analysis")
+    print("\n".join(finding_lines(stage_findings(found), (), written, given.verbose)))
 
 
 if __name__ == "__main__":

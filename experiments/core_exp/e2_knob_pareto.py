@@ -15,19 +15,20 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
 from experiments.analyses.charts.knob_charts import knob_study_charts
-from experiments.analyses.files import AnalysisFiles, Steps
+from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
+from experiments.analyses.knobs.findings import study_findings
 from experiments.analyses.knobs.grid import load_study
 from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95, LATENCY_P99
-from experiments.analyses.knobs.records import Shared, contents_of, tables_of
+from experiments.analyses.knobs.records import Shared, caveats_of, contents_of, tables_of
 
 TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
 
 
 def analyse(
     results: Sequence[Path], output_dir: Path, percentile: int = 95, num_draws: int = NUM_DRAWS, seed: int = 0
-) -> list[Path]:
-    """Load, compute and write; returns the files.
+) -> tuple[list[str], list[str], list[Path]]:
+    """Load, compute and write; returns findings, caveats and the files.
 
     Raises:
         ResultsError: no results, broken ones, or ones of different sweeps.
@@ -42,7 +43,9 @@ def analyse(
     steps.say(count, "figures are drawn")
     contents = contents_of(Shared(study.source, num_draws, seed), found.tasks, found.differences, study.random_weights)
     charts = knob_study_charts(found.tasks, costs)
-    return AnalysisFiles(contents, tables_of(found.tasks), charts, study.caption).write(output_dir)
+    written = AnalysisFiles(contents, tables_of(found.tasks), charts, study.caption).write(output_dir)
+    caveats = [f"caveat: {each}" for each in caveats_of(found.tasks, study.random_weights)]
+    return study_findings(found.tasks, study.random_weights), caveats, written
 
 
 @reporting_errors
@@ -51,9 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = OneLineParser(prog="e2_knob_pareto.py", description="Show what the knobs of a sweep gain and cost.")
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS_DIR",
                         help="--output_dir of a run (several: one sweep), or a table of a full grid")  # fmt: skip
-    parser.add_argument(
-        "--output_dir", type=Path, metavar="DIR", help="folder of the output (default: analysis in the first)"
-    )
+    add_output_flags(parser, "analysis in the first RESULTS_DIR")
     parser.add_argument("--percentile", type=int, choices=sorted(TAIL_LATENCIES), default=95,
                         help="percentile of the end-to-end latency (default: 95)")  # fmt: skip
     parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
@@ -65,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_within("--seed", given.seed, 0, LARGEST_SEED)
     first = given.results[0]
     folder = given.output_dir or (first.parent if first.is_file() else first) / "analysis"
-    for path in analyse(given.results, folder, given.percentile, given.num_draws, given.seed):
-        print(path)
+    found = analyse(given.results, folder, given.percentile, given.num_draws, given.seed)
+    print("\n".join(finding_lines(*found, given.verbose)))
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.style import caption_of
-from experiments.analyses.files import AnalysisFiles, Steps
+from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
 from experiments.analyses.latency.analysis import analyse_latency
 from experiments.analyses.latency.estimator import LEVEL
+from experiments.analyses.latency.findings import budget_sentences, prediction_sentences
 from experiments.analyses.latency.recalibration import study_by_order, study_of_synthetic, study_of_target
 from experiments.analyses.latency.records import closing_lines, predictions_csv, validation_fields
 from experiments.analyses.sweeps import load_sweep, runs_frame, samples_frame
@@ -30,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The flags."""
     parser = OneLineParser(prog="e3_latency_estimator.py", description="Fit and validate a latency estimator.")
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="folder of a profiling run")
-    parser.add_argument("--output_dir", type=Path, help="folder of the output (default: RESULTS_DIR/e3)")
+    add_output_flags(parser, "RESULTS_DIR/analysis")
     parser.add_argument(
         "--target_dir", type=Path, help="run of the same model on another device, for the error of recalibration"
     )
@@ -42,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the analysis. Exit code: 0 written, 1 the results are broken or too few, 2 the request is not possible."""
     given = build_parser().parse_args(argv)
-    output_dir = given.output_dir or given.results_dir / "e3"
+    output_dir = given.output_dir or given.results_dir / "analysis"
     steps = Steps()
     sweep = load_sweep(given.results_dir)
     count = len(sweep.settings)
@@ -62,11 +63,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_text_atomically(predictions_csv(samples, validation), output_dir / "e3_predictions.csv")
     drift = entries["control_drift"]
     charts = latency_charts(samples, validation, curve, studies, drift["mean_deviation"] if drift else None)
-    AnalysisFiles({}, {}, charts, caption_of(sweep.provenance, count, len(samples))).write(output_dir)
-    lines = [*closing_lines(estimator, validation, studies, curve)]
-    lines += [] if found.left_out is None else [f"caveat: {found.left_out}"]
-    for line in (*lines, f"written to {output_dir}"):
-        print(line)
+    caption = caption_of(sweep.provenance, count, len(samples))
+    own = ("e3_latency_estimator.json", "e3_validation.json", "e3_predictions.csv")
+    written = [*(output_dir / name for name in own), *AnalysisFiles({}, {}, charts, caption).write(output_dir)]
+    findings = [*prediction_sentences(found), *budget_sentences(found)]
+    findings += [
+        f"caveat: {each}" for each in (*estimator.fitted.caveats, *([found.left_out] if found.left_out else []))
+    ]
+    details = [*closing_lines(estimator, validation, studies, curve)]
+    print("\n".join(finding_lines(findings, details, written, given.verbose)))
 
 
 if __name__ == "__main__":

@@ -30,9 +30,10 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="RESULTS_DIR",
         help="--output_dir of a profiling run; several, or one of several tasks, are one sweep",
     )
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="HTML file (default: report.html in the first RESULTS_DIR)"
-    )
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--output_dir", type=Path, metavar="DIR",
+                       help="folder of report.html (default: the first RESULTS_DIR)")  # fmt: skip
+    place.add_argument("--output", type=Path, metavar="FILE", help="the page itself, under another name")
     return parser
 
 
@@ -47,7 +48,7 @@ def write_report(results_dirs: Sequence[Path], output: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the report. Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong."""
     given = build_parser().parse_args(argv)
-    output = given.output or given.results_dirs[0] / "report.html"
+    output = given.output or (given.output_dir or given.results_dirs[0]) / "report.html"
     write_report(given.results_dirs, output)
     print(output)
 

@@ -3,7 +3,7 @@
 Sentences follow E2's verdicts; a difference that they do not show is called noise, or left to what cannot be shown.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -43,6 +43,16 @@ def conclusion(analysis: TaskAnalysis, random_weights: bool) -> list[str]:
         lines += [f"knobs: {'; '.join(changes)}"] if changes else []
     unknown = list(_not_shown(each.found, random_weights))
     return [*lines, f"not shown: {'; '.join(unknown)}"] if unknown else lines
+
+
+def study_findings(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[str]:
+    """What the command prints: each task's conclusion, then how sure its front is."""
+    lines = []
+    for analysis in analyses:
+        own = conclusion(analysis, random_weights)
+        own += [] if random_weights else [front_counts(each) for each in present(analysis)]
+        lines += [f"{analysis.grid.task}: {each}" for each in own] if len(analyses) > 1 else own
+    return lines
 
 
 def front_places(analysis: TaskAnalysis) -> Mapping[str, str]:
@@ -167,12 +177,17 @@ def front_sentences(analysis: TaskAnalysis) -> Iterator[str]:
         if len(each.found.points) < 2:
             continue
         yield _best_and_cheaper(each)
-        on = [point for point in each.front.points if point.on_front]
-        sure = sum(point.status == "established" for point in on)
-        yield (
-            f"On the front of accuracy and {each.found.of.label} are {len(on)} of {len(each.front.points)} settings; "
-            f"{sure} of them are established, {len(on) - sure} only within noise."
-        )
+        yield front_counts(each)
+
+
+def front_counts(each: FrontAnalysis) -> str:
+    """How many settings are on a front, and how many of them surely."""
+    on = [point for point in each.front.points if point.on_front]
+    sure = sum(point.status == "established" for point in on)
+    return (
+        f"On the front of accuracy and {each.found.of.label} are {len(on)} of {len(each.front.points)} settings; "
+        f"{sure} of them are established, {len(on) - sure} only within noise."
+    )
 
 
 def _best_and_cheaper(each: FrontAnalysis) -> str:

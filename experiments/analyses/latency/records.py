@@ -102,7 +102,7 @@ def closing_lines(
     studies: Sequence[RecalibrationStudy],
     curve: Sequence[GuardrailCounts],
 ) -> Iterator[str]:
-    """The lines that the driver prints at the end, the most important first."""
+    """The tables that the driver prints on request."""
     fitted = estimator.fitted
     yield f"{fitted.num_settings} settings, {fitted.num_samples} samples; errors at settings left out, in %"
     header = f"{'setting':>8}{'linear':>8}{'forest':>8}{'noise':>7}"
@@ -135,8 +135,6 @@ def closing_lines(
         violations = "-" if each.violation_rate is None else f"{each.violation_rate:.1%}"
         rejected = "-" if each.false_rejection_rate is None else f"{each.false_rejection_rate:.1%}"
         yield f"margin {each.margin:+.2f}: {violations} of admitted requests late, {rejected} of fitting ones rejected"
-    for caveat in fitted.caveats:
-        yield f"caveat: {caveat}"
 
 
 def _recalibration_lines(study: RecalibrationStudy) -> Iterator[str]:

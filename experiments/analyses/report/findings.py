@@ -7,16 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from experiment_core_utils.models.interface import STAGES
 from experiments.analyses.charts.chart import milliseconds
-from experiments.analyses.charts.latency_charts import AIM
 from experiments.analyses.knobs.findings import change_sentences, front_sentences
 from experiments.analyses.knobs.objectives import LATENCY_MEAN
 from experiments.analyses.knobs.records import TaskAnalysis, present
-from experiments.analyses.latency.analysis import LatencyModel
+from experiments.analyses.latency.findings import budget_sentences, prediction_sentences
 from experiments.analyses.report.analyses import Analyses, Missing
-from experiments.analyses.stages.analysis import StageAnalysis
-from experiments.analyses.stages.fractions import grouped, tokens_until_decode_is_half
+from experiments.analyses.stages.findings import decode_sentences, longest_stage
 from experiments.analyses.sweeps import StoredSetting
 from experiments.fitting.verdicts import TAIL
 
@@ -27,16 +24,16 @@ DISTURBANCES = ("throttled", "foreign_load_cpu", "foreign_load_gpu")
 def report_statements(found: Analyses) -> list[str]:
     """The statements of a report that the results allow: times, each task's knobs and accuracy, energy, prediction."""
     stages, model, shared = found.stages, found.model, found.sweep.provenance
-    lines = [] if isinstance(stages, Missing) else [_longest_stage(stages)]
+    lines = [] if isinstance(stages, Missing) else [longest_stage(stages)]
     for task in shared.tasks:
-        own = [] if isinstance(stages, Missing) else [*_decode(stages, task)]
+        own = [] if isinstance(stages, Missing) else [*decode_sentences(stages, task)]
         for analysis in (each for each in found.knobs.tasks if each.grid.task == task):
             own = [*_extremes(analysis, _disturbed(found.sweep.settings, task)), *own]
             own += change_sentences(analysis)
             own += [] if shared.random_weights else front_sentences(analysis)
         lines += [f"{task}: {each}" for each in own] if len(shared.tasks) > 1 else own
     lines += _energy(found.settings)
-    return lines if isinstance(model, Missing) else [*lines, *_prediction(model), *_budget(model)]
+    return lines if isinstance(model, Missing) else [*lines, *prediction_sentences(model), *budget_sentences(model)]
 
 
 def _disturbed(settings: Sequence[StoredSetting], task: str) -> set[str]:
@@ -80,26 +77,6 @@ def _extremes(analysis: TaskAnalysis, disturbed: set[str]) -> Iterator[str]:
             )
 
 
-def _longest_stage(found: StageAnalysis) -> str:
-    total = len(found.by_setting)
-    counts = {stage: sum(each.dominant == stage for each in found.by_setting) for stage in STAGES}
-    parts = [f"{stage} in {'all' if count == total else count}" for stage, count in counts.items() if count]
-    return f"The stage that takes longest is {', '.join(parts)} of the {total} settings."
-
-
-def _decode(found: StageAnalysis, task: str) -> Iterator[str]:
-    lengths: dict[int | None, list[str]] = {}
-    groups = grouped((each for each in found.generations if each.task == task), lambda each: each.vision)
-    for vision, own in groups.items():
-        lengths.setdefault(tokens_until_decode_is_half(own), []).append(vision)
-    if lengths:
-        parts = [
-            ("never" if length is None else f"from {length} output tokens on") + f" ({', '.join(visions)})"
-            for length, visions in lengths.items()
-        ]
-        yield f"Decode takes at least half of the time: {'; '.join(parts)}."
-
-
 def _energy(frame: pd.DataFrame) -> Iterator[str]:
     known = frame[frame["energy_j_per_output_token"].notna()]
     if known.empty:
@@ -111,33 +88,4 @@ def _energy(frame: pd.DataFrame) -> Iterator[str]:
     yield (
         f"Energy ({kinds}): from {joules.min():.3g} J an output token ({low['task']} {low['setting']}) to "
         f"{joules.max():.3g} J ({high['task']} {high['setting']})."
-    )
-
-
-def _prediction(found: LatencyModel) -> Iterator[str]:
-    validation = found.validation
-    estimator, linear, forest = (
-        100 * each["T_total"].setting_mape for each in (validation.estimator, validation.linear, validation.forest)
-    )
-    noise = validation.noise.get("T_total")
-    again = (
-        "" if noise is None else f", and measuring the same samples again differs by {100 * noise.setting_mape:.1f} %"
-    )
-    yield (
-        f"The total time of a setting that was left out of the fit is predicted with an error of {estimator:.1f} %; a "
-        f"linear model has {linear:.1f} %, a random forest {forest:.1f} %{again}."
-    )
-
-
-def _budget(found: LatencyModel) -> Iterator[str]:
-    kept = [each for each in found.curve if each.violation_rate is not None and each.violation_rate <= AIM]
-    if not kept:
-        widest = 100 * found.curve[-1].margin
-        yield f"No margin up to {widest:.0f} % keeps broken latency budgets at {100 * AIM:.0f} % or less."
-        return
-    rejected = "none" if kept[0].false_rejection_rate is None else f"{100 * kept[0].false_rejection_rate:.1f} %"
-    broken = 100 * (kept[0].violation_rate or 0.0)
-    yield (
-        f"With a margin of {100 * kept[0].margin:+.0f} %, {broken:.1f} % of the requests that "
-        f"the estimator admits break their latency budget, and {rejected} of those that would fit are rejected."
     )

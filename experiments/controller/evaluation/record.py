@@ -230,18 +230,34 @@ def rows_of(evaluation: Evaluation) -> list[dict[str, Any]]:
     return rows
 
 
+def evaluation_findings(evaluation: Evaluation) -> list[str]:
+    """A line for each policy over the budgets that some setting keeps, the most accurate in time first."""
+    over = feasible_budgets(evaluation.budgets)
+    if not over:
+        return ["No setting keeps 95 % of the requests within any of the budgets."]
+    lines = [f"Means over the {len(over)} of {len(evaluation.budgets)} budgets that some setting keeps:"]
+    found = [(each, mean_over(each.figures, over, "accuracy_in_time")) for each in evaluation.policies]
+    for each, accuracy in sorted(found, key=lambda pair: -(pair[1] or 0.0)):
+        late = mean_over(each.figures, over, "violation_rate")
+        gain = each.gain_over_budgets
+        lines.append(
+            f"{each.name}: accuracy within the budget {_number(accuracy)}, "
+            + ("" if late is None else f"{100 * late:.1f} % of the requests late")
+            + ("" if gain is None else f", {100 * gain:.0f} % of the oracle's lead over the best static setting")
+        )
+    return lines
+
+
 def table_lines(evaluation: Evaluation) -> list[str]:
-    """The lines that the command prints: the meetable budgets, then separately those that no setting can meet."""
-    lines = []
+    """The figures of every policy at the meetable budgets, then separately at those that no setting can meet."""
+    lines = ["gain: fraction of the oracle's lead over the best static setting in accuracy within the budget"]
+    head = f"{'policy':<32}{'accuracy':>9}{'in time':>9}{'P50 ms':>9}{'P95 ms':>9}{'P99 ms':>9}{'late':>8}{'gain':>8}"
     over = feasible_budgets(evaluation.budgets)
     rest = [place for place in range(len(evaluation.budgets)) if place not in over]
-    head = f"{'policy':<32}{'accuracy':>9}{'in time':>9}{'P50 ms':>9}{'P95 ms':>9}{'P99 ms':>9}{'late':>8}{'gain':>8}"
     for places, word in ((over, ""), (rest, ", which no setting can meet")):
         for place in places:
-            budget = evaluation.budgets[place]
-            lines += [f"budget {1000 * budget.seconds:.1f} ms{word}", head]
-            for policy in evaluation.policies:
-                lines.append(_line(policy, place))
+            lines += [f"budget {1000 * evaluation.budgets[place].seconds:.1f} ms{word}", head]
+            lines += [_line(policy, place) for policy in evaluation.policies]
     return lines
 
 

@@ -41,7 +41,11 @@ ALL = {("low", 1): 2, ("low", 2): 2, ("high", 1): 9, ("high", 2): 9}
 def test_a_run_becomes_three_files_tables_and_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run_of(tmp_path, ALL)), "--num_draws", "200"]) == 0
     out = tmp_path / "analysis"
-    assert sorted(capsys.readouterr().out.split()) == sorted(str(path) for path in out.iterdir())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("conclusion: the fastest within 0.01 of the best accuracy (0.900) is tier-high_topk1")
+    assert lines[-1] == f"{len(list(out.iterdir()))} files in {out} (--verbose lists them)" and len(lines) <= 10
+    assert main([str(tmp_path), "--num_draws", "200", "--verbose"]) == 0
+    assert {str(path) for path in out.iterdir()} < set(capsys.readouterr().out.splitlines())
     assert (out / "e2_coupling_signs.svg").exists() and (out / "e2_effects_signs.png").stat().st_size > 5000
     grid, fronts, coupling = read(out)
     by_cost = {each["cost"]: each for each in fronts["fronts"]}

@@ -35,19 +35,25 @@ def test_a_folder_becomes_a_model_a_validation_a_table_and_pictures(
 ) -> None:
     folder = sweep_folder(tmp_path)
     assert main([str(folder)]) == 0
-    written = {path.name for path in (folder / "e3").iterdir()}
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 10 and lines[0].startswith(
+        "The total time of a setting that was left out of the fit is predicted"
+    )
+    assert lines[-1] == f"9 files in {folder / 'analysis'} (--verbose lists them)"
+    assert main([str(folder), "--verbose"]) == 0
+    written = {path.name for path in (folder / "analysis").iterdir()}
     pictures = {
         f"e3_{name}.{kind}" for name in ("errors", "predicted_vs_measured", "guardrail") for kind in ("png", "svg")
     }
     assert written == pictures | {"e3_latency_estimator.json", "e3_validation.json", "e3_predictions.csv"}
-    fitted = LatencyEstimator.load(folder / "e3" / "e3_latency_estimator.json").fitted
+    fitted = LatencyEstimator.load(folder / "analysis" / "e3_latency_estimator.json").fitted
     assert (fitted.num_settings, fitted.num_samples) == (9, 45)
-    found = json.loads((folder / "e3" / "e3_validation.json").read_text())
+    found = json.loads((folder / "analysis" / "e3_validation.json").read_text())
     # The runs of a setting are 40 ms x (1 to 1.04) a block: 1 % in the mean and nothing else is unknown.
     assert found["estimator"]["T_LLM_prefill"]["sample_mape"] == pytest.approx(0.012, abs=0.006)
     assert found["control_drift"] == {"min": 1.0, "median": 1.0, "max": 1.0, "mean_deviation": 0.0}
     assert [each["reason"] is None for each in found["recalibrations"]] == [False, False]
-    table = pd.read_csv(folder / "e3" / "e3_predictions.csv")
+    table = pd.read_csv(folder / "analysis" / "e3_predictions.csv")
     assert len(table) == 45 and table["T_total_predicted_ms"].notna().all()
     assert ((table["T_total_measured_ms"] / table["T_total_predicted_ms"] - 1).abs() < 0.1).all()
     printed = capsys.readouterr().out
@@ -59,7 +65,7 @@ def test_a_run_that_is_too_small_is_one_line_and_exit_code_1(
 ) -> None:
     assert main([str(sweep_folder(tmp_path, 4))]) == 1
     assert capsys.readouterr().err.startswith("error: 4 settings with 20 samples are too few")
-    assert not (tmp_path / "e3").exists()
+    assert not (tmp_path / "analysis").exists()
     assert main([str(tmp_path / "nowhere")]) == 1
     assert main([str(tmp_path), "--levl", "0.5"]) == 2
 

@@ -196,6 +196,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     folder = write(tmp_path / "run", result(setting()))
     assert main([str(folder)]) == 0 and (folder / "report.html").exists()
     assert capsys.readouterr().out.strip() == str(folder / "report.html")
+    assert main([str(folder), "--output_dir", str(tmp_path)]) == 0 and (tmp_path / "report.html").exists()
+    capsys.readouterr()
     assert main([str(tmp_path / "nothing")]) == 1
     assert main([str(folder), "--colour", "red"]) == 2
     assert capsys.readouterr().err.count("\n") == 2

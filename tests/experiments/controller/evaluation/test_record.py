@@ -97,7 +97,13 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_command_writes_json_csv_and_figures(folder: Path, capsys):
     assert main([str(folder), "--budgets_ms", "600", "1100", "400", "--aggregation_method", "mean"]) == 0
-    out = folder / "controller_replay"
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 10 and lines[-1].startswith("4 files in ")
+    assert lines[0] == "Means over the 2 of 3 budgets that some setting keeps:"
+    # All that choose by sample or by budget are right in time on the same requests.
+    assert "oracle: accuracy within the budget 0.625, 0.0 % of the requests late" in lines
+    assert main([str(folder), "--budgets_ms", "600", "1100", "400", "--aggregation_method", "mean", "--verbose"]) == 0
+    out = folder / "analysis" / "controller_replay"
     content = json.loads((out / "controller_evaluation.json").read_text())
     assert content["num_requests"] + content["num_calibration_requests"] == 8
     assert [each["meetable"] for each in content["budgets"]] == [False, True, True]

@@ -166,5 +166,5 @@ def test_requests_without_states_are_counted_apart_from_those_without_times(fold
         for caveat in content["caveats"]
     )
     assert main([str(holed), "--calibration", str(folder), "--budgets_ms", "600"]) == 0
-    content = json.loads((holed / "controller_replay" / "controller_evaluation.json").read_text())
+    content = json.loads((holed / "analysis" / "controller_replay" / "controller_evaluation.json").read_text())
     assert (content["num_dropped"], content["num_without_states"]) == (1, 0)
