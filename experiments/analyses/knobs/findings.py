@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from experiment_core_utils.sweep.power import accuracy_shown, samples_for_accuracy
-from experiments.analyses.charts.chart import milliseconds
+from experiments.analyses.charts.chart import milliseconds, thinned
 from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_noise
 from experiments.analyses.knobs.grid import KNOB_NAMES
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
@@ -132,13 +132,17 @@ def _not_shown(found: Objectives, random_weights: bool) -> Iterator[str]:
             f"that {found.points[cheapest].key} ({found.accuracy[cheapest]:.3f}, "
             f"{milliseconds(float(found.cost[cheapest]))}) is less accurate than the best"
         )
-    scores, n = found.scores[:_MOST_SETTINGS], found.num_score_samples
+    scores, n = found.scores[thinned(len(found.scores), _MOST_SETTINGS)], found.num_score_samples
     changed = max(float(np.median([(one != other).mean() for one, other in combinations(scores, 2)])), 0.01)
     least, needed = accuracy_shown(n, changed), samples_for_accuracy(DETECTED, changed)
     if least is None or least > ACCURACY_MARGIN:
-        below = "any difference" if least is None else f"differences below {least * found.best:.2g}"
+        below = (
+            f"differences in accuracy of settings that agree on {1 - changed:.0%} of the scores, as the median pair"
+            if least is None
+            else f"differences below {least * found.best:.2g} in accuracy"
+        )
         more = "" if needed is None or needed <= n else f" ({DETECTED * found.best:g} takes about {needed})"
-        yield f"{below} in accuracy, with {n} samples{more}"
+        yield f"{below}, with {n} samples{more}"
 
 
 def change_sentences(analysis: TaskAnalysis) -> Iterator[str]:

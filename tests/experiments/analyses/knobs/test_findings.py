@@ -50,7 +50,7 @@ def test_a_loss_that_few_samples_do_not_show_is_named() -> None:
     taken, _, unknown = conclusion(found, random_weights=False)
     assert taken.endswith("100 % of the slowest setting's time; 1 of 1 others as accurate are not surely slower")
     assert unknown.startswith(
-        "not shown: that tier-low_topk1_blocks12 (0.938, 100 ms) is less accurate than the best; any difference in "
+        "not shown: that tier-low_topk1_blocks12 (0.938, 100 ms) is less accurate than the best; differences in "
     )
 
 
