@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export HF_HUB_OFFLINE=1
 output_dir=${OUTPUT_DIR:-results/quickstart}
 set -x
-accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+accelerate launch --config_file scripts/one_process.yaml \
     experiments/core_exp/acc_lat_profiling.py --tier_list low medium high --top_k_list 4 8 \
     --num_active_blocks_list 12 16 --num_samples 16 --num_runs_per_sample 2 --max_warmup_runs 3 --output_dir "$output_dir"
 { set +x; } 2>/dev/null

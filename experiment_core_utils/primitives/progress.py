@@ -1,6 +1,8 @@
 """Progress by tqdm: nested bars on a terminal, else whole lines for a log, one a minute."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from tqdm import tqdm
@@ -73,6 +75,7 @@ class Progress:
         stream = stream or sys.stderr
         self._num_settings, self._per_setting, self._started = num_settings, samples_per_setting, 0
         watched, samples = stream.isatty(), num_settings * samples_per_setting
+        self._watched, self._named = watched, ""
         self._run: tqdm | None = None
         if shown and watched:
             self._run = tqdm(total=samples, unit="sample", position=0, file=stream, dynamic_ncols=True)
@@ -104,16 +107,35 @@ class Progress:
         self._started += 1
         if self._run is None:
             return
-        skipped = (self._started - 1) * self._per_setting - self._run.n + already_done
-        self._run.initial += skipped
-        self._run.n += skipped
-        self._run.set_description(f"setting {self._started}/{self._num_settings} {key}", refresh=self._started == 1)
+        _skip(self._run, (self._started - 1) * self._per_setting - self._run.n + already_done)
+        self._named = f"setting {self._started}/{self._num_settings} {key}"
+        self._run.set_description(self._named, refresh=self._started == 1)
         self._run.update(0)
         self._setting.reset(self._per_setting)
-        self._setting.update(already_done)
+        self._setting.initial = 0
+        _skip(self._setting, already_done)
+        self._setting.refresh()
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Say what is done before samples are: on a terminal at once, elsewhere in the lines that are due meanwhile."""
+        if self._run is not None:
+            self._run.set_description(", ".join(each for each in (self._named, name) if each), refresh=self._watched)
+        yield
+        if self._run is not None:
+            self._run.set_description(self._named, refresh=self._watched)
 
     def advance(self) -> None:
         """One sample is done."""
         if self._run is not None:
             self._run.update()
             self._setting.update()
+
+
+def _skip(bar: tqdm, samples: int) -> None:
+    """Count samples as done of which the rate, and so the time left, knows nothing."""
+    if bar.disable:
+        return
+    bar.initial += samples
+    bar.n += samples
+    bar.last_print_n += samples

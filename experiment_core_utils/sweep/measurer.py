@@ -303,7 +303,9 @@ class ShardMeasurer:
                 try:
                     with time_limit(self._config.sample_timeout):
                         sample, request = self._bench.requests.take(sample_id, setting.vision.crops)
-                    proof = proof or self._warm_up(setting, request, journal)
+                    if proof is None:
+                        with progress.step("warming up"):
+                            proof = self._warm_up(setting, request, journal)
                     if not is_finished:
                         with time_limit(self._config.sample_timeout):
                             measured = self._measure_sample(setting, sample, request)
@@ -315,7 +317,9 @@ class ShardMeasurer:
                     inputs = self._bench.model.to_device(request.inputs)
                     self._bench.model.warm_up(inputs, self._bench.max_new_tokens)
                     self._profiles.take(self._bench.model, setting.key, sample_id, inputs, self._bench.max_new_tokens)
-            proof = proof or self._proof_of_answered(setting, shard, journal)
+            if proof is None:
+                with progress.step("warming up"):
+                    proof = self._proof_of_answered(setting, shard, journal)
             self._answer_the_rest(setting, shard, note)
         journal.append(self._conditions.read("close"))
         return proof, window

@@ -1,5 +1,6 @@
 """A knob run: each setting measured, merged, scored and saved before the next."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -61,6 +62,8 @@ def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accele
     config, task = requested.config, requested.task
     device = choose_device(config.machine.device, accelerator.local_process_index)
     set_cpu_threads(config.machine.num_threads, processes_here)
+    if context.is_main:
+        print(f"loading {requested.source.name} on {device} ...", file=sys.stderr, flush=True)
     model = load_staged_model(config.model, requested.source, device, is_profiled=config.measuring.profiler is not None)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
@@ -118,7 +121,8 @@ class ProfilingRun:
         ):
             try:
                 if self.drift is not None:
-                    self.drift.begin()
+                    with progress.step("warming up, measuring the control setting"):
+                        self.drift.begin()
                 for place, setting in enumerate(settings):
                     self.context.stop.raise_if_requested()
                     done = self.measurer.measure_shard(setting, progress, settings[place + 1 :])

@@ -58,6 +58,33 @@ def test_a_person_sees_a_bar_for_the_run_and_one_for_the_setting() -> None:
     assert "6/6" in shown
 
 
+def test_the_time_left_counts_what_this_run_does(now: list[float]) -> None:
+    terminal = Terminal()
+    with Progress(1, 100, shown=True, stream=terminal) as progress:
+        progress.start("only", already_done=90)
+        for _ in range(4):
+            now[0] += 5.0
+            progress.advance()
+    # 5 s each; 6 missing.
+    assert "94/100 [00:20<00:30,  5.00s/sample]" in terminal.getvalue()
+
+
+def test_what_is_done_before_samples_is_said(now: list[float]) -> None:
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
+        with Progress(1, 2, shown=True, stream=stream) as progress:
+            with progress.step("measuring the control setting"):
+                pass
+            progress.start("only", already_done=0)
+            with progress.step("warming up"):
+                pass
+            progress.advance()
+    assert "measuring the control setting: " in terminal.getvalue()
+    assert "setting 1/1 only, warming up: " in terminal.getvalue()
+    # In a log only where a line is due.
+    assert "warming up" not in log.getvalue() and len(log.getvalue().splitlines()) == 2
+
+
 def test_other_processes_say_nothing() -> None:
     for stream in (Terminal(), io.StringIO()):
         with Progress(2, 3, shown=False, stream=stream) as progress:
