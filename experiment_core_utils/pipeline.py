@@ -27,6 +27,7 @@ from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.records.settings import SettingFailure
+from experiment_core_utils.saved_results.trackers import check_tracker, log_settings
 from experiment_core_utils.sweep.front import check_searchable, finished_search
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
@@ -82,6 +83,8 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     """
     folder, is_search = config.machine.output_dir, config.search.pareto_search
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
+    if config.machine.tracker is not None:
+        check_tracker(config.machine.tracker)
     accelerator = setup_distributed(config.machine)
     asked = requested_run(config)
     check_and_make_folder(asked, energy)
@@ -102,6 +105,8 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
             return RunReport(experiment_id, False, (), failed, (), folder, None)
         results = tuple(result for key in asked.keys if (result := ledger.result(key)) is not None)
         csv_path = write_tables(results, asked.task.name, folder, config.machine.format) if results else None
+    if config.machine.tracker is not None and results:
+        log_settings(results, config.machine.tracker, folder)
     return RunReport(
         experiment_id,
         True,

@@ -30,6 +30,7 @@ ExecutionMode = Literal["auto", "eager", "graph"]
 EnergyMode = Literal["off", "required", "optional"]
 ProfilerMode = Literal["minimal", "full"]
 TableFormat = Literal["csv", "parquet"]
+TrackerName = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(distinct)]
 FilePath = Annotated[Path, Field(strict=False)]
 Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
@@ -344,6 +345,9 @@ class MachineConfig(Part):
     output_dir: FilePath = Field(default=Path("results/core_exp"), description="folder of the results")
     format: TableFormat = Field(
         default="csv", description="tables of settings and samples; parquet: as Parquet files, too, beside the CSV"
+    )
+    tracker: TrackerName | None = Field(
+        default=None, description="log each setting as a step to this experiment tracker, whose package is installed"
     )
     dry_run: bool = Field(
         default=False, description="print the plan with estimates of time and memory, and measure nothing"

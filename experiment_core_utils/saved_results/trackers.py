@@ -1,0 +1,52 @@
+"""A finished run in an experiment tracker, through accelerate: each setting is a step, in the order of the plan."""
+
+from collections.abc import Sequence
+from numbers import Real
+from pathlib import Path
+
+import pandas as pd
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+
+from experiment_core_utils.l_results_csv_cleaning import table_of_settings
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.setting_result import SettingResult
+
+PROJECT = "inference-knob-profiler"
+# Folder in that of the results where trackers that write files do so.
+FOLDER = "trackers"
+
+
+def check_tracker(name: str) -> None:
+    """Raises ConfigurationError where the tracker's package is not installed."""
+    available = sorted(str(each) for each in get_available_trackers())
+    if name not in available:
+        raise ConfigurationError(
+            f"--tracker {name}: its package is not installed (installed: {', '.join(available) or 'none'}); "
+            "install it, or drop the flag"
+        )
+
+
+def log_settings(results: Sequence[SettingResult], name: str, folder: Path) -> None:
+    """Log the numbers of the CSV of settings, by its names; what does not change, and the settings' names, as the
+    run's configuration.
+    """
+    table = table_of_settings(results)
+    run = {
+        column: str(table[column].iloc[0])
+        for column in ("task", "model", "precision", "device", "execution", "run")
+        if column in table
+    }
+    run |= {f"setting_{step}": str(key) for step, key in enumerate(table["setting"])}
+    accelerator = Accelerator(log_with=name, project_dir=folder / FOLDER)
+    accelerator.init_trackers(PROJECT, config=run)
+    for step, row in enumerate(table.to_dict("records")):
+        numbers = {
+            str(column): float(value)
+            for column, value in row.items()
+            if isinstance(value, Real) and not isinstance(value, bool) and not pd.isna(value)
+        }
+        accelerator.log(numbers, step=step)
+    # Not `end_training`, which would also wait for the run's other processes.
+    for tracker in accelerator.trackers:
+        tracker.finish()
