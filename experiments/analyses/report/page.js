@@ -63,4 +63,14 @@
       heading.querySelector("button").addEventListener("click", () => sort(table, heading));
     }
   }
+  // A table that is wider than the page fades out at its edge until it is scrolled to the end.
+  for (const box of document.querySelectorAll(".scroll")) {
+    const show = () => {
+      box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1);
+      box.classList.toggle("cut", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    };
+    box.addEventListener("scroll", show);
+    window.addEventListener("resize", show);
+    show();
+  }
 })();

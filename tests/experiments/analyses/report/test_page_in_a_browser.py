@@ -119,3 +119,15 @@ def test_a_dark_scheme_has_light_text(page: Page) -> None:
     page.wait("getComputedStyle(document.body).color === 'rgb(228, 232, 235)'")
     page.wait("getComputedStyle(document.querySelector('.plot .xtick text')).fill === 'rgb(228, 232, 235)'")
     page.call("Emulation.setEmulatedMedia", features=[])
+
+
+def test_a_table_that_is_cut_says_so_until_it_is_scrolled_to_its_end(page: Page) -> None:
+    box = "document.querySelector('#settings .scroll')"
+    hint = "getComputedStyle(document.querySelector('#settings .sideways')).display"
+    page.run(f"{box}.style.width = '300px', dispatchEvent(new Event('resize')), 0")
+    assert page.run(f"{box}.classList.contains('cut')") and page.run(hint) == "inline"
+    page.run(f"{box}.scrollLeft = {box}.scrollWidth, 0")
+    page.wait(f"!{box}.classList.contains('cut')")
+    page.run(f"{box}.scrollLeft = 0, {box}.style.width = '5000px', dispatchEvent(new Event('resize')), 0")
+    assert not page.run(f"{box}.classList.contains('cut')") and page.run(hint) == "none"
+    page.run(f"{box}.style.width = '', dispatchEvent(new Event('resize')), 0")
