@@ -171,7 +171,9 @@ def test_parts_come_in_order_of_rank_once_all_are_at_their_end(tmp_path: Path) -
 def test_a_process_that_comes_to_no_end_is_named_with_what_it_owes_after_the_time_out(tmp_path: Path) -> None:
     keep(tmp_path, header(0), 1, ends=False)
     started = time.monotonic()
-    with pytest.raises(WorkerLost, match=r"0.2 s by process 0 \(1 samples missing: 5\); process 1 \(1 samples missing"):
+    with pytest.raises(
+        WorkerLost, match=r"0.2 s by process 0 \(1 samples missing: 5\); process 1 \(1 samples missing: 3\);"
+    ):
         collect(tmp_path, timeout_s=0.2)
     assert 0.2 <= time.monotonic() - started < 5.0
 
