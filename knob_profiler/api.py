@@ -18,8 +18,8 @@ from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
 from experiments.analyses.knobs.findings import conclusion
 from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95, LATENCY_P99, NoObjectives
+from experiments.analyses.report.page import write_report
 from experiments.analyses.sweeps import Sweep, load_sweep, samples_frame, settings_frame
-from experiments.core_exp.report import write_report
 
 COSTS = {cost.name: cost for cost in (LATENCY_MEAN, LATENCY_P95, LATENCY_P99, ENERGY, FLOPS)}
 

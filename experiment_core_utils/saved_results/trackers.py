@@ -1,10 +1,10 @@
 """A finished run in an experiment tracker, through accelerate: each setting is a step, in the order of the plan."""
 
+import math
 from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
 
-import pandas as pd
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 
@@ -44,7 +44,7 @@ def log_settings(results: Sequence[SettingResult], name: str, folder: Path) -> N
         numbers = {
             str(column): float(value)
             for column, value in row.items()
-            if isinstance(value, Real) and not isinstance(value, bool) and not pd.isna(value)
+            if isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
         }
         accelerator.log(numbers, step=step)
     # Not `end_training`, which would also wait for the run's other processes.

@@ -14,10 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.files import write_text_atomically
-from experiments.analyses.report.analyses import analyse
-from experiments.analyses.report.content import report_of
-from experiments.analyses.report.page import page_of
+from experiments.analyses.report.page import write_report
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -35,13 +32,6 @@ def build_parser() -> argparse.ArgumentParser:
                        help="folder of report.html (default: the first RESULTS_DIR)")  # fmt: skip
     place.add_argument("--output", type=Path, metavar="FILE", help="the page itself, under another name")
     return parser
-
-
-def write_report(results_dirs: Sequence[Path], output: Path) -> None:
-    """Analyse the results and write the page; raises ResultsError, or ConfigurationError where plotly is missing."""
-    # Names of folders that are not UTF-8 have letters that it lacks.
-    page = page_of(report_of(analyse(results_dirs))).encode(errors="backslashreplace").decode()
-    write_text_atomically(page, output)
 
 
 @reporting_errors

@@ -7,6 +7,7 @@ is ever requested.
 
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,19 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from experiment_core_utils.primitives.errors import package_of_extra
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiments.analyses.report.analyses import analyse
+from experiments.analyses.report.content import report_of
 from experiments.analyses.report.parts import Report
 
 HERE = Path(__file__).parent
+
+
+def write_report(results_dirs: Sequence[Path], output: Path) -> None:
+    """Analyse the results and write the page; raises ResultsError, or ConfigurationError where plotly is missing."""
+    # Names of folders that are not UTF-8 have letters that it lacks.
+    page = page_of(report_of(analyse(results_dirs))).encode(errors="backslashreplace").decode()
+    write_text_atomically(page, output)
 
 
 def page_of(report: Report) -> str:
