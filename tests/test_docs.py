@@ -253,7 +253,9 @@ def test_every_key_of_a_text_experiment_is_documented_with_its_default() -> None
             assert rows[key] == f"`{default}`"
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize(
+    "page", sorted([*DOCS.rglob("*.md"), *REPOSITORY.glob("*.md")]), ids=lambda page: str(page.relative_to(REPOSITORY))
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
         if target.startswith("http"):
