@@ -1,8 +1,6 @@
 """A finished run in an experiment tracker, through accelerate: each setting is a step, in the order of the plan."""
 
-import math
 from collections.abc import Sequence
-from numbers import Real
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -40,13 +38,9 @@ def log_settings(results: Sequence[SettingResult], name: str, folder: Path) -> N
     run |= {f"setting_{step}": str(key) for step, key in enumerate(table["setting"])}
     accelerator = Accelerator(log_with=name, project_dir=folder / FOLDER)
     accelerator.init_trackers(PROJECT, config=run)
-    for step, row in enumerate(table.to_dict("records")):
-        numbers = {
-            str(column): float(value)
-            for column, value in row.items()
-            if isinstance(value, Real) and not isinstance(value, bool) and not math.isnan(float(value))
-        }
-        accelerator.log(numbers, step=step)
+    numbers = table.select_dtypes("number")
+    for step in range(len(table)):
+        accelerator.log({str(name): float(value) for name, value in numbers.iloc[step].dropna().items()}, step=step)
     # Not `end_training`, which would also wait for the run's other processes.
     for tracker in accelerator.trackers:
         tracker.finish()
