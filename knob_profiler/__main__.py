@@ -22,11 +22,10 @@ DISTRIBUTION = "inference-knob-profiler"
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: the module whose `main` it runs, one line of help, and the arguments that come first."""
+    """A subcommand: the module whose `main` it runs, and one line of help."""
 
     module: str
     help: str
-    first: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Group:
     help: str
 
 
-_TASKS = "experiment_core_utils.tasks.__main__"
 COMMANDS = Group(
     {
         "profile": Command(
@@ -55,9 +53,11 @@ COMMANDS = Group(
             },
             "analyses of a run: stages, knobs, latency",
         ),
-        "compare": Command(_TASKS, "settings of a run, paired on the same samples", ("compare",)),
+        "compare": Command("experiments.core_exp.compare_runs", "what is faster, slower or the same in another run"),
         "tables": Command("experiments.core_exp.write_tables", "write the CSV files of a run again"),
-        "tasks": Command(_TASKS, "list tasks and metrics, score stored answers again"),
+        "tasks": Command(
+            "experiment_core_utils.tasks.__main__", "list tasks, score stored answers again, compare settings of a run"
+        ),
         "controller": Group(
             {
                 "lookup": Command("experiments.controller.lookup", "the best measured setting for a budget"),
@@ -94,10 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         return 0
-    # The command's own parser adds the arguments that come first.
-    token = PROGRAM.set(" ".join(words[: len(words) - len(found.first)]))
+    token = PROGRAM.set(" ".join(words))
     try:
-        code: int | None = import_module(found.module).main([*found.first, *rest])
+        code: int | None = import_module(found.module).main(rest)
     finally:
         PROGRAM.reset(token)
     return code or 0
