@@ -71,9 +71,9 @@ def test_any_split_comes_together(ids: list[int], processes: int) -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ((1, 3, 5, 7), r"twice \[\], missing \[7\], not asked for \[\]"),
-        ((1, 5), r"twice \[\], missing \[\], not asked for \[3\]"),
-        ((1, 2, 5), r"twice \[\], missing \[2\], not asked for \[3\]"),
+        ((1, 3, 5, 7), r"twice \[\], missing \[7\], not requested \[\]"),
+        ((1, 5), r"twice \[\], missing \[\], not requested \[3\]"),
+        ((1, 2, 5), r"twice \[\], missing \[2\], not requested \[3\]"),
     ],
 )
 def test_missing_and_foreign_samples_are_named(wanted: tuple[int, ...], message: str) -> None:
@@ -89,7 +89,7 @@ def test_what_the_processes_asked_for_must_be_there_and_more_of_what_was_drawn_m
     assert (merged.asked_ids, merged.num_stopped_early) == ((1, 3, 5), 1)
     with pytest.raises(ResultsError, match=r"missing \[7\]"):
         merge_parts([first, replace(second, asked_ids=(3, 7))], (1, 3, 5, 7, 9))
-    with pytest.raises(ResultsError, match=r"not asked for \[1\]"):
+    with pytest.raises(ResultsError, match=r"not requested \[1\]"):
         merge_parts([first, second], (3, 5, 7, 9))
 
 
