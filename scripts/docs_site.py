@@ -28,9 +28,8 @@ DOCS = REPOSITORY / "docs"
 _COMMANDS = "<!-- commands -->"
 #: where files from outside docs/ stand in the site
 SOURCES = "repository"
-# Published commands that `knobprof` has no name for: name, module and first arguments.
+# Published commands that `knobprof` has no name for: name and module.
 OTHER_COMMANDS = (
-    ("python experiments/core_exp/compare_runs.py", "experiments.core_exp.compare_runs"),
     ("python experiments/core_exp/collect_table.py", "experiments.core_exp.collect_table"),
     ("python scripts/score_block_importance.py", "experiments.block_importance.score_blocks"),
 )
@@ -43,8 +42,8 @@ class _Found(Exception):
     """Carries the parser of a command out of its `main`."""
 
 
-def parser_of(module: str, *first: str) -> argparse.ArgumentParser:
-    """The parser that the `main` of a module makes; with `first`, that of the subcommand so named."""
+def parser_of(module: str) -> argparse.ArgumentParser:
+    """The parser that the `main` of a module makes."""
 
     def caught(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
         raise _Found(parser)
@@ -57,8 +56,6 @@ def parser_of(module: str, *first: str) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = found.args[0]
     finally:
         argparse.ArgumentParser.parse_known_args = parsing  # type: ignore[method-assign]
-    for name in first:
-        parser = dict(subcommands(parser))[name]
     return parser
 
 
@@ -78,7 +75,7 @@ def knobprof_parsers(group: Group = COMMANDS, above: str = "knobprof") -> Iterat
             continue
         token = PROGRAM.set(words)
         try:
-            yield words, each.module, parser_of(each.module, *each.first)
+            yield words, each.module, parser_of(each.module)
         finally:
             PROGRAM.reset(token)
 

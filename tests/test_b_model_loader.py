@@ -198,11 +198,11 @@ def test_wrapped_models_give_logits_for_ids(build: Callable[[], PreTrainedModel]
     ("flags", "runs", "reason"),
     [
         ([], "cpu", "there are no CUDA graphs on the CPU"),
-        (["--use_profiler"], "eager", "the model's modules alone heed --use_profiler"),
+        (["--use_profiler"], "eager", "only the model's modules follow --use_profiler"),
         (
             ["--attn_implementation", "eager", "--experts_implementation", "eager"],
             "eager",
-            "the model's modules alone heed --attn_implementation and --experts_implementation",
+            "only the model's modules follow --attn_implementation and --experts_implementation",
         ),
         (["--execution", "eager", "--use_profiler"], "eager", None),
     ],

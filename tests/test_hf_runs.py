@@ -62,7 +62,7 @@ def assert_whole(result: Mapping[str, Any], experts: Sequence[int | None]) -> No
         "execution_reason": result["provenance"]["model"]["execution_reason"],
         **dict.fromkeys(("experts_implementation", "experts_implementation_decode"), kernels),
     }
-    is_profiled = result["provenance"]["model"]["execution_reason"] == "the model's modules alone heed --use_profiler"
+    is_profiled = result["provenance"]["model"]["execution_reason"] == "only the model's modules follow --use_profiler"
     assert is_profiled or result["provenance"]["model"]["execution_reason"] == "there are no CUDA graphs on the CPU"
     for sample in result["per_sample_results"]:
         for run in sample["runs"]:

@@ -67,7 +67,7 @@ def program_of(line: str) -> tuple[str, list[str]] | None:
         rest = words[1:]
         while isinstance(found, Group):
             found = found.commands[rest.pop(0)]
-        return found.module, [*found.first, *rest]
+        return found.module, rest
     place = next(index for index, word in enumerate(words) if word.endswith(".py"))
     assert (REPOSITORY / words[place]).is_file(), line
     module = words[place].removesuffix(".py").replace("/", ".")

@@ -32,7 +32,6 @@ def test_the_parser_of_a_command_is_the_one_that_its_main_makes() -> None:
     }
     assert flags == {flag for action in build_parser()._actions for flag in action.option_strings}
     assert [name for name, _ in subcommands(parser_of("experiments.controller.lookup"))] == ["build", "predict"]
-    assert parser_of("experiment_core_utils.tasks.__main__", "compare").prog.endswith(" compare")
 
 
 def leaves(group: Group) -> int:

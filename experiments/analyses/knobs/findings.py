@@ -120,7 +120,7 @@ def moving_knobs(found: Effects) -> set[str]:
 def _not_shown(found: Objectives, random_weights: bool) -> Iterator[str]:
     """What the samples are too few for."""
     if found.no_verdict is not None:
-        yield f"which setting is faster, for the {found.no_verdict}"
+        yield f"which setting is faster: the {found.no_verdict}"
     if random_weights:
         yield "accuracy: the weights are random"
         return

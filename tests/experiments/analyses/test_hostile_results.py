@@ -254,7 +254,7 @@ def ledger(folder: Path) -> Ledger:
 
 @pytest.mark.parametrize(
     "content",
-    [{"schema_version": 2}, {"per_sample_results": []}, {"per_sample_results": None}, {"fingerprint": "beef"}],
+    [{"per_sample_results": []}, {"per_sample_results": None}, {"fingerprint": "beef"}],
 )
 def test_a_result_of_another_kind_or_without_samples_is_due(tmp_path: Path, content: dict[str, Any]) -> None:
     only_file(tmp_path, json.dumps(stored() | content).encode())

@@ -153,7 +153,7 @@ def test_predict_prints_the_setting_and_whether_it_fits(tmp_path: Path, capsys):
     save(build(grid(), "mean"), path)
     assert main(["predict", str(path), "--budget_ms", "600", "50"]) == 0
     fits, nearest = capsys.readouterr().out.splitlines()
-    assert fits == "600 ms: tier-high_topk8_blocks16, mean latency 550.0 ms, accuracy 0.750 of the best score"
+    assert fits == "600 ms: tier-high_topk8_blocks16, 550.0 ms by mean, accuracy 0.750 of the best score"
     assert nearest.endswith("no setting fits, this is the nearest")
     assert main(["predict", str(path), "--budget_ms", "0"]) == 2
     assert main(["predict", str(tmp_path / "none.json"), "--budget_ms", "1"]) == 1

@@ -38,9 +38,8 @@ def test_every_line_in_its_place() -> None:
     table, *lines = closing_lines(report)
     assert table == closing_table(results, None, {setting_key(each): "within noise" for each in results})
     assert lines == [
-        "not shown: which setting is faster, for the mean end-to-end latency of 2 pictures: settings are told apart "
-        "from 6 on; differences in accuracy of settings that agree on 99% of the scores, as the median pair, with 2 "
-        "samples",
+        "not shown: which setting is faster: the mean end-to-end latency needs 6 pictures for a verdict and has 2; "
+        "differences in accuracy of settings that agree on 99% of the scores, as the median pair, with 2 samples",
         "warning: only 2 samples per setting: use --num_samples 500 or more before comparing accuracy",
         "failed samples: tier-low_topk4_blocks2: 1 SampleError of 3",
         "failed: tier-high_topk4_blocks2: OutOfMemory after 3 attempts: no memory",

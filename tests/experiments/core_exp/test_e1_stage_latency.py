@@ -49,7 +49,7 @@ def test_published_files_and_keys(output: Path, printed: list[str]) -> None:
     # Of 4 settings of 2 tiers: vision 2.25, prefill 0.75, decode 0.75 s.
     assert printed[:4] == [
         "The stage that takes longest is vision in all of the 4 settings.",
-        "Decode takes at least half of the time at no measured length (low, high).",
+        "Decode takes at least half of the time: never (low, high).",
         "signs, vision low: 1.25 s a request, vision 60%, prefill 20%, decode 20%",
         "signs, vision high: 1.25 s a request, vision 60%, prefill 20%, decode 20%",
     ]

@@ -57,7 +57,9 @@ def test_a_loss_that_few_samples_do_not_show_is_named() -> None:
 def test_without_a_verdict_nothing_is_called_faster() -> None:
     found = analysed(four_settings(5, (0.4, 0.4, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0)))
     (unknown,) = conclusion(found, random_weights=False)
-    assert unknown.startswith("not shown: which setting is faster, for the mean end-to-end latency of 5 pictures: ")
+    assert unknown.startswith(
+        "not shown: which setting is faster: the mean end-to-end latency needs 6 pictures for a verdict and has 5; "
+    )
 
 
 def test_random_weights_have_no_accuracy_in_any_line() -> None:
