@@ -11,9 +11,9 @@ ruff check .
 python -m pytest --collect-only -qq >/dev/null &
 collected=$!
 mypy
-wait "$collected" || true
 # The documentation's links, anchors and generated pages.
 NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+wait "$collected" || true
 # Two workers, a file to one of them: some tests start processes of their own. The order is that of tests/conftest.py, the
 # longest files first; xdist's own begins with the files of most tests and leaves the longest for the end.
 python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"
