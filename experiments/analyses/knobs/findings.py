@@ -14,7 +14,6 @@ from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_noi
 from experiments.analyses.knobs.grid import KNOB_NAMES
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
-from experiments.fitting.verdicts import TAIL
 
 # Accuracy that a faster setting may lose, as a fraction of the metric's best score.
 ACCURACY_MARGIN = 0.01
@@ -81,7 +80,7 @@ def _fastest_near_best(found: Objectives) -> str:
         f"{found.points[fastest].key} with {found.accuracy[fastest]:.3f} and {time} a "
         f"request, {part:.0f} % of the slowest setting's time"
     )
-    slower = found.cost_p_values(fastest)[near] * len(found.points) <= TAIL
+    slower = found.cheaper(fastest, len(found.points))[near]
     unsure = len(near) - 1 - int(slower.sum())
     return f"{text}; {unsure} of {len(near) - 1} others as accurate are not surely slower" if unsure else text
 
@@ -125,7 +124,7 @@ def _not_shown(found: Objectives, random_weights: bool) -> Iterator[str]:
         yield "accuracy: the weights are random"
         return
     best = _best(found)
-    level = np.flatnonzero(found.accuracy_p_values(best) * len(found.points) > TAIL)
+    level = np.flatnonzero(~found.more_accurate(best, len(found.points)))
     cheapest = int(level[np.argmin(found.cost[level])])
     if found.accuracy[cheapest] < found.accuracy[best] - ACCURACY_MARGIN * found.best:
         yield (
@@ -197,14 +196,14 @@ def front_counts(each: FrontAnalysis) -> str:
 def _best_and_cheaper(each: FrontAnalysis) -> str:
     best = max(each.front.points, key=lambda point: (point.accuracy, -point.cost))
     places = {point.key: at for at, point in enumerate(each.found.points)}
-    beaten = each.found.accuracy_p_values(places[best.key]) * len(places) <= TAIL
+    beaten = each.found.more_accurate(places[best.key], len(places))
     # Nothing is surely lost with a setting that the best one is not confidently more accurate than.
     level = [point for point in each.front.points if point.key == best.key or not beaten[places[point.key]]]
     cheapest = min(level, key=lambda point: point.cost)
     text = f"The most accurate setting is {best.key} with {best.accuracy:.3f} on {each.found.num_score_samples} samples"
     if cheapest.key == best.key:
         return f"{text}; every cheaper one is confidently less accurate."
-    if each.found.cost_p_values(places[cheapest.key])[places[best.key]] * len(places) > TAIL:
+    if not each.found.cheaper(places[cheapest.key], len(places))[places[best.key]]:
         return f"{text}; of those not confidently less accurate none is surely cheaper."
     return (
         f"{text}; the cheapest that is not confidently less accurate is {cheapest.key} ({cheapest.accuracy:.3f}), at "

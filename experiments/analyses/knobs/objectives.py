@@ -99,13 +99,13 @@ class Objectives:
         """The settings [B, S] in each draw's order of cost; equal ones in their own order."""
         return np.argsort(self.cost_draws, axis=1, kind="stable")
 
-    def more_accurate(self, at: int) -> np.ndarray:
-        """Whether this setting is confidently more accurate than each of [S]; one pair at a time."""
-        return self.accuracy_p_values(at) <= TAIL
+    def more_accurate(self, at: int, comparisons: int = 1) -> np.ndarray:
+        """Whether this setting is confidently more accurate than each of [S], by Bonferroni over `comparisons`."""
+        return self.accuracy_p_values(at) * comparisons <= TAIL
 
-    def cheaper(self, at: int) -> np.ndarray:
-        """Whether this setting costs confidently less than each of [S]; one pair at a time."""
-        return self.cost_p_values(at) <= TAIL
+    def cheaper(self, at: int, comparisons: int = 1) -> np.ndarray:
+        """Whether this setting costs confidently less than each of [S], by Bonferroni over `comparisons`."""
+        return self.cost_p_values(at) * comparisons <= TAIL
 
     def accuracy_p_values(self, at: int) -> np.ndarray:
         """[S], the p-value that this setting is not more accurate than each.

@@ -15,7 +15,6 @@ from experiments.analyses.latency.findings import budget_sentences, prediction_s
 from experiments.analyses.report.analyses import Analyses, Missing
 from experiments.analyses.stages.findings import decode_sentences, longest_stage
 from experiments.analyses.sweeps import StoredSetting
-from experiments.fitting.verdicts import TAIL
 
 # Kinds of caveats that explain a long time by something else than the setting.
 DISTURBANCES = ("throttled", "foreign_load_cpu", "foreign_load_gpu")
@@ -64,7 +63,7 @@ def _extremes(analysis: TaskAnalysis, disturbed: set[str]) -> Iterator[str]:
             )
         else:
             fast, slow = (choose(calm, key=found.cost.__getitem__) for choose in (min, max))
-            if found.cost_p_values(fast)[slow] * total * (total - 1) > TAIL:
+            if not found.cheaper(fast, total * (total - 1))[slow]:
                 yield f"Mean times of a request are {low} to {high}; no setting is surely faster than another."
                 continue
             times = [float(found.cost[at]) for at in (fast, slow)]
