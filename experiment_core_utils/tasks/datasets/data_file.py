@@ -105,17 +105,7 @@ class DataFileTask:
         except SampleError as error:
             # Of its own class: a sample that is out of time says so.
             raise type(error)(f"{self._where[index]}: {error}") from error
-        return Sample(
-            sample_id=index,
-            image_id=asked.image_id,
-            question=asked.question,
-            answers=asked.answers,
-            image=image,
-            question_type=self.question_type(index),
-            metadata=asked.metadata,
-            options=asked.options,
-            answer_index=asked.answer_index,
-        )
+        return asked.sample(index, image, self.question_type(index))
 
     def question_type(self, index: int) -> str:
         """See `Task`; a row that cannot be read or does not tell its type is of type `all`."""

@@ -6,7 +6,7 @@ rows are made of its official files; see docs/datasets.md.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -191,17 +191,8 @@ class PublishedTask(ABC):
             image = picture_of(asked, self._table.roots, self._folders)
         except SampleError as error:
             raise type(error)(f"{where}: {error}") from error
-        return Sample(
-            sample_id=index,
-            image_id=asked.image_id,
-            question=asked.question,
-            answers=asked.answers,
-            image=image,
-            question_type=self.question_type(index),
-            metadata={"question_id": asked.question_id, **asked.metadata},
-            options=asked.options,
-            answer_index=asked.answer_index,
-        )
+        named = replace(asked, metadata={"question_id": asked.question_id, **asked.metadata})
+        return named.sample(index, image, self.question_type(index))
 
     def question_type(self, index: int) -> str:
         """See `Task`; the first call reads the types of the whole split."""

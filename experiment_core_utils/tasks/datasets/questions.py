@@ -13,6 +13,7 @@ from PIL import Image
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.pictures import find_picture, open_picture
+from experiment_core_utils.tasks.interface import Sample
 
 UNTYPED = "all"
 OPEN_TEMPLATE = " User: {style}: {question} Assistant:"
@@ -69,6 +70,20 @@ class QuestionRow:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     answer_index: int | None = None
+
+    def sample(self, sample_id: int, image: Image.Image | None, question_type: str) -> Sample:
+        """The question as a sample, with its opened picture."""
+        return Sample(
+            sample_id=sample_id,
+            image_id=self.image_id,
+            question=self.question,
+            answers=self.answers,
+            image=image,
+            question_type=question_type,
+            metadata=self.metadata,
+            options=self.options,
+            answer_index=self.answer_index,
+        )
 
 
 def check_texts(asked: QuestionRow) -> None:
