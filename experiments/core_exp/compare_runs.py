@@ -14,9 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pandas as pd
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.units import check_within
 from experiment_core_utils.saved_results.rescoring import other_conditions
@@ -45,6 +44,7 @@ def table(lines: Sequence[RunDifference]) -> str:
     return pd.DataFrame(rows).to_string(index=False)
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare. Exit code: 0 done, 1 the files do not allow it or, on request, a latency got longer, 2 a wrong flag."""
     parser = OneLineParser(prog="compare_runs.py", description="Compare the settings that two runs share.")
@@ -56,25 +56,21 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="change of accuracy that is SAME, part of the best score (default: 0.01)")  # fmt: skip
     parser.add_argument("--fail_on_slower", action="store_true", help="exit code 1 where a latency is SLOWER")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the lines as JSON")
-    try:
-        given: argparse.Namespace = parser.parse_args(argv)
-        check_within("--margin", given.margin, 0, 1)
-        check_within("--accuracy_margin", given.accuracy_margin, 0, 1)
-        runs = load_sweep(given.run_a), load_sweep(given.run_b)
-        lines = compare_runs(*runs, given.margin, given.accuracy_margin)
-        print(table(lines))
-        counts = pd.Series([each.verdict for each in lines]).value_counts()
-        print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-        if (drift := drift_of(*runs)) > 0:
-            print(f"latency intervals are widened by the drift of the control settings, up to {drift:.0%}")
-        for condition in other_conditions([each.result for run in runs for each in run.settings]):
-            print(f"differs: {condition}")
-        if given.output is not None:
-            content = {"schema_version": 1, "margin": given.margin, "accuracy_margin": given.accuracy_margin}
-            write_text_atomically(json_text(content | {"lines": [asdict(each) for each in lines]}), given.output)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+    given: argparse.Namespace = parser.parse_args(argv)
+    check_within("--margin", given.margin, 0, 1)
+    check_within("--accuracy_margin", given.accuracy_margin, 0, 1)
+    runs = load_sweep(given.run_a), load_sweep(given.run_b)
+    lines = compare_runs(*runs, given.margin, given.accuracy_margin)
+    print(table(lines))
+    counts = pd.Series([each.verdict for each in lines]).value_counts()
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    if (drift := drift_of(*runs)) > 0:
+        print(f"latency intervals are widened by the drift of the control settings, up to {drift:.0%}")
+    for condition in other_conditions([each.result for run in runs for each in run.settings]):
+        print(f"differs: {condition}")
+    if given.output is not None:
+        content = {"schema_version": 1, "margin": given.margin, "accuracy_margin": given.accuracy_margin}
+        write_text_atomically(json_text(content | {"lines": [asdict(each) for each in lines]}), given.output)
     return 1 if given.fail_on_slower and slower(lines) else 0
 
 
