@@ -6,7 +6,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 
-from experiment_core_utils.l_results_csv_cleaning import table_of_settings
+from experiment_core_utils.l_results_csv_cleaning import IDENTITY_COLUMNS, table_of_settings
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.setting_result import SettingResult
 
@@ -30,11 +30,9 @@ def log_settings(results: Sequence[SettingResult], name: str, folder: Path) -> N
     run's configuration.
     """
     table = table_of_settings(results)
-    run = {
-        column: str(table[column].iloc[0])
-        for column in ("task", "model", "precision", "device", "execution", "run")
-        if column in table
-    }
+    # The table leaves empty columns out.
+    named = [name for name in (*IDENTITY_COLUMNS, "experiment_id") if name != "setting" and name in table]
+    run = {name: str(table[name].iloc[0]) for name in named}
     run |= {f"setting_{step}": str(key) for step, key in enumerate(table["setting"])}
     accelerator = Accelerator(log_with=name, project_dir=folder / FOLDER)
     accelerator.init_trackers(PROJECT, config=run)

@@ -20,6 +20,7 @@ def test_each_setting_is_a_step_in_tensorboard(tmp_path: Path) -> None:
         )
         for tier, vision_s in (("low", 0.5), ("high", 1.5))
     ]
+    results = [each.with_keys(provenance=each.provenance.with_keys(experiment_id="0007")) for each in results]
     check_tracker("tensorboard")
     log_settings(results, "tensorboard", tmp_path)
     found = accumulator.EventAccumulator(str(tmp_path / "trackers" / PROJECT)).Reload()
@@ -27,6 +28,7 @@ def test_each_setting_is_a_step_in_tensorboard(tmp_path: Path) -> None:
     assert times == [(0, pytest.approx(1000.0)), (1, pytest.approx(2000.0))]
     (hyperparameters,) = (tmp_path / "trackers" / PROJECT).rglob("hparams.yml")
     assert "setting_1: tier-high_topk2_blocks2" in hyperparameters.read_text()
+    assert "task: signs" in hyperparameters.read_text() and "experiment_id: '0007'" in hyperparameters.read_text()
 
 
 def test_a_tracker_that_is_not_installed_is_one_line() -> None:
