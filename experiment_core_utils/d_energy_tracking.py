@@ -30,7 +30,13 @@ from experiment_core_utils.meters.energy_files import (
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.meters.stages import StageMeasurement, stage_energies
-from experiment_core_utils.meters.windows import NOT_ASKED, InstrumentWindow, WindowGoal, energy_of_part, why_no_power
+from experiment_core_utils.meters.windows import (
+    NOT_REQUESTED,
+    InstrumentWindow,
+    WindowGoal,
+    energy_of_part,
+    why_no_power,
+)
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise, local_gather
@@ -406,7 +412,7 @@ class TextEnergy:
         """
         wanted = self._config.energy_mode
         if wanted == "off":
-            return NOT_ASKED
+            return NOT_REQUESTED
         if not self._accelerator.is_local_main_process:
             return None
         country, library = self._config.country_iso_code, self._sources.library

@@ -12,7 +12,13 @@ from accelerate import Accelerator
 
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.windows import NOT_ASKED, allocated_to_query, energy_of_part, no_energy, why_no_power
+from experiment_core_utils.meters.windows import (
+    NOT_REQUESTED,
+    allocated_to_query,
+    energy_of_part,
+    no_energy,
+    why_no_power,
+)
 from experiment_core_utils.models.common.text_generation import (
     GeneratedBatch,
     PlannedBatch,
@@ -164,7 +170,7 @@ class TextShard:
         windows: Sequence[tuple[float, float]],
     ) -> None:
         """Fill in the energies."""
-        reason = NOT_ASKED if self.power is None else why_no_power(self.power)
+        reason = NOT_REQUESTED if self.power is None else why_no_power(self.power)
         for batch, window in zip(batches, windows, strict=True):
             batch.update(energy_of_part(traces, *window, reason))
         for query in queries:

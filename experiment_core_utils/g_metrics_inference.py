@@ -46,14 +46,14 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
     Args:
         num_failed: samples that could not be run.
     """
-    asked = len(samples) + num_failed
+    num_drawn = len(samples) + num_failed
     outliers = find_outliers([[run.total_s for run in sample.runs] for sample in samples])
     counts = CountsPart.model_construct(
         num_samples=len(samples),
         num_failed_samples=num_failed,
         num_latency_samples=sum(bool(sample.runs) for sample in samples),
         share_truncated=mean_of([not sample.ended for sample in samples]),
-        share_failed=num_failed / asked if asked else None,
+        share_failed=num_failed / num_drawn if num_drawn else None,
         share_outlier_runs=outliers.share,
         share_outlier_runs_reason=outliers.reason,
         num_discarded_runs=sum(sample.num_discarded_runs for sample in samples),

@@ -288,7 +288,7 @@ def setting_result(
         schema_version=SCHEMA_VERSION,
         fingerprint=merged.fingerprint,
         sampling=asdict(drawn.sampling),
-        sample_ids=sorted(drawn.sample_ids) if merged.asked_ids is None else list(merged.asked_ids),
+        sample_ids=sorted(drawn.sample_ids) if merged.requested_ids is None else list(merged.requested_ids),
         realised=None if merged.proof is None else asdict(merged.proof),
         drift=list(drift),
         energy=with_correct_answers(energy_of(merged.energy), summary.accuracy),

@@ -43,7 +43,7 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         proof=end.proof if end is not None else None,
         memory=whole_window(readings),
         failure=end.failure if end is not None else None,
-        asked_ids=given[: end.num_asked] if end is not None else None,
+        requested_ids=given[: end.num_asked] if end is not None else None,
         num_stopped_early=int(end is not None and end.num_asked is not None and end.num_asked < len(given)),
         warmups=content.every(WarmUp),
         conditions=content.every(ConditionsReading),
@@ -190,9 +190,9 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
     samples = sorted(_of_all(part.samples for part in parts), key=lambda sample: sample.sample_id)
     failures = sorted(_of_all(part.failures for part in parts), key=lambda item: item.sample_id)
     found = [*(item.sample_id for item in samples), *(item.sample_id for item in failures)]
-    asked = _requested_ids(parts, sample_ids)
+    requested = _requested_ids(parts, sample_ids)
     if failure is None:
-        _check_complete(found, asked, sample_ids, first.key)
+        _check_complete(found, requested, sample_ids, first.key)
     return MeasuredSetting(
         key=first.key,
         fingerprint=first.fingerprint,
@@ -204,7 +204,7 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         proof=_first_known(part.proof for part in parts),
         memory=merge_memory([part.memory for part in parts if part.memory is not None]),
         failure=failure,
-        asked_ids=tuple(sorted(asked.union(found))),
+        requested_ids=tuple(sorted(requested.union(found))),
         num_stopped_early=sum(part.num_stopped_early for part in parts),
         warmups=_of_all(part.warmups for part in parts),
         conditions=_of_all(part.conditions for part in parts),
@@ -223,7 +223,7 @@ def _of_all(groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
 
 def _requested_ids(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> set[int]:
     """The ids that the parts requested; `sample_ids` where none names them."""
-    known = [part.asked_ids for part in parts if part.asked_ids is not None]
+    known = [part.requested_ids for part in parts if part.requested_ids is not None]
     return set(_of_all(known)) if known else set(sample_ids)
 
 
@@ -247,10 +247,10 @@ def whole_window(readings: Sequence[MemoryReading]) -> MemoryReading | None:
     return None if merged is None else replace(merged, process_rss_bytes=readings[-1].process_rss_bytes)
 
 
-def _check_complete(found: Sequence[int], asked: Collection[int], drawn: Collection[int], key: str) -> None:
+def _check_complete(found: Sequence[int], requested: Collection[int], drawn: Collection[int], key: str) -> None:
     counts = Counter(found)
     twice = [sample_id for sample_id, count in counts.items() if count > 1]
-    missing = sorted(set(asked) - set(found))
+    missing = sorted(set(requested) - set(found))
     not_drawn = sorted(set(found) - set(drawn))
     if twice or missing or not_drawn:
         raise ResultsError(f"{key}: samples given twice {twice}, missing {missing}, not requested {not_drawn}")

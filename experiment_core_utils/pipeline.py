@@ -86,25 +86,25 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     if config.machine.tracker is not None:
         check_tracker(config.machine.tracker)
     accelerator = setup_distributed(config.machine)
-    asked = requested_run(config)
-    check_and_make_folder(asked, energy)
-    fingerprint = agreed_fingerprint(config, asked.source, asked.task, asked.drawn.sample_ids, accelerator)
+    requested = requested_run(config)
+    check_and_make_folder(requested, energy)
+    fingerprint = agreed_fingerprint(config, requested.source, requested.task, requested.drawn.sample_ids, accelerator)
     ledger = Ledger(folder, fingerprint)
     with ExitStack() as stack:
         broadcast_from_main(lambda: stack.enter_context(only_run_in(folder / PARTS_FOLDER)), accelerator)
         due_keys = broadcast_from_main(
-            lambda: due_and_tidy(folder, asked.order, ledger, is_search=is_search), accelerator
+            lambda: due_and_tidy(folder, requested.order, ledger, is_search=is_search), accelerator
         )
-        due = settings_of(due_keys, asked.settings)
+        due = settings_of(due_keys, requested.settings)
         experiment_id, failed = new_run_id(folder, accelerator) if due else None, {}
-        plan = plan_of(asked, experiment_id, ledger, due, accelerator.num_processes)
+        plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes)
         broadcast_from_main(lambda: write_plan(plan, folder), accelerator)
         if experiment_id is not None:
-            failed = measure_due(asked, due, accelerator, ledger, experiment_id, energy)
+            failed = measure_due(requested, due, accelerator, ledger, experiment_id, energy)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), folder, None)
-        results = tuple(result for key in asked.keys if (result := ledger.result(key)) is not None)
-        csv_path = write_tables(results, asked.task.name, folder, config.machine.format) if results else None
+        results = tuple(result for key in requested.keys if (result := ledger.result(key)) is not None)
+        csv_path = write_tables(results, requested.task.name, folder, config.machine.format) if results else None
     if config.machine.tracker is not None and results:
         log_settings(results, config.machine.tracker, folder)
     return RunReport(
@@ -112,15 +112,15 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         True,
         results,
         failed,
-        left_out_by(config.knobs, asked.source, asked.settings),
+        left_out_by(config.knobs, requested.source, requested.settings),
         folder,
         csv_path,
-        finished_search(folder, asked.keys, ledger) if is_search else None,
+        finished_search(folder, requested.keys, ledger) if is_search else None,
     )
 
 
 def measure_due(
-    asked: RequestedRun,
+    requested: RequestedRun,
     due: Sequence[KnobSetting],
     accelerator: Accelerator,
     ledger: Ledger,
@@ -128,7 +128,7 @@ def measure_due(
     energy: StageMeasurement | None,
 ) -> dict[str, SettingFailure]:
     """Load once, gather the facts, then measure, pool and save what is due; returns the settings that failed."""
-    config = asked.config
+    config = requested.config
     within_s = min(FOLDER_SEEN_WITHIN_S, config.machine.worker_timeout / 2)
     marker = f"{ledger.fingerprint} {experiment_id}"
     check_folder_is_shared(config.machine.output_dir / PARTS_FOLDER, marker, within_s, accelerator)
@@ -144,19 +144,21 @@ def measure_due(
     # Where energy is required, a meter that is not there is reported before the weights are read.
     required = find_meters() if mode == "required" else None
     processes_here = processes_on_this_machine(accelerator)
-    context = context_of(asked, accelerator, ledger, experiment_id)
-    bench = load_bench(asked, context, accelerator, processes_here)
+    context = context_of(requested, accelerator, ledger, experiment_id)
+    bench = load_bench(requested, context, accelerator, processes_here)
     model = bench.model
-    provenance = provenance_of_run(asked, accelerator, model.device, processes_here, experiment_id, model.describe())
-    run = ProfilingRun(asked, context, bench, provenance, asked.control, required or find_meters())
+    provenance = provenance_of_run(
+        requested, accelerator, model.device, processes_here, experiment_id, model.describe()
+    )
+    run = ProfilingRun(requested, context, bench, provenance, requested.control, required or find_meters())
     return run.search_front(due) if config.search.pareto_search else run.measure_all(due)
 
 
-def check_and_make_folder(asked: RequestedRun, energy: StageMeasurement | None) -> None:
+def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | None) -> None:
     """Refuse what can be known to fail before anything is written, then make the folder of the results."""
-    config = asked.config
+    config = requested.config
     if config.search.pareto_search:
-        check_searchable(get_metric(asked.task.metric), len(asked.drawn))
+        check_searchable(get_metric(requested.task.metric), len(requested.drawn))
     if config.measuring.energy == "required":
         check_energy(config.machine.device, config.machine.output_dir, energy)
     make_output_dir(config.machine.output_dir)

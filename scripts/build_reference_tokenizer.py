@@ -91,8 +91,8 @@ def corpus() -> Iterator[str]:
         rng = random.Random(scene_seed("train", 0, image_index))
         plan = plan_scene(rng)
         yield f"{prompt_of(DESCRIBE_QUESTION)} {describe(plan)}"
-        for asked in choose_questions(plan, rng, 8):
-            yield f"{prompt_of(asked.question)} {asked.answer}"
+        for pair in choose_questions(plan, rng, 8):
+            yield f"{prompt_of(pair.question)} {pair.answer}"
     task_words = [*COLOURS, *KINDS, *(plural(kind) for kind in KINDS), "yes", "no"]
     for _ in range(_WORD_REPEATS):
         yield "".join(f" {word}" for word in task_words)

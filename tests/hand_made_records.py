@@ -187,7 +187,7 @@ def part(
     proof: KnobProof | None = PROOF,
     memory: MemoryReading | None = None,
     failure: SettingFailure | None = None,
-    asked_ids: tuple[int, ...] | None = None,
+    requested_ids: tuple[int, ...] | None = None,
 ) -> MeasuredSetting:
     """One process's part of `SETTING`."""
     return MeasuredSetting(
@@ -201,5 +201,5 @@ def part(
         proof=proof,
         memory=memory,
         failure=failure,
-        asked_ids=asked_ids,
+        requested_ids=requested_ids,
     )

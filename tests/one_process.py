@@ -8,12 +8,12 @@ from experiment_core_utils.sweep.run import ProfilingRun, context_of, load_bench
 
 
 def run_alone(
-    asked: RequestedRun, ledger: Ledger, experiment_id: str, energy: StageMeasurement | None = None
+    requested: RequestedRun, ledger: Ledger, experiment_id: str, energy: StageMeasurement | None = None
 ) -> ProfilingRun:
-    """The model of `asked` loaded, ready to measure its settings."""
-    accelerator = setup_distributed(asked.config.machine)
-    context = context_of(asked, accelerator, ledger, experiment_id)
-    bench = load_bench(asked, context, accelerator, 1)
+    """The model of `requested` loaded, ready to measure its settings."""
+    accelerator = setup_distributed(requested.config.machine)
+    context = context_of(requested, accelerator, ledger, experiment_id)
+    bench = load_bench(requested, context, accelerator, 1)
     model = bench.model
-    provenance = provenance_of_run(asked, accelerator, model.device, 1, experiment_id, model.describe())
-    return ProfilingRun(asked, context, bench, provenance, energy=energy)
+    provenance = provenance_of_run(requested, accelerator, model.device, 1, experiment_id, model.describe())
+    return ProfilingRun(requested, context, bench, provenance, energy=energy)

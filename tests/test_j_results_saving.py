@@ -168,7 +168,7 @@ def test_runs_that_stand_out_are_marked_and_stay_in_the_statistics() -> None:
 
 def test_the_ids_are_those_asked_for() -> None:
     samples = (measured_sample(3), measured_sample(7))
-    merged = merge_parts([part(*samples, asked_ids=(7, 3))], (9, 7, 3))
+    merged = merge_parts([part(*samples, requested_ids=(7, 3))], (9, 7, 3))
     result = result_of(merged, requested=drawn(9, 7, 3))
     assert result.sample_ids == [3, 7]
 

@@ -83,12 +83,12 @@ def test_missing_and_foreign_samples_are_named(wanted: tuple[int, ...], message:
 
 def test_what_the_processes_asked_for_must_be_there_and_more_of_what_was_drawn_may() -> None:
     first, second = two_parts()
-    first, second = replace(first, asked_ids=(5,), num_stopped_early=1), replace(second, asked_ids=(3,))
+    first, second = replace(first, requested_ids=(5,), num_stopped_early=1), replace(second, requested_ids=(3,))
     merged = merge_parts([first, second], (1, 3, 5, 7, 9))
     # Sample 1 was finished beyond what is requested now, by an earlier run that was split otherwise.
-    assert (merged.asked_ids, merged.num_stopped_early) == ((1, 3, 5), 1)
+    assert (merged.requested_ids, merged.num_stopped_early) == ((1, 3, 5), 1)
     with pytest.raises(ResultsError, match=r"missing \[7\]"):
-        merge_parts([first, replace(second, asked_ids=(3, 7))], (1, 3, 5, 7, 9))
+        merge_parts([first, replace(second, requested_ids=(3, 7))], (1, 3, 5, 7, 9))
     with pytest.raises(ResultsError, match=r"not requested \[1\]"):
         merge_parts([first, second], (3, 5, 7, 9))
 
@@ -222,7 +222,7 @@ def test_a_share_that_stopped_early_says_what_it_asked_for(tmp_path: Path) -> No
         journal.append(FinishedSample(measured_sample(1), None, MEMORY))
         journal.append(ShardDone("0007", PROOF, MEMORY, None, num_given=2, num_asked=1))
     parts = collect(tmp_path)
-    assert [(part.asked_ids, part.num_stopped_early) for part in parts] == [((1,), 1), ((3,), 0)]
+    assert [(part.requested_ids, part.num_stopped_early) for part in parts] == [((1,), 1), ((3,), 0)]
     assert [sample.sample_id for sample in merge_parts(parts, (1, 3, 5)).samples] == [1, 3]
 
 
@@ -238,7 +238,7 @@ def test_the_end_of_a_shorter_share_of_the_same_run_is_waited_past(tmp_path: Pat
         journal.append(FinishedSample(measured_sample(5), None, MEMORY))
         journal.append(ShardDone("0007", PROOF, MEMORY, None, num_given=2, num_asked=2))
     assert ids_of(collect(tmp_path)) == [[1, 5], [3]]
-    assert collect(tmp_path)[0].asked_ids == (1, 5)
+    assert collect(tmp_path)[0].requested_ids == (1, 5)
 
 
 def test_who_waits_can_be_stopped(tmp_path: Path) -> None:

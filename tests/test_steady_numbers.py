@@ -88,9 +88,9 @@ def measure(config: ProfilingConfig, breaks_after: int, experiment_id: str) -> C
     source, task = find_model(config.model.model_path), CountingTask(breaks_after)
     ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir / "trackers")
     drawn = draw_samples(task, config.task, may_stop_early=True)
-    asked = RequestedRun(config, source, plan_for(config, source), task, drawn)
-    run = run_alone(asked, ledger, experiment_id)
-    run.measure_all([setting for setting in asked.settings if ledger.result(setting.key) is None])
+    requested = RequestedRun(config, source, plan_for(config, source), task, drawn)
+    run = run_alone(requested, ledger, experiment_id)
+    run.measure_all([setting for setting in requested.settings if ledger.result(setting.key) is None])
     return task
 
 

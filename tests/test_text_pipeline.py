@@ -473,10 +473,10 @@ def no_codecarbon() -> CodecarbonLibrary:
 
 
 def test_energy_that_nothing_tells_stops_before_the_model_is_loaded(values: dict[str, Any], tmp_path: Path) -> None:
-    asked = {**values, "track_energy": True}
+    requested = {**values, "track_energy": True}
     with pytest.raises(MeterUnavailable, match="energy cannot be measured here: codecarbon .*set energy: optional"):
         run_text_experiments(
-            combinations(asked), tmp_path / "results", lambda line: None, EnergySources(no_codecarbon())
+            combinations(requested), tmp_path / "results", lambda line: None, EnergySources(no_codecarbon())
         )
     assert not (tmp_path / "results" / "raw_results").exists()
 

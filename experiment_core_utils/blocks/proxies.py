@@ -96,10 +96,10 @@ def _answer_tokens(
     whole = drawn.task[sample.sample_id]
     text = f"{drawn.task.prompt(whole)} {expected_answer(sample)}"
     with_answer = model.prepare(whole, text, vision.crops).inputs["input_ids"][0].tolist()
-    asked = inputs["input_ids"][0].tolist()
-    shared = next((at for at, (a, b) in enumerate(zip(asked, with_answer, strict=False)) if a != b), len(asked))
+    before = inputs["input_ids"][0].tolist()
+    shared = next((at for at, (a, b) in enumerate(zip(before, with_answer, strict=False)) if a != b), len(before))
     answer = with_answer[shared:]
-    if shared < len(asked) or not answer:
+    if shared < len(before) or not answer:
         raise SampleError(f"sample {sample.sample_id}: the tokenizer does not separate its answer from its prompt")
     return [*answer, *sorted(model.eos_token_ids)[:1]]
 

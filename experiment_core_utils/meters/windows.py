@@ -338,7 +338,7 @@ class InstrumentWindow:
         return tuple(idle_power(self._using, self._idle_s)) if self._meter is not None and self._idle_s > 0 else ()
 
 
-NOT_ASKED = "energy was not requested"
+NOT_REQUESTED = "energy was not requested"
 
 
 def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> ApportionedEnergy:

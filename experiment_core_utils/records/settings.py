@@ -248,7 +248,7 @@ class MeasuredSetting:
     memory: MemoryReading | None
     failure: SettingFailure | None  #: why samples are missing
     #: samples that must be there; of a process that has not come to the end of its share None
-    asked_ids: tuple[int, ...] | None = None
+    requested_ids: tuple[int, ...] | None = None
     num_stopped_early: int = 0  #: processes that did not come to their last sample because there were enough
     warmups: tuple[WarmUp, ...] = ()  #: of every process and run
     #: readings of every process and run, in order of time for each of them

@@ -91,11 +91,11 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
         scoring = metric.score(answers)
     except SampleError as error:
         raise ConfigurationError(f"{metric.name} cannot score {name}: {error}; choose another metric") from error
-    asked = len(samples) + result.num_failed_samples
+    num_drawn = len(samples) + result.num_failed_samples
     accuracy = summarise_accuracy(answers, scoring, metric)
     anew = dict(accuracy) | {
         "energy": with_correct_answers(result.energy, accuracy),
-        "share_failed": result.num_failed_samples / asked if asked else None,
+        "share_failed": result.num_failed_samples / num_drawn if num_drawn else None,
         "per_sample_results": [
             sample.with_keys(**score_fields(score)) for sample, score in zip(samples, scoring.scores, strict=True)
         ],

@@ -191,7 +191,7 @@ def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:
     """A part without the samples that were not requested yet."""
     return replace(
         part,
-        asked_ids=None,
+        requested_ids=None,
         samples=tuple(each for each in part.samples if each.sample_id in sample_ids),
         failures=tuple(each for each in part.failures if each.sample_id in sample_ids),
     )

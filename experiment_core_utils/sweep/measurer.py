@@ -102,7 +102,7 @@ class Shard:
         return len(self.finished)
 
     @property
-    def num_asked(self) -> int:
+    def num_requested(self) -> int:
         """How many ids from the front are requested, as far as the finished samples tell."""
         if self._goal is None:
             return len(self.sample_ids)
@@ -111,7 +111,7 @@ class Shard:
     @property
     def is_done(self) -> bool:
         """Whether all that is requested is finished."""
-        return all(each in self.finished for each in self.sample_ids[: self.num_asked])
+        return all(each in self.finished for each in self.sample_ids[: self.num_requested])
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class ShardMeasurer:
                 done = self._measure_with_retries(setting, journal, shard, progress)
             if done.failure is None and self._energy is not None and self._context.rank == 0:
                 self._measure_energy_once(setting, journal, given, self._energy)
-            done = replace(done, num_given=len(given), num_asked=shard.num_asked)
+            done = replace(done, num_given=len(given), num_asked=shard.num_requested)
             journal.append(done)
         return done
 

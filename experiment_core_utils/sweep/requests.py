@@ -250,8 +250,8 @@ class SamplePreparer:
         sample = self._sample(key.sample_id)
         prompt = self._task.prompt(sample)
         request = self._model.prepare(sample, prompt, key.crops)
-        asked = replace(sample, image=None, metadata={**sample.metadata, "prompt": prompt})
-        return PrefetchedRequest(asked, replace(request, inputs=dict(request.inputs)))
+        prompted = replace(sample, image=None, metadata={**sample.metadata, "prompt": prompt})
+        return PrefetchedRequest(prompted, replace(request, inputs=dict(request.inputs)))
 
     def _sample(self, sample_id: int) -> Sample:
         if sample_id in self._samples:

@@ -91,7 +91,7 @@ class ProfilingRun:
         control: KnobSetting | None = None,
         energy: StageMeasurement | None = None,
     ) -> None:
-        self.asked, self.config = requested, requested.config
+        self.requested, self.config = requested, requested.config
         self.context, self.ledger = context, context.ledger
         self.bench, self.model, self.requests, self.metric = bench, bench.model, bench.requests, bench.metric
         self.provenance = provenance
@@ -165,7 +165,7 @@ class ProfilingRun:
         """
         config, context = self.config, self.context
         rules = SearchRules(margin=config.search.pareto_margin, alpha=config.search.pareto_alpha, best=self.metric.best)
-        order = random_order(self.asked.drawn.sample_ids, config.task.seed)
+        order = random_order(self.requested.drawn.sample_ids, config.task.seed)
         search = FrontSearch(
             config.measuring, config.machine, context, self.bench, self.measurer, settings, order, rules
         )
@@ -206,7 +206,7 @@ class ProfilingRun:
             self.config.machine.worker_timeout,
             context.stop,
         )
-        merged = merge_parts(parts, self.asked.drawn.sample_ids)
+        merged = merge_parts(parts, self.requested.drawn.sample_ids)
         if merged.failure is not None:
             # Its journals stay: tried again by a later run, it resumes after the samples that did run.
             self.ledger.mark_failed(setting.key, merged.failure)
@@ -222,7 +222,7 @@ class ProfilingRun:
     def _save(self, setting: KnobSetting, merged: MeasuredSetting) -> str:
         """Write the file of a setting and remember it; returns its name."""
         result = self._result(setting, merged)
-        name = setting_file_name(self.asked.task.name, setting, merged.samples)
+        name = setting_file_name(self.requested.task.name, setting, merged.samples)
         save_setting_result(result, self.config.machine.output_dir / name)
         self.ledger.mark_done(setting.key, name)
         return name
@@ -236,12 +236,12 @@ class ProfilingRun:
         compute = setting_compute(setting, merged, self.model, self.provenance.model.dtype)
         is_search = self.config.search.pareto_search
         steadiness = steadiness_part(
-            setting.key, self.asked.order, self.config.measuring.until_precision, merged, is_search=is_search
+            setting.key, self.requested.order, self.config.measuring.until_precision, merged, is_search=is_search
         )
         own_caveats = conditions_caveats(steadiness.conditions) + discarded_caveats(merged.samples)
         own_caveats += energy_caveats(energy_of(merged.energy))
         if is_search:
-            own_caveats += few_samples_caveats(len(self.asked.settings), len(merged.samples))
+            own_caveats += few_samples_caveats(len(self.requested.settings), len(merged.samples))
         provenance = self.provenance.with_keys(
             preparation=self.requests.describe(),
             experiment_ids=list(merged.experiment_ids),
@@ -252,7 +252,7 @@ class ProfilingRun:
             merged,
             scoring.scores,
             summary,
-            self.asked.drawn,
+            self.requested.drawn,
             compute,
             steadiness,
             self.drift.unfilled() if self.drift is not None else [],

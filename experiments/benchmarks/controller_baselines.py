@@ -94,15 +94,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         for outcome in outcomes_of_split(calibration, judged, budgets_s, trained.get(split, []), split):
             late = outcome.latency_s > np.asarray(budgets_s)[:, None]
             in_time = np.where(late, 0.0, outcome.scores / judged.best)
-            asked = np.full(len(places), len(budgets_s))
+            count = np.full(len(places), len(budgets_s))
             own = sums.setdefault(outcome.name, np.zeros((len(grid), 3)))
-            np.add.at(own, places, np.stack([in_time.sum(axis=0), late.sum(axis=0), asked], axis=1))
+            np.add.at(own, places, np.stack([in_time.sum(axis=0), late.sum(axis=0), count], axis=1))
     print(f"{len(splits)} splits, {num_budgets} budgets that some setting meets, {len(set(grid.pictures))} pictures")
     print(f"{'policy':<32}{'in time':>8}{'late':>8}  " + "".join(f"less {name:<28}" for name in REFERENCES))
     for name in sorted(sums, key=lambda each: -sums[each][:, 0].sum() / sums[each][:, 2].sum()):
-        in_time, late, asked = sums[name].sum(axis=0)
+        in_time, late, count = sums[name].sum(axis=0)
         differences = [_difference(sums[name], sums[other], grid.pictures) for other in REFERENCES]
-        print(f"{name:<32}{in_time / asked:>8.3f}{100 * late / asked:>6.1f} %  "
+        print(f"{name:<32}{in_time / count:>8.3f}{100 * late / count:>6.1f} %  "
               + "".join(f"{each:<33}" for each in differences))  # fmt: skip
 
 
@@ -130,10 +130,10 @@ def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
     print(f"{len(splits)} splits, {len(BUDGET_SHARES)} budgets, {len(set(grid.pictures))} pictures")
     print(f"{'sharing':<24}{'accuracy':>9}{'mean / budget':>15}{'late':>8}  less the plain mix")
     for name, own in sums.items():
-        accuracy, _, asked, over, late = own.sum(axis=0)
+        accuracy, _, count, over, late = own.sum(axis=0)
         plain = sums.get(name.removesuffix(" by prompts"), own)
         more = _difference(own, plain, grid.pictures)
-        print(f"{name:<24}{accuracy / asked:>9.3f}{over / asked:>15.3f}{100 * late / asked:>6.1f} %  {more}")
+        print(f"{name:<24}{accuracy / count:>9.3f}{over / count:>15.3f}{100 * late / count:>6.1f} %  {more}")
 
 
 def _difference(own: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:

@@ -86,20 +86,20 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     loaded = load_model(rest, given.checkpoint) if given.shape is None else shaped_model(given.shape, rest)
     check_within("--rounds", given.rounds, 1, MOST_TIMES)
     networks = loaded.networks(published_space(loaded.source.limits), 0, given.checkpoint)
-    asked = _asked(loaded, networks.space.knobs.tiers, given.budgets_ms)
-    if not asked:
+    requests = _requests_within(loaded, networks.space.knobs.tiers, given.budgets_ms)
+    if not requests:
         raise ConfigurationError("no sample and no budget leave nothing to measure; give some of both")
     odds = odds_for(loaded.model, networks)
     adaptive = AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
     started = time.perf_counter()
-    adaptive.warm_up([request for request, _ in asked])
+    adaptive.warm_up([request for request, _ in requests])
     ready_s = time.perf_counter() - started
     ways = {"adaptive": adaptive, "new_budget": adaptive}
     if isinstance(odds, DeviceOdds):
         host = HostOdds(networks, loaded.model.host_embeddings, loaded.model.device)
         ways["on_host"] = AdaptiveModel(loaded.model, NetworkDecider(host, networks.space), loaded.blocks)
     # Warm-ups come before what counts.
-    warm_ups = (asked * WARM_UPS)[:WARM_UPS]
+    warm_ups = (requests * WARM_UPS)[:WARM_UPS]
     return {
         "device": str(loaded.model.device),
         **_execution(loaded.model),
@@ -107,11 +107,11 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
         "decided_on_reason": odds.reason,
         "make_ready_s": ready_s,
         "num_parameters": sum(each.numel() for each in networks.parameters()),
-        **_summary(*_run_each_way(loaded.model, ways, [*warm_ups, *asked * given.rounds])),
+        **_summary(*_run_each_way(loaded.model, ways, [*warm_ups, *requests * given.rounds])),
     }
 
 
-def _asked(
+def _requests_within(
     loaded: LoadedModel, tiers: Sequence[str], budgets_ms: Sequence[float]
 ) -> list[tuple[AdaptiveRequest, float]]:
     """The samples that can be used, each prepared at all tiers, with each budget in seconds."""
@@ -149,7 +149,7 @@ def _execution(model: MolmoeStagedModel) -> dict[str, Any]:
 
 
 def _run_each_way(
-    model: MolmoeStagedModel, ways: Mapping[str, AdaptiveModel], asked: Sequence[tuple[AdaptiveRequest, float]]
+    model: MolmoeStagedModel, ways: Mapping[str, AdaptiveModel], requests: Sequence[tuple[AdaptiveRequest, float]]
 ) -> tuple[dict[str, list[AdaptiveRun]], list[float]]:
     """The runs of each way, one right after the other in an order that is drawn anew each time.
 
@@ -159,7 +159,7 @@ def _run_each_way(
     order = random.Random(0)
     runs: dict[str, list[AdaptiveRun]] = {name: [] for name in ways}
     plain_s = []
-    for number, (request, budget_s) in enumerate(asked, 1):
+    for number, (request, budget_s) in enumerate(requests, 1):
         for name in order.sample(list(ways), len(ways)):
             shift = 1e-6 * number if name == "new_budget" else 0.0
             runs[name].append(ways[name].adaptive_generate(request, budget_s * (1 + shift)))

@@ -115,13 +115,13 @@ def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
 
 
 def _check_fraction(given: argparse.Namespace) -> None:
-    asked = f"--calibration_share {given.calibration_share:g}"
+    own_flag = f"--calibration_share {given.calibration_share:g}"
     check_fraction("--calibration_share", given.calibration_share)
     for flag, has in (("--mode live", given.mode == "live"), ("--calibration", given.calibration is not None),
                       ("--lookup", given.lookup is not None)):  # fmt: skip
         if has:
             raise ConfigurationError(
-                f"{asked} splits the grid of a replay, and {flag} leaves nothing to split; drop one"
+                f"{own_flag} splits the grid of a replay, and {flag} leaves nothing to split; drop one"
             )
 
 
@@ -177,8 +177,8 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[str], list[Pat
     Raises:
         ConfigurationError, ResultsError: flags or files do not allow it.
     """
-    calibration, asked = parts_of(given)
-    grid, seed = asked.complete(), given.evaluation_seed
+    calibration, evaluated = parts_of(given)
+    grid, seed = evaluated.complete(), given.evaluation_seed
     learned: list[Policy] = []
     num_without_states = 0
     notes = ["overhead is the time to choose the knobs on this machine; latencies do not contain it"]
@@ -202,7 +202,7 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[str], list[Pat
     evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
     caveats = [*caveats_of(grid, lookup), *notes]
     written = write(given, evaluation, grid, grid.caption, {
-        **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid),
+        **shared_content(given, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
         "num_without_states": num_without_states, "caveats": caveats,
     }, further)  # fmt: skip
     return evaluation, _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)), written
@@ -239,9 +239,9 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> tuple[Eval
     outcomes = live_outcomes(job, controllers, seconds, seed)
     can = meetable(grid.complete(), seconds)
     budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
-    evaluation = evaluate("live", outcomes, job.asked, budgets, None, (lookup.name,))
+    evaluation = evaluate("live", outcomes, job.evaluated, budgets, None, (lookup.name,))
     ids = [request.sample.sample_id for request in job.measured]
-    seen = num_seen(lookup, job.asked.tasks, ids)
+    seen = num_seen(lookup, job.evaluated.tasks, ids)
     dots = grid.complete()
     written = write(given, evaluation, dots, f"{job.caption}\nstatic settings: {dots.caption}", {
         **shared_content(given, grid, lookup, calibration),

@@ -113,8 +113,8 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
     if teacher is None:
         teacher = "per_budget" if given.environment == "replay" and given.init_from is None else "none"
     were_trained = teacher != "none" or given.init_from is not None
-    asked = {name: value for name in GRPO_FLAGS if (value := getattr(given, name)) is not None}
-    grpo = replace(CAREFUL if were_trained else GrpoRecipe(), **asked)
+    overrides = {name: value for name in GRPO_FLAGS if (value := getattr(given, name)) is not None}
+    grpo = replace(CAREFUL if were_trained else GrpoRecipe(), **overrides)
     reward = RewardRecipe(given.latency_weight, given.over_budget_penalty)
     warm = None if teacher == "none" else {"teacher": teacher, "steps": given.warm_start_steps}
     objective: Objective = given.objective or ("expected" if given.environment == "replay" else "grpo")

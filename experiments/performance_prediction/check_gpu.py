@@ -70,7 +70,7 @@ class LayerRow:
 
     layer: str
     precision: str
-    asked: str
+    requested: str
     runs: str | None = None
     engine: str | None = None
     ms: float | None = None
@@ -207,13 +207,13 @@ def model_row(
 
 def layer_line(row: LayerRow) -> str:
     """A line of the table of layers."""
-    head = f"{row.layer:24} {row.precision:5} {row.asked:22}"
+    head = f"{row.layer:24} {row.precision:5} {row.requested:22}"
     if row.reason is not None:
         return f"{head} - {row.reason}"
     beyond = "" if row.relative_error is not None and row.relative_error <= (row.error_bound or 0) else " BEYOND"
     error = f"{row.relative_error:.1e} (bound {row.error_bound:.0e}{beyond})"
     workspace = "-" if row.workspace_bytes is None else f"{row.workspace_bytes / 2**20:.1f}"
-    runs = "" if row.runs == row.asked else f" runs {row.runs};"
+    runs = "" if row.runs == row.requested else f" runs {row.runs};"
     kernels = counted([without_arguments(name)[:70] for name in row.kernels])
     return f"{head} {row.engine:10} {row.ms:8.4f} ms  error {error}  {workspace:>7} MiB {runs} {kernels}"
 

@@ -149,7 +149,7 @@ def seconds_of_layers(called: Sequence[str], spans: Sequence[float]) -> dict[str
     return dict(layers)
 
 
-NOT_ASKED = "energy was not requested (--energy off)"
+NOT_REQUESTED = "energy was not requested (--energy off)"
 
 
 def instruments_of(device: torch.device) -> Instruments:
@@ -186,7 +186,7 @@ class PowerMonitor:
     def stop(self) -> PowerWindow:
         """End the trace. The caller has synchronised the device."""
         if self._using is None:
-            return PowerWindow(None, (), None, None, None, NOT_ASKED)
+            return PowerWindow(None, (), None, None, None, NOT_REQUESTED)
         if self._sampler is None:
             why = why_no_power(self._using) or "the power monitor was not started"
             return PowerWindow(None, (), None, None, None, why)
@@ -211,7 +211,7 @@ class PowerMonitor:
             inference: returns when the device has done all of it; warmed up.
         """
         if self._using is None:
-            return _no_energy(NOT_ASKED)
+            return _no_energy(NOT_REQUESTED)
         try:
             return figure_of(energy_of_act(inference, self._using, self._goal))
         except MeterUnavailable as error:

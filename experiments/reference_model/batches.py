@@ -101,9 +101,9 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
         scenes = [draw_scene(random.Random(rng.getrandbits(47)), options) for _ in range(count)]
         slots, types = [], []
         for scene in scenes:
-            asked = [question for task in QUESTIONS_PER_SCENE for question in _questions(task, scene, rng)]
-            types.append([name_index(task, item) for task, item, _ in asked])
-            slots.append([slot_of(self.tokenizer, item, weight) for _, item, weight in asked])
+            questions = [question for task in QUESTIONS_PER_SCENE for question in _questions(task, scene, rng)]
+            types.append([name_index(task, item) for task, item, _ in questions])
+            slots.append([slot_of(self.tokenizer, item, weight) for _, item, weight in questions])
         images = torch.from_numpy(np.stack([np.asarray(scene.image) for scene in scenes]))
         packed_slots = pack_slots(slots, self.tokenizer.pad_token_id)
         return TrainingBatch(tier, images, tiling, packed_slots, torch.tensor(types), item_tags(scenes))
@@ -127,14 +127,14 @@ def _questions(
     return [(task, item, weight) for item in (drawn * count)[:count]]
 
 
-def name_index(task: type[GeneratedTask], asked: QuestionAnswer) -> int:
+def name_index(task: type[GeneratedTask], pair: QuestionAnswer) -> int:
     """The place of a question's family and type in `QUESTION_NAMES`."""
-    return QUESTION_NAMES.index(f"{task.name}/{asked.question_type}")
+    return QUESTION_NAMES.index(f"{task.name}/{pair.question_type}")
 
 
-def slot_of(tokenizer: PreTrainedTokenizerBase, asked: QuestionAnswer, weight: float = 1.0) -> Slot:
+def slot_of(tokenizer: PreTrainedTokenizerBase, pair: QuestionAnswer, weight: float = 1.0) -> Slot:
     """The slot of a question, with the prompt of its task."""
-    return make_slot(tokenizer, prompt_of(asked.question, asked.options), asked.answer, weight)
+    return make_slot(tokenizer, prompt_of(pair.question, pair.options), pair.answer, weight)
 
 
 def _draw_canvas(rng: random.Random, tier: str) -> tuple[int, int]:

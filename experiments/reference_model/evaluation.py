@@ -91,17 +91,17 @@ def _answer(
     """
     tokenizer = processor.tokenizer
     before = cache.get_seq_length()
-    asked = tokenizer(task.prompt(sample), add_special_tokens=False)["input_ids"]
+    pending = tokenizer(task.prompt(sample), add_special_tokens=False)["input_ids"]
     draft = [*tokenizer(f" {sample.metadata['answer']}", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     answer: list[int] = []
     while len(answer) < task.max_new_tokens and tokenizer.eos_token_id not in answer:
-        fed = torch.tensor([[*asked, *draft]], device=model.device)
+        fed = torch.tensor([[*pending, *draft]], device=model.device)
         logits = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=len(draft) + 1).logits[0]
         chosen = logits.argmax(dim=-1).tolist()
         agreed = next((at for at, token in enumerate(draft) if chosen[at] != token), len(draft))
         answer += chosen[: agreed + 1]
         cache.crop(agreed - len(draft))
-        asked, draft = answer[-1:], draft[agreed + 1 :]
+        pending, draft = answer[-1:], draft[agreed + 1 :]
     cache.crop(before - cache.get_seq_length())
     ends = answer.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in answer else len(answer)
     return str(processor.decode(answer[: min(ends, task.max_new_tokens)])).strip()

@@ -36,9 +36,9 @@ def draw_validation(tokenizer: PreTrainedTokenizerBase, pictures: int) -> list[t
     tasks = [family("validation") for family in QUESTIONS_PER_SCENE]
     drawn = []
     for picture in range(pictures):
-        asked = [(type(task), question) for task in tasks for question in task.questions_of(picture)]
-        slots = [slot_of(tokenizer, question) for _, question in asked]
-        indices = [name_index(task, question) for task, question in asked]
+        questions = [(type(task), question) for task in tasks for question in task.questions_of(picture)]
+        slots = [slot_of(tokenizer, question) for _, question in questions]
+        indices = [name_index(task, question) for task, question in questions]
         image = torch.from_numpy(np.array(tasks[0].scene(picture).image))[None]
         packed = pack_slots([slots], tokenizer.pad_token_id)
         batch = TrainingBatch("", image, (1, 1), packed, torch.tensor([indices]), None)

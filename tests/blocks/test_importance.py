@@ -66,10 +66,10 @@ class TableScorer:
     worth = ((0.5, 0.5), (0.1, 0.3), (0.0, 0.2))
 
     def __init__(self) -> None:
-        self.asked: list[Blocks] = []
+        self.scored: list[Blocks] = []
 
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
-        self.asked += sets
+        self.scored += sets
         values = [
             [1 - sum(worth[place] for block, worth in enumerate(self.worth) if block not in blocks) for place in (0, 1)]
             for blocks in sets
@@ -80,7 +80,7 @@ class TableScorer:
 def test_leave_one_out_is_what_is_lost_without_a_block() -> None:
     scorer = TableScorer()
     scores, whole = leave_one_out(scorer, 3)
-    assert scorer.asked == [(0, 1, 2), (1, 2), (0, 2), (0, 1)]
+    assert scorer.scored == [(0, 1, 2), (1, 2), (0, 2), (0, 1)]
     assert whole.value == 1.0
     assert {block: round(each.value, 9) for block, each in scores.items()} == {0: 0.5, 1: 0.2, 2: 0.1}
     # Paired: block 0 costs both samples the same. Block 1: 0.1 and 0.3, s = 0.1 sqrt(2), / sqrt(2) = 0.1.

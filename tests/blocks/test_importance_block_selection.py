@@ -37,14 +37,14 @@ def test_at_equal_scores_the_earlier_blocks_stay() -> None:
 
 
 def test_each_step_scores_each_candidate_once() -> None:
-    asked: list[list[Blocks]] = []
+    scored: list[list[Blocks]] = []
 
     def score(sets: Sequence[Blocks]) -> list[float]:
-        asked.append(list(sets))
+        scored.append(list(sets))
         return [0.0] * len(sets)
 
     select_block_sets(score, 4, [2], beam_width=3)
-    assert asked == [[(0, 1, 2), (0, 1, 3), (0, 2, 3)], [(0, 1), (0, 2), (0, 3)]]
+    assert scored == [[(0, 1, 2), (0, 1, 3), (0, 2, 3)], [(0, 1), (0, 2), (0, 3)]]
 
 
 @pytest.mark.parametrize(("counts", "width"), [([], 1), ([0], 1), ([5], 1), ([3], 0)])

@@ -14,13 +14,13 @@ class ScriptedEnergyNvml:
     Attributes:
         energy_mj: by GPU.
         instant: `nvmlReturn`, `valueType` and milliwatts of the field value.
-        asked: field ids that were requested.
+        requested: field ids that were requested.
     """
 
     refused: dict[str, type[Exception]] = field(default_factory=dict)
     energy_mj: dict[str, int] = field(default_factory=lambda: {"GPU-12": 5_000_250})
     instant: tuple[int, int, int] = (pynvml.NVML_SUCCESS, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, 412_500)
-    asked: list[int] = field(default_factory=list)
+    requested: list[int] = field(default_factory=list)
 
     NVMLError = pynvml.NVMLError
     NVML_SUCCESS = pynvml.NVML_SUCCESS
@@ -53,7 +53,7 @@ class ScriptedEnergyNvml:
 
     def nvmlDeviceGetFieldValues(self, handle: str, fieldIds: list[int]) -> list[Any]:
         self._may("nvmlDeviceGetFieldValues")
-        self.asked.extend(fieldIds)
+        self.requested.extend(fieldIds)
         returned, kind, milliwatts = self.instant
         value = SimpleNamespace(uiVal=milliwatts)
         return [SimpleNamespace(nvmlReturn=returned, valueType=kind, value=value) for _ in fieldIds]

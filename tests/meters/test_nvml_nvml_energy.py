@@ -64,7 +64,7 @@ def test_power_is_that_of_the_moment_where_the_driver_tells_it() -> None:
     power = NvmlPower("GPU-12", library)
     assert (power.read_w(), power.no_instant_power) == (412.5, None)
     assert power.origin == EnergyOrigin("GPU-12", "gpu", "power_integral", "measured", "instant_power")
-    assert set(library.asked) == {pynvml.NVML_FI_DEV_POWER_INSTANT}
+    assert set(library.requested) == {pynvml.NVML_FI_DEV_POWER_INSTANT}
 
 
 @pytest.mark.parametrize(

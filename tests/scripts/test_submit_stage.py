@@ -45,8 +45,8 @@ def test_without_slurm_a_stage_runs_here(script: str, here: dict[str, str], tmp_
     stage, _, flags = STAGES[script]
     done = run(script, "vgg16", "implicit gemm", "H100", "--seed", "7", env=here, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    asked = Path(here["STUB_LOG"]).read_text().splitlines()
-    assert asked == [
+    calls = Path(here["STUB_LOG"]).read_text().splitlines()
+    assert calls == [
         str(SCRIPTS / "run_profile.py"), "--model", "vgg16", "--algorithm", "implicit gemm", "--output-dir", "results",
         *flags, "--device", "cuda", "--gpu", "h100", "--seed", "7",
     ]  # fmt: skip
@@ -66,8 +66,8 @@ def test_with_slurm_a_stage_is_submitted(script: str, here: dict[str, str], tmp_
     done = run(script, "vgg16", "fft tiling", "l40s", env=here, cwd=tmp_path)
     assert done.returncode == 0 and "Submitted batch job 9" in done.stdout
     assert not Path(here["STUB_LOG"]).exists()
-    *asked, wrapped = Path(here["STUB_LOG"] + ".sbatch").read_text().splitlines()
-    assert asked == [
+    *calls, wrapped = Path(here["STUB_LOG"] + ".sbatch").read_text().splitlines()
+    assert calls == [
         "--job-name=vgg16_fft_tiling_l40s", f"--output=results/{stage}/vgg16_fft_tiling_l40s/%j.out",
         f"--time={limit}", "--ntasks=1", "--gres=gpu:1", "--constraint=gpul40s",
     ]  # fmt: skip
@@ -89,13 +89,13 @@ def test_too_few_words_are_refused(here: dict[str, str], tmp_path: Path) -> None
 def test_the_status_asks_for_the_folder_that_is_given(here: dict[str, str], tmp_path: Path) -> None:
     done = run("check_status.sh", "elsewhere", env=here, cwd=tmp_path)
     assert done.stdout == "measured\n"
-    asked = Path(here["STUB_LOG"]).read_text().splitlines()
-    assert asked == ["-m", "experiments.performance_prediction.profile_status", "elsewhere"]
+    calls = Path(here["STUB_LOG"]).read_text().splitlines()
+    assert calls == ["-m", "experiments.performance_prediction.profile_status", "elsewhere"]
 
 
 def test_the_gpu_run_takes_its_sizes(here: dict[str, str], tmp_path: Path) -> None:
     done = run("h200_run.sh", "out", "--sizes", "64", "96", env=here, cwd=tmp_path)
     assert done.returncode == 0
-    asked = Path(here["STUB_LOG"]).read_text().splitlines()
-    assert asked[-3:] == ["--sizes", "64", "96"] and "out/energy" in asked
+    calls = Path(here["STUB_LOG"]).read_text().splitlines()
+    assert calls[-3:] == ["--sizes", "64", "96"] and "out/energy" in calls
     assert run("h200_run.sh", env=here, cwd=tmp_path).returncode == 2

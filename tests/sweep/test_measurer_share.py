@@ -31,7 +31,7 @@ def measure(shard: Shard, seconds: dict[int, float], most: int = 1000) -> list[i
 
 def test_without_a_goal_every_sample_is_asked_for() -> None:
     shard = Shard(IDS, {50: finished(50), 999: finished(999)}, None)
-    assert (shard.num_asked, shard.num_finished, shard.is_done) == (50, 1, False)
+    assert (shard.num_requested, shard.num_finished, shard.is_done) == (50, 1, False)
     assert measure(shard, {}) == list(IDS[1:])
     assert shard.is_done
 
@@ -39,13 +39,13 @@ def test_without_a_goal_every_sample_is_asked_for() -> None:
 def test_it_ends_as_soon_as_there_are_enough() -> None:
     shard = Shard(IDS, {}, GOAL)
     assert measure(shard, {}) == list(IDS[:10])
-    assert (shard.num_asked, shard.is_done) == (10, True)
+    assert (shard.num_requested, shard.is_done) == (10, True)
 
 
 def test_a_share_that_never_gets_precise_goes_to_its_end() -> None:
     shard = Shard(IDS, {}, GOAL)
     assert measure(shard, {each: 1.0 + each % 2 for each in IDS}) == list(IDS)
-    assert shard.is_done and shard.num_asked == 50
+    assert shard.is_done and shard.num_requested == 50
 
 
 def test_a_killed_share_goes_on_and_ends_at_the_same_place() -> None:
@@ -59,7 +59,7 @@ def test_a_killed_share_goes_on_and_ends_at_the_same_place() -> None:
         begun = measure(first, seconds, kill_after)
         second = Shard(IDS, first.finished, GOAL)
         assert begun + measure(second, seconds) == at_once
-        assert second.is_done and second.num_asked == len(at_once)
+        assert second.is_done and second.num_requested == len(at_once)
 
 
 def test_a_beginning_can_be_extended_to_more() -> None:

@@ -25,6 +25,6 @@ def test_a_single_orange_shape() -> None:
 
 
 def test_the_request() -> None:
-    (asked,) = ReferenceCaptions.draw_questions(FOUR, random.Random(0), 1)
-    assert asked.answer == asked.references[0] and len(asked.references) == 5
+    (pair,) = ReferenceCaptions.draw_questions(FOUR, random.Random(0), 1)
+    assert pair.answer == pair.references[0] and len(pair.references) == 5
     assert ReferenceCaptions.draw_questions(plan(*FOUR.items), random.Random(0), 0) == []

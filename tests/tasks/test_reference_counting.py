@@ -38,5 +38,5 @@ def test_one_absent_kind_and_colour_is_asked_for() -> None:
 def test_only_numbers_are_added_up() -> None:
     assert has_number(item("red", "star", "0990", 0, 0)) and digits_sum(item("red", "star", "0990", 0, 0)) == 18
     assert not has_number(item("red", "star", "K7", 0, 0))
-    asked = [each.question for each in make_questions(FOUR, random.Random(0)) if each.question_type == "arithmetic"]
-    assert len(asked) == 2
+    questions = [each.question for each in make_questions(FOUR, random.Random(0)) if each.question_type == "arithmetic"]
+    assert len(questions) == 2

@@ -54,14 +54,14 @@ class _CocoVQA(PublishedTask):
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """See `PublishedTask`: the questions in their file's order, each with its annotation."""
-        asked, annotated = files
+        question_file, annotation_file = files
         answers = {
-            entry["question_id"]: entry for entry in annotated.entries("annotations", ("question_id", "answers"))
+            entry["question_id"]: entry for entry in annotation_file.entries("annotations", ("question_id", "answers"))
         }
         rows: list[Row] = []
-        for entry in asked.entries("questions", ("question_id", "image_id", "question")):
+        for entry in question_file.entries("questions", ("question_id", "image_id", "question")):
             if entry["question_id"] not in answers:
-                raise ConfigurationError(f"{annotated.path} has no answers to question {entry['question_id']}")
+                raise ConfigurationError(f"{annotation_file.path} has no answers to question {entry['question_id']}")
             annotation = answers[entry["question_id"]]
             name = f"COCO_{self.split.replace('validation', 'val')}2014_{int(entry['image_id']):012d}.jpg"
             rows.append(

@@ -77,35 +77,37 @@ class DataFileTask:
             raise ConfigurationError(f"--data_dir {self._folder} is not a folder; give the folder of the pictures")
         self._file = read_rows(path, cache_dir)
         self._where = [f"{path.name} {'row' if path.suffix == '.parquet' else 'line'} {at}" for at in self._file.lines]
-        self._asked = [_question_or_reason(row, where) for row, where in zip(self._file.rows, self._where, strict=True)]
+        self._questions = [
+            _question_or_reason(row, where) for row, where in zip(self._file.rows, self._where, strict=True)
+        ]
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         # Not its folder: a copy elsewhere is the same data.
         self.source: Mapping[str, str] = {"read_from": "data file", "file": path.name, "sha256": digest}
         self.first_usable = self._first_usable(path)
-        has_options = {bool(asked.options) for asked in self._asked if isinstance(asked, QuestionRow)}
+        has_options = {bool(question.options) for question in self._questions if isinstance(question, QuestionRow)}
         self.metric = "" if len(has_options) > 1 else CHOICE_METRIC if True in has_options else OPEN_METRIC
         self._template = prompt_template
         if prompt_template is not None:
             check_template(prompt_template, ("question", "options") if True in has_options else ("question",))
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._questions)
 
     def __getitem__(self, index: int) -> Sample:
         """See `Task`; the picture is read and decoded here and not before."""
-        asked = self._asked[self._checked(index)]
+        question = self._questions[self._checked(index)]
         try:
-            if isinstance(asked, str):
-                raise SampleError(asked)
+            if isinstance(question, str):
+                raise SampleError(question)
             picture = _picture(self._file.image(index))
-            asked = replace(asked, picture=picture, image_id=_name_of(picture) or asked.image_id)
+            question = replace(question, picture=picture, image_id=_name_of(picture) or question.image_id)
             folders = (self._folder,)
-            image = None if picture is None else picture_of(asked, folders, folders, exactly=True)
+            image = None if picture is None else picture_of(question, folders, folders, exactly=True)
         except SampleError as error:
             # Of its own class: a sample that is out of time says so.
             raise type(error)(f"{self._where[index]}: {error}") from error
-        return asked.sample(index, image, self.question_type(index))
+        return question.sample(index, image, self.question_type(index))
 
     def question_type(self, index: int) -> str:
         """See `Task`; a row that cannot be read or does not tell its type is of type `all`."""
@@ -230,9 +232,9 @@ def _question(row: Row, where: str) -> QuestionRow:
         index = _right_option(options, answers)
         answers = (options[index],)
     others = {name: value for name, value in row.items() if name not in COLUMNS and _is_kept(value)}
-    asked = QuestionRow(where, where, given["question"], answers, None, others | {"row": where}, options, index)
-    check_texts(asked)
-    return asked
+    question = QuestionRow(where, where, given["question"], answers, None, others | {"row": where}, options, index)
+    check_texts(question)
+    return question
 
 
 def _texts(value: Any, what: str) -> tuple[Any, ...]:

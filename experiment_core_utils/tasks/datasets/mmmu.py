@@ -54,18 +54,18 @@ class MMMU(PublishedTask):
         if len(pictures) != 1:
             raise SampleError(f"question {row['id']} has {len(pictures)} pictures, and the models here take one")
         metadata = {**present(row, _KEPT), "question_format": row["question_type"], "num_images": len(pictures)}
-        asked = {"question_id": row["id"], "image_id": row["id"], "question": row["question"], "picture": pictures[0]}
+        fields = {"question_id": row["id"], "image_id": row["id"], "question": row["question"], "picture": pictures[0]}
         form = row["question_type"].replace("_", "-").lower()
         if form not in ("multiple-choice", "open"):
             raise SampleError(f"question {row['id']} is of type {row['question_type']!r}, not multiple-choice or open")
         if form == "open":
             answers = open_answers(row["answer"])
-            return QuestionRow(**asked, answers=tuple(str(entry) for entry in answers), metadata=metadata)
+            return QuestionRow(**fields, answers=tuple(str(entry) for entry in answers), metadata=metadata)
         options = tuple(str(option) for option in literal_list(row["options"], f"options of {row['id']}"))
         index = string.ascii_uppercase.find(row["answer"]) if len(row["answer"]) == 1 else -1
         if not 0 <= index < len(options):
             raise SampleError(f"the answer of {row['id']} is {row['answer']!r}, none of its {len(options)} options")
-        return QuestionRow(**asked, answers=(options[index],), metadata=metadata, options=options, answer_index=index)
+        return QuestionRow(**fields, answers=(options[index],), metadata=metadata, options=options, answer_index=index)
 
     def type_of(self, row: Row, place: Place) -> str:
         """See `PublishedTask`."""

@@ -177,21 +177,21 @@ class PublishedTask(ABC):
             raise IndexError(f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {index}")
         place = self._places[index]
         try:
-            asked = self.ask(self._table.row(place.row), place)
+            question_row = self.ask(self._table.row(place.row), place)
         except SampleError as error:
             # Of its own class: a sample that is out of time says so.
             raise type(error)(f"{self.name} {self.split} sample {index}: {error}") from error
         except ODD_ROW as error:
             raise SampleError(f"{self.name} {self.split} sample {index}: {self._other_layout(error)}") from error
-        where = f"{self.name} {self.split} question {shown(asked.question_id)}"
-        if not asked.answers:
+        where = f"{self.name} {self.split} question {shown(question_row.question_id)}"
+        if not question_row.answers:
             raise SampleError(f"{where} has no reference answers")
         try:
-            check_texts(asked)
-            image = picture_of(asked, self._table.roots, self._folders)
+            check_texts(question_row)
+            image = picture_of(question_row, self._table.roots, self._folders)
         except SampleError as error:
             raise type(error)(f"{where}: {error}") from error
-        named = replace(asked, metadata={"question_id": asked.question_id, **asked.metadata})
+        named = replace(question_row, metadata={"question_id": question_row.question_id, **question_row.metadata})
         return named.sample(index, image, self.question_type(index))
 
     def question_type(self, index: int) -> str:

@@ -86,18 +86,18 @@ class QuestionRow:
         )
 
 
-def check_texts(asked: QuestionRow) -> None:
+def check_texts(row: QuestionRow) -> None:
     """Raises SampleError where the question, an answer, an option or an id is not a text, or the rest is not JSON."""
-    if not is_text(asked.question) or not asked.question.strip():
-        raise SampleError(f"the question is {shown(repr(asked.question))}, not a text")
-    odd = [text for text in (*asked.answers, *asked.options) if not is_text(text)]
+    if not is_text(row.question) or not row.question.strip():
+        raise SampleError(f"the question is {shown(repr(row.question))}, not a text")
+    odd = [text for text in (*row.answers, *row.options) if not is_text(text)]
     if odd:
         raise SampleError(f"{shown(repr(odd[0]))} is among the answers or options, which must be texts")
-    for name, value in (("question's id", asked.question_id), ("picture's name", asked.image_id)):
+    for name, value in (("question's id", row.question_id), ("picture's name", row.image_id)):
         if not is_text(value):
             raise SampleError(f"the {name} is {shown(repr(value))}, not a text")
     try:
-        json.dumps(dict(asked.metadata), allow_nan=False)
+        json.dumps(dict(row.metadata), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise SampleError(f"what is kept of the row beside the question is not JSON ({first_line(error)})") from error
 
@@ -131,20 +131,20 @@ def picture_file(path: str) -> dict[str, Any]:
 
 
 def picture_of(
-    asked: QuestionRow, roots: Sequence[Path], folders: Sequence[Path], *, exactly: bool = False
+    row: QuestionRow, roots: Sequence[Path], folders: Sequence[Path], *, exactly: bool = False
 ) -> Image.Image:
     """The row's picture, decoded; arguments as of `find_picture`.
 
     Raises:
         SampleError: the row has none, or one that cannot be read.
     """
-    if asked.picture is None:
+    if row.picture is None:
         raise SampleError("the row has no picture")
-    if not isinstance(asked.picture, Mapping):
-        raise SampleError(f"the picture is {type(asked.picture).__name__}, not bytes with a path as on the hub")
-    content, path = asked.picture.get("bytes"), asked.picture.get("path")
+    if not isinstance(row.picture, Mapping):
+        raise SampleError(f"the picture is {type(row.picture).__name__}, not bytes with a path as on the hub")
+    content, path = row.picture.get("bytes"), row.picture.get("path")
     if isinstance(content, bytes):
-        return open_picture(content, asked.image_id)
+        return open_picture(content, row.image_id)
     if content is not None:
         raise SampleError(f"the picture's bytes are {shown(repr(content))}, not bytes")
     if path is None:

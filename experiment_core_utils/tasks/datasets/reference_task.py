@@ -218,11 +218,11 @@ class GeneratedTask:
         raise NotImplementedError
 
     @classmethod
-    def references(cls, asked: QuestionAnswer, rng: random.Random) -> tuple[str, ...]:
+    def references(cls, pair: QuestionAnswer, rng: random.Random) -> tuple[str, ...]:
         """The reference answers that a metric compares with."""
-        return asked.references
+        return pair.references
 
-    def extra_metadata(self, asked: QuestionAnswer) -> Mapping[str, Any]:
+    def extra_metadata(self, pair: QuestionAnswer) -> Mapping[str, Any]:
         """What a family keeps beside each result in addition."""
         return {}
 
@@ -230,26 +230,26 @@ class GeneratedTask:
         return self._length
 
     def __getitem__(self, index: int) -> Sample:
-        asked, image_index = self._requested(index)
+        pair, image_index = self._requested(index)
         scene = self.scene(image_index)
         rng = random.Random(f"{self.name}:answers:{self.split}:{self.seed}:{index}")
         return Sample(
             sample_id=index,
             image_id=f"{self.split}-{self.seed}-{image_index:06d}",
-            question=asked.question,
-            answers=self.references(asked, rng),
+            question=pair.question,
+            answers=self.references(pair, rng),
             image=scene.image,
-            question_type=asked.question_type,
+            question_type=pair.question_type,
             metadata={
-                **asked.metadata,
-                "answer": asked.answer,
+                **pair.metadata,
+                "answer": pair.answer,
                 "num_items": len(scene.items),
                 "canvas_width": scene.width,
                 "canvas_height": scene.height,
-                **self.extra_metadata(asked),
+                **self.extra_metadata(pair),
             },
-            options=asked.options,
-            answer_index=asked.answer_index,
+            options=pair.options,
+            answer_index=pair.answer_index,
         )
 
     def question_type(self, index: int) -> str:

@@ -98,13 +98,13 @@ def _about_all(question: str, answer: str, kind: QuestionType, family: str) -> Q
 
 
 def _reading_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
-    asked = [
+    named = [
         *((f"{item.colour} {item.kind}", "reading_by_colour_and_kind", item) for item in scene.items),
         *((f"{place} shape", "reading_by_place", item) for place, item in clear_places(scene).items()),
     ]
     return [
         _about(f"what is written on the {name}?", item.label, "reading", family, item, text=True)
-        for name, family, item in asked
+        for name, family, item in named
     ]
 
 
@@ -128,13 +128,13 @@ def clear_places(scene: Scene | ScenePlan) -> dict[str, Item]:
 
 def _colour_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
     kinds = Counter(item.kind for item in scene.items)
-    asked = [
+    named = [
         *((f"shape with the text {item.label}", "colour_by_text", item, True) for item in scene.items),
         *((item.kind, "colour_by_kind", item, False) for item in scene.items if kinds[item.kind] == 1),
     ]
     return [
         _about(f"which colour is the {name}?", item.colour, "colour", family, item, text=text)
-        for name, family, item, text in asked
+        for name, family, item, text in named
     ]
 
 
@@ -274,13 +274,13 @@ class ReferenceVQA(GeneratedTask):
         return choose_questions(scene, rng, count)
 
     @classmethod
-    def references(cls, asked: QuestionAnswer, rng: random.Random) -> tuple[str, ...]:
+    def references(cls, pair: QuestionAnswer, rng: random.Random) -> tuple[str, ...]:
         """See `annotate`."""
-        return annotate(asked.answer, asked.question_type, rng)
+        return annotate(pair.answer, pair.question_type, rng)
 
-    def extra_metadata(self, asked: QuestionAnswer) -> Mapping[str, Any]:
+    def extra_metadata(self, pair: QuestionAnswer) -> Mapping[str, Any]:
         """How often the best constant answer is right."""
-        return {"chance_level": chance_level(asked.question_type)}
+        return {"chance_level": chance_level(pair.question_type)}
 
     def _question_rng(self, planned: PlannedScene, image_index: int) -> random.Random:
         # Continues where the plan's own draws ended.

@@ -45,18 +45,18 @@ class TallyQA(PublishedTask):
 
     def ask(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. The hub's rows have no ids: row and place are used instead."""
-        asked = list_of_records(row["qa"])[place.item]
-        question_id = str(asked["question_id"]) if "question_id" in asked else f"{place.row}-{place.item}"
-        if not isinstance(asked["answer"], str | int | None):
-            raise SampleError(f"the answer is {shown(repr(asked['answer']))}, neither a number nor a text")
+        pair = list_of_records(row["qa"])[place.item]
+        question_id = str(pair["question_id"]) if "question_id" in pair else f"{place.row}-{place.item}"
+        if not isinstance(pair["answer"], str | int | None):
+            raise SampleError(f"the answer is {shown(repr(pair['answer']))}, neither a number nor a text")
         named = row["image_name"] if "image_name" in row else file_stem(row["image"])
         return QuestionRow(
             question_id=question_id,
             image_id=named or f"row-{place.row}",
-            question=asked["question"],
-            answers=() if asked["answer"] is None else (str(asked["answer"]),),
+            question=pair["question"],
+            answers=() if pair["answer"] is None else (str(pair["answer"]),),
             picture=row["image"],
-            metadata={"is_simple": asked["is_simple"]},
+            metadata={"is_simple": pair["is_simple"]},
         )
 
     def type_of(self, row: Row, place: Place) -> str:
@@ -70,12 +70,12 @@ class TallyQA(PublishedTask):
         """See `PublishedTask`: one row for each question, in the file's order."""
         rows: list[Row] = []
         for entry in files[0].entries(None, ("question_id", "image", "question", "answer")):
-            asked = {
+            pair = {
                 "question_id": entry["question_id"],
                 "question": entry["question"],
                 "answer": entry["answer"],
                 "is_simple": bool(entry["issimple"]) if "issimple" in entry else None,
             }
             # Ids of COCO and of Visual Genome may be equal; the file's path is not.
-            rows.append({"image": picture_file(entry["image"]), "image_name": entry["image"], "qa": [asked]})
+            rows.append({"image": picture_file(entry["image"]), "image_name": entry["image"], "qa": [pair]})
         return rows

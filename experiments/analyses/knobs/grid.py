@@ -94,7 +94,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     ]
     ids = sorted({sample_id for row in rows for sample_id in row})
     pictures = {sample_id: _picture(row[sample_id]) for row in rows for sample_id in row}
-    asked = {sample_id: row[sample_id].metadata for row in rows for sample_id in row}
+    metadata = {sample_id: row[sample_id].metadata for row in rows for sample_id in row}
     return TaskGrid(
         task=task,
         metric=metric,
@@ -107,7 +107,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
         flops=_matrix(rows, ids, request_flops),
         drift=largest_drift(settings),
-        prompts=tuple(asked[sample_id].prompt or asked[sample_id].question for sample_id in ids),
+        prompts=tuple(metadata[sample_id].prompt or metadata[sample_id].question for sample_id in ids),
     )
 
 

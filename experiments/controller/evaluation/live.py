@@ -43,11 +43,7 @@ from experiments.controller.training.run import load_networks
 
 @dataclass(frozen=True)
 class LiveJob:
-    """A live evaluation that is loaded, prepared and warmed up.
-
-    Attributes:
-        asked: the same, in the form that `outcomes.py` takes.
-    """
+    """A live evaluation that is loaded, prepared and warmed up."""
 
     config: ProfilingConfig
     policies: tuple[Policy, ...]
@@ -64,8 +60,8 @@ class LiveJob:
     source: dict[str, Any]
 
     @property
-    def asked(self) -> AnsweredRequests:
-        """The requests that are measured."""
+    def evaluated(self) -> AnsweredRequests:
+        """The measured requests in the form that `outcomes.py` takes."""
         return requests_of(self.measured, self.metric)
 
     @property
@@ -206,8 +202,10 @@ def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Contr
     if learned is not None:
         ids = [each.sample.sample_id for each in job.measured]
         if isinstance(job.model, MolmoeStagedModel) and job.model.split.reason is not None:
-            asked = job.model.describe()["execution"]
-            notes.append(f"two_stage ran eagerly, the other policies with execution {asked}: {job.model.split.reason}")
+            execution = job.model.describe()["execution"]
+            notes.append(
+                f"two_stage ran eagerly, the other policies with execution {execution}: {job.model.split.reason}"
+            )
         notes += host_caveats(controllers)
         if job.config.model.random_weights:
             notes.append("the model's weights are random, and not those that two_stage was trained with")

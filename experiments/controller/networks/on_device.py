@@ -26,14 +26,14 @@ class DeviceQuestion:
     work does.
 
     Args:
-        room: integers of a question.
+        size: integers of a question.
         answers: numbers of an answer.
-        work: reads the question, int32 [room], and writes the answer, float32 [answers]; by kernels of this project
+        work: reads the question, int32 [size], and writes the answer, float32 [answers]; by kernels of this project
             alone, since torch takes neither for a tensor of the device. It holds whatever else it reads.
         graph_capturer: makes the replay.
 
     Attributes:
-        asked: int32 [room], to be written before `answer`.
+        inputs: int32 [size], to be written before `answer`.
 
     Raises:
         ConfigurationError, OutOfMemory: see `GraphCapturer.record`.
@@ -41,24 +41,24 @@ class DeviceQuestion:
 
     def __init__(
         self,
-        room: int,
+        size: int,
         answers: int,
         work: Callable[[torch.Tensor, torch.Tensor], None],
         device: torch.device,
         graph_capturer: GraphCapturer,
     ) -> None:
         is_cuda = device.type == "cuda"
-        asked = torch.zeros(room, dtype=torch.int32, pin_memory=is_cuda)
+        inputs = torch.zeros(size, dtype=torch.int32, pin_memory=is_cuda)
         answered = torch.zeros(answers, pin_memory=is_cuda)
-        self.asked: np.ndarray = asked.numpy()
+        self.inputs: np.ndarray = inputs.numpy()
         self._answered = answered.numpy()
         # A graph has addresses alone.
         self._held = work
-        self._replay = graph_capturer.record(lambda: work(asked, answered))
+        self._replay = graph_capturer.record(lambda: work(inputs, answered))
         self._done = torch.cuda.Event() if is_cuda else None
 
     def answer(self) -> list[float]:
-        """The result of the work for `asked`; the host waits for it."""
+        """The result of the work for `inputs`; the host waits for it."""
         self._replay()
         if self._done is not None:
             self._done.record()
@@ -109,16 +109,16 @@ class DeviceOdds:
 
     def warm_up(self, most_ids: int) -> None:
         """See `StageOdds.warm_up`; a longer prompt is captured when it comes."""
-        if most_ids > len(self._first.asked) - BEFORE_IDS:
+        if most_ids > len(self._first.inputs) - BEFORE_IDS:
             self._first = self._stage_of_prompt(2 * most_ids)
 
     def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
         """See `StageOdds.first`."""
         self.warm_up(len(ids))
-        asked = self._first.asked
-        asked[0] = len(ids)
-        asked[1:BEFORE_IDS] = self._features(budget_s)
-        asked[BEFORE_IDS : BEFORE_IDS + len(ids)] = ids.numpy()
+        inputs = self._first.inputs
+        inputs[0] = len(ids)
+        inputs[1:BEFORE_IDS] = self._features(budget_s)
+        inputs[BEFORE_IDS : BEFORE_IDS + len(ids)] = ids.numpy()
         return self._host.split_first(self._first.answer())
 
     def token(self) -> torch.Tensor:
@@ -131,7 +131,7 @@ class DeviceOdds:
     def second(self, states: torch.Tensor, tier: int, pause: int) -> Odds:
         """See `StageOdds.second`."""
         self._states.copy_(states)
-        self._second.asked[0] = tier * self._pauses + pause
+        self._second.inputs[0] = tier * self._pauses + pause
         return self._host.split_second(self._second.answer(), pause)
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,10 +141,10 @@ class DeviceOdds:
     def _stage_of_prompt(self, ids: int) -> DeviceQuestion:
         """The inputs of the first stage: a number of ids, a budget's features by their bits, and ids."""
 
-        def work(asked: torch.Tensor, odds: torch.Tensor) -> None:
-            features = asked[1:BEFORE_IDS].view(torch.float32)
+        def work(inputs: torch.Tensor, odds: torch.Tensor) -> None:
+            features = inputs[1:BEFORE_IDS].view(torch.float32)
             self._kernels.launch_budget(self._budget_layers, features, self._known, self._token)
-            self._kernels.launch_mean_row(asked[BEFORE_IDS:], asked[:1], self._embeddings, self._prompt[0])
+            self._kernels.launch_mean_row(inputs[BEFORE_IDS:], inputs[:1], self._embeddings, self._prompt[0])
             self._kernels.launch_odds(self._first_layers, self._prompt, self._known_row, self._inner, odds)
 
         return self._question(BEFORE_IDS + ids, len(self._first_layers.out_bias), work)
@@ -152,14 +152,14 @@ class DeviceOdds:
     def _stage_of_states(self) -> DeviceQuestion:
         """The inputs of the second stage: the position of stage 1's choice; the states are on the device."""
 
-        def work(asked: torch.Tensor, odds: torch.Tensor) -> None:
-            self._kernels.launch_odds(self._second_layers, self._states, asked, self._inner, odds)
+        def work(inputs: torch.Tensor, odds: torch.Tensor) -> None:
+            self._kernels.launch_odds(self._second_layers, self._states, inputs, self._inner, odds)
 
         return self._question(1, len(self._second_layers.out_bias), work)
 
-    def _question(self, room: int, answers: int, work: Callable[[torch.Tensor, torch.Tensor], None]) -> DeviceQuestion:
+    def _question(self, size: int, answers: int, work: Callable[[torch.Tensor, torch.Tensor], None]) -> DeviceQuestion:
         with built("the kernels of the controller", ConfigurationError):
-            return DeviceQuestion(room, answers, work, self._device, self._graph_capturer)
+            return DeviceQuestion(size, answers, work, self._device, self._graph_capturer)
 
     def _layers_of_budget(self, networks: TwoStageNetworks) -> Any:
         budget = networks.budget

@@ -47,7 +47,7 @@ class GuardedLookup:
                 estimator knows no length.
         """
         check_budget(budget_s)
-        predicted = self.estimator.predict(self.asked(request))
+        predicted = self.estimator.predict(self.request_settings(request))
         total_ms = predicted.times["T_total"]
         admitted = np.flatnonzero(is_admitted(total_ms, 1000 * budget_s, self.margin) & ~predicted.unseen_knobs)
         entries = self.lookup.entries
@@ -55,7 +55,7 @@ class GuardedLookup:
             return entries[int(np.argmin(total_ms))].choice
         return entries[max(admitted, key=lambda place: (entries[place].accuracy, -total_ms[place]))].choice
 
-    def asked(self, request: RequestFeatures) -> Sequence[RequestSetting]:
+    def request_settings(self, request: RequestFeatures) -> Sequence[RequestSetting]:
         """The estimator's request for each entry of the table, in their order."""
         length = request.output_tokens
         if length is None:
@@ -66,7 +66,7 @@ class GuardedLookup:
                     "it on results of this task"
                 )
             length = expected[request.task]
-        asked = []
+        settings = []
         for entry in self.lookup.entries:
             if entry.choice.tier not in request.shapes:
                 raise ConfigurationError(
@@ -74,5 +74,7 @@ class GuardedLookup:
                     "known; give a grid that has every tier of the lookup"
                 )
             shape = request.shapes[entry.choice.tier]
-            asked.append(request_setting(entry.choice, shape.crops, shape.vision_tokens, request.text_tokens, length))
-        return asked
+            settings.append(
+                request_setting(entry.choice, shape.crops, shape.vision_tokens, request.text_tokens, length)
+            )
+        return settings

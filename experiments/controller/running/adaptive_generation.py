@@ -101,8 +101,8 @@ class PausedStages:
 class AsyncPausedStages(PausedStages):
     """The paused stages as `AsyncStages`, for steps that choose their token on the device."""
 
-    def __init__(self, split: EnginePausedPrefill, *asked: Any) -> None:
-        super().__init__(split, *asked)
+    def __init__(self, split: EnginePausedPrefill, *arguments: Any) -> None:
+        super().__init__(split, *arguments)
         self._engine_stages = split
         self._state: PrefilledRequest[EngineKnobs] | None = None
 
@@ -273,13 +273,13 @@ class AdaptiveModel:
             marks.mark()
             return EngineKnobs(second.top_k, active)
 
-        asked = first.pause, token, limit, choose
+        arguments = first.pause, token, limit, choose
         stages: PausedStages
         if isinstance(split, EnginePausedPrefill) and split.is_graphed:
-            stages = ahead = AsyncPausedStages(split, device, ends, *asked)
+            stages = ahead = AsyncPausedStages(split, device, ends, *arguments)
             token_ids = generate_async(ahead, inputs, limit, ends, marks).token_ids
         else:
-            stages = PausedStages(split, device, ends, *asked)
+            stages = PausedStages(split, device, ends, *arguments)
             token_ids = generate_greedily(stages, inputs, limit, marks).token_ids
         top_k, active = stages.chosen.top_k, stages.chosen.blocks
         choice = KnobChoice(first.tier, top_k, len(active))

@@ -188,12 +188,12 @@ def _record(
             )
     tasks = open_tasks(config.task, grid.tasks)
     refuse_other_source(grid, {name: task.split for name, task in tasks.items()}, source.name)
-    asked = [(tasks[name], at) for name, at in zip(grid.tasks, grid.sample_ids, strict=True)]
+    sample_keys = [(tasks[name], at) for name, at in zip(grid.tasks, grid.sample_ids, strict=True)]
     loaded = load_model(rest, given.init_from)
     networks = loaded.networks(knobs, plan.seed, given.init_from)
     budgets_s = spread_budgets(train_part.complete(), given.num_budgets)
-    progress = sample_lines("recording states", len(asked))
-    return record_states(loaded.model, asked, networks, budgets_s, loaded.described, progress), networks
+    progress = sample_lines("recording states", len(sample_keys))
+    return record_states(loaded.model, sample_keys, networks, budgets_s, loaded.described, progress), networks
 
 
 def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:

@@ -133,8 +133,8 @@ def measured_range(
     for choice in (lowest, knobs.full):
         decider: Decider = FixedDecider(choice, 1)
         answering = AdaptiveModel(model, decider, blocks)
-        asked = [request_of(each, max_new_tokens) for each in requests]
-        answering.warm_up(asked)
-        runs = [answering.adaptive_generate(each, 1.0) for each in asked]
+        adaptive = [request_of(each, max_new_tokens) for each in requests]
+        answering.warm_up(adaptive)
+        runs = [answering.adaptive_generate(each, 1.0) for each in adaptive]
         times.append([run.times.total_s for run in runs])
     return float(np.median(times[0])), float(np.percentile(times[1], 95))

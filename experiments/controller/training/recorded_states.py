@@ -57,7 +57,7 @@ class PictureQuestion:
 
 
 def questions_by_picture(
-    model: MolmoeStagedModel, asked: Sequence[tuple[Task, int]]
+    model: MolmoeStagedModel, sample_keys: Sequence[tuple[Task, int]]
 ) -> tuple[list[list[PictureQuestion]], dict[SampleKey, str]]:
     """Each sample once, in the order in which pictures first occur; and why samples could not be read.
 
@@ -65,7 +65,7 @@ def questions_by_picture(
     """
     by_picture: dict[str | SampleKey, list[PictureQuestion]] = {}
     failed: dict[SampleKey, str] = {}
-    for task, sample_id in {(task.name, sample_id): (task, sample_id) for task, sample_id in asked}.values():
+    for task, sample_id in {(task.name, sample_id): (task, sample_id) for task, sample_id in sample_keys}.values():
         try:
             sample = task[sample_id]
             prompt = task.prompt(sample)
@@ -133,7 +133,7 @@ def space_of(content: Mapping[str, Any]) -> ActionSpace:
 @torch.no_grad()
 def record_states(
     model: MolmoeStagedModel,
-    asked: Sequence[tuple[Task, int]],
+    sample_keys: Sequence[tuple[Task, int]],
     networks: TwoStageNetworks,
     budgets_s: Sequence[float],
     source: Mapping[str, str],
@@ -142,7 +142,7 @@ def record_states(
     """Run vision and the first blocks at every tier: once for each picture, and after it each sample's text.
 
     Args:
-        asked: task and sample id; those that come back are in this order.
+        sample_keys: task and sample id; those that come back are in this order.
         networks: their budget token is recorded; on the model's device.
         progress: is called for each sample that is done, failed ones among them.
 
@@ -151,7 +151,7 @@ def record_states(
     """
     budgets = torch.tensor(budgets_s, dtype=torch.float64)
     recorder = _Recorder(model, networks.space, networks.budget_token(budgets))
-    pictures, failed = questions_by_picture(model, asked)
+    pictures, failed = questions_by_picture(model, sample_keys)
     found: dict[SampleKey, _States] = {}
     if progress is not None:
         progress.update(len(failed))
@@ -163,12 +163,16 @@ def record_states(
             if progress is not None:
                 progress.update(len(questions))
     if not found:
-        raise ResultsError(f"none of {len(asked)} samples could be used: {next(iter(failed.values()), 'none given')}")
-    keys = tuple(key for key in dict.fromkeys((task.name, sample_id) for task, sample_id in asked) if key in found)
+        raise ResultsError(
+            f"none of {len(sample_keys)} samples could be used: {next(iter(failed.values()), 'none given')}"
+        )
+    keys = tuple(
+        key for key in dict.fromkeys((task.name, sample_id) for task, sample_id in sample_keys) if key in found
+    )
     prompts, last, tokens = (torch.stack(column) for column in zip(*(found[key] for key in keys), strict=True))
     weights = {name: tensor.cpu() for name, tensor in networks.budget.state_dict().items()}
     reasons = {f"{task} {sample_id}": reason for (task, sample_id), reason in failed.items()}
-    splits = {task.name: task.split for task, _ in asked}
+    splits = {task.name: task.split for task, _ in sample_keys}
     return RecordedStates(keys, prompts, last, tokens, budgets, networks.space, weights, reasons, dict(source), splits)
 
 

@@ -129,8 +129,8 @@ class TabledEnvironment:
         Nearest by Euclidean distance of the normalised prompts; `neighbourhood` is the fraction of samples, above 0.
         One sample's score is mostly luck; samples with the same kind of question need the same.
         """
-        own, asked = (layer_norm(each.float(), each.shape[-1:]) for each in (self.tables.prompts, prompts))
-        nearest = torch.cdist(asked, own).topk(math.ceil(neighbourhood * len(own)), largest=False).indices
+        own, wanted = (layer_norm(each.float(), each.shape[-1:]) for each in (self.tables.prompts, prompts))
+        nearest = torch.cdist(wanted, own).topk(math.ceil(neighbourhood * len(own)), largest=False).indices
         every = self._rewards_at_budgets(recipe)
         return torch.cat([_places(every[places].mean(dim=0, keepdim=True)) for places in nearest])
 

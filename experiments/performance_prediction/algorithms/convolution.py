@@ -181,7 +181,7 @@ class PreparedConvolution:
     """A convolution that its engine has granted."""
 
     shape: ConvShape  #: of the only call that it covers
-    asked: AlgorithmName  #: the algorithm that was requested
+    requested: AlgorithmName  #: the algorithm that was requested
     runs: AlgorithmName  #: the one that runs; another than `requested` only for `guess`, which makes a choice
     engine: Engine  #: whose code runs
     #: beside input, weight and output, while it runs; None where the engine does not report it

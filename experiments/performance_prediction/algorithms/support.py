@@ -33,7 +33,7 @@ class LayerSupport:
 
     layer: str  #: its name in the network
     shape: ConvShape  #: of its call
-    asked: AlgorithmName  #: the algorithm that was requested
+    requested: AlgorithmName  #: the algorithm that was requested
     runs: AlgorithmName | None  #: the algorithm that runs; None where none does
     engine: Engine | None  #: whose code; None where none
     fell_back: bool  #: `runs` replaces `requested`, which was refused
@@ -129,7 +129,7 @@ def prepare_layer(
         reason = str(refused)
         if on_unsupported == "fail":
             return LayerSupport(layer, shape, algorithm, None, None, False, reason, None), None
-        prepared = replace(prepare(FALLBACK, shape, placement), asked=algorithm)
+        prepared = replace(prepare(FALLBACK, shape, placement), requested=algorithm)
     support = LayerSupport(
         layer, shape, algorithm, prepared.runs, prepared.engine, reason is not None, reason, prepared.workspace_bytes
     )

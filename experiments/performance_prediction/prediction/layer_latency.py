@@ -161,6 +161,6 @@ def seconds_by_shape(layers: Iterable[MeasuredLayer], algorithm: AlgorithmName) 
     """Mean seconds by shape over layers where `algorithm` ran; `guess`: where it was requested or fallen back to."""
     found: dict[ConvShape, list[float]] = {}
     for layer in layers:
-        if layer.runs == algorithm or (algorithm == "guess" and (layer.asked == "guess" or layer.fell_back)):
+        if layer.runs == algorithm or (algorithm == "guess" and (layer.requested == "guess" or layer.fell_back)):
             found.setdefault(layer.shape, []).append(layer.latency_s)
     return {shape: float(np.mean(seconds)) for shape, seconds in found.items()}

@@ -104,12 +104,12 @@ def prediction_lines(fitted: FittedDevice, predictions: Sequence[PredictedInfere
         f"  {'size':>5}  {'algorithm':22}{'device, ms':>20}{'with host, ms':>20}{'energy, J':>18}  fell back",
     ]
     for each in predictions:
-        name = each.asked or "best mix"
+        name = each.requested or "best mix"
         cells = [
-            _with_error(fitted, kind, level, each.asked or ALL, value)
+            _with_error(fitted, kind, level, each.requested or ALL, value)
             for level, value in ((DEVICE, 1e3 * each.device_s), (WHOLE, 1e3 * each.whole_s), (ENERGY, each.energy_j))
         ]
-        fell_back = [layer for layer in each.layers if layer.runs != layer.asked]
+        fell_back = [layer for layer in each.layers if layer.runs != layer.requested]
         lines.append(
             f"  {each.input_size:>5}  {name:22}{cells[0]:>20}{cells[1]:>20}{cells[2]:>18}  "
             f"{len(fell_back)} of {len(each.layers)}"
@@ -153,7 +153,7 @@ def mix_lines(guess: PredictedInference, mix: PredictedInference) -> list[str]:
 
 def layer_lines(predicted: PredictedInference) -> list[str]:
     """A line for each layer, with its conformal interval of 95 %."""
-    head = f"  {predicted.asked or 'best mix'} at {predicted.input_size}"
+    head = f"  {predicted.requested or 'best mix'} at {predicted.input_size}"
     lines = [f"{head}: {'layer':40}{'runs':>24}{LAYER + ', ms':>12}{'95 % interval':>20}{'energy, J':>12}  support"]
     for each in predicted.layers:
         latency = each.latency
@@ -228,7 +228,7 @@ def predict(
     for size in input_sizes:
         check_within(f"--input-size of {model}", size, smallest, MOST_PIXELS)
     fitted = load_fitted(file, device)
-    requested = _asked(fitted.predictor, algorithms)
+    requested = _requested(fitted.predictor, algorithms)
     predictions = [
         fitted.predictor.predict(model, each, size, batch_size) for size in input_sizes for each in requested
     ]
@@ -244,7 +244,7 @@ def predict(
     print("\n".join(lines))
 
 
-def _asked(predictor: DevicePredictor, names: Sequence[str]) -> tuple[AlgorithmName, ...]:
+def _requested(predictor: DevicePredictor, names: Sequence[str]) -> tuple[AlgorithmName, ...]:
     if list(names) == ["all"]:
         return predictor.algorithms
     requested = tuple(dict.fromkeys(map(algorithm_named, names)))

@@ -24,7 +24,7 @@ class MeasuredLayer:
 
     layer: str
     shape: ConvShape
-    asked: AlgorithmName
+    requested: AlgorithmName
     runs: AlgorithmName  #: the algorithm that ran; for `guess` its choice
     fell_back: bool  #: `guess` ran because the algorithm that was requested refused, for the reason `refusal`
     refusal: str | None
@@ -38,7 +38,7 @@ class MeasuredInference:
     device: str
     precision: str
     model: str
-    asked: AlgorithmName
+    requested: AlgorithmName
     input_size: int
     batch_size: int
     layers: tuple[MeasuredLayer, ...]
@@ -50,7 +50,7 @@ class MeasuredInference:
     @property
     def key(self) -> tuple[str, str, str, int, int]:
         """The key that is the same for the same inference."""
-        return self.device, self.model, self.asked, self.input_size, self.batch_size
+        return self.device, self.model, self.requested, self.input_size, self.batch_size
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _inference(row: Row, layers: tuple[MeasuredLayer, ...]) -> MeasuredInference
         device=str(row["device_name"]),
         precision=str(row["precision"]),
         model=str(row["model"]),
-        asked=algorithm_named(str(row["algorithm"])),
+        requested=algorithm_named(str(row["algorithm"])),
         input_size=_whole(row["input_size"]),
         batch_size=_whole(row["batch_size"]),
         layers=layers,
@@ -159,7 +159,7 @@ def _layer(row: Row) -> MeasuredLayer:
             dilation=_pair(row["dilation"]),
             groups=_whole(row["groups"]),
         ),
-        asked=algorithm_named(str(row["algorithm_asked"])),
+        requested=algorithm_named(str(row["algorithm_asked"])),
         runs=algorithm_named(str(row["algorithm_run"])),
         fell_back=row["fell_back"] is True,
         refusal=None if row["refusal"] is None else str(row["refusal"]),
@@ -197,7 +197,7 @@ LARGE_FRACTION = 0.1
 class Disagreement:
     """The times in the tables of one algorithm against those in all others."""
 
-    asked: AlgorithmName  #: the algorithm that was requested
+    requested: AlgorithmName  #: the algorithm that was requested
     far_longer: int  #: shapes whose layers took more than `FAR_LONGER` times the others' median
     shared: int  #: shapes that other tables have too, run by the same algorithm
     worst: float  #: the largest of the ratios
@@ -207,7 +207,7 @@ def disagreements(layers: Iterable[MeasuredLayer]) -> list[Disagreement]:
     """Algorithms in whose tables more than `LARGE_FRACTION` of the shared shapes took far longer."""
     seconds: dict[tuple[ConvShape, AlgorithmName], dict[AlgorithmName, list[float]]] = {}
     for layer in layers:
-        seconds.setdefault((layer.shape, layer.runs), {}).setdefault(layer.asked, []).append(layer.latency_s)
+        seconds.setdefault((layer.shape, layer.runs), {}).setdefault(layer.requested, []).append(layer.latency_s)
     ratios: dict[AlgorithmName, list[float]] = {}
     for by_requested in seconds.values():
         means = {requested: float(np.mean(each)) for requested, each in by_requested.items()}
@@ -226,7 +226,7 @@ def disagreements(layers: Iterable[MeasuredLayer]) -> list[Disagreement]:
 def agreement_lines(layers: Iterable[MeasuredLayer]) -> list[str]:
     """A line for each algorithm whose tables disagree with the others."""
     return [
-        f"caution: in the tables of {each.asked}, {each.far_longer} of {each.shared} shapes took over "
+        f"caution: in the tables of {each.requested}, {each.far_longer} of {each.shared} shapes took over "
         f"{FAR_LONGER:g} times as long as the same algorithm did elsewhere (up to {each.worst:.0f} times); something "
         "disturbed one of them: measure again, or leave tables out"
         for each in disagreements(layers)

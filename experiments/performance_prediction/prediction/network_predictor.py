@@ -32,7 +32,7 @@ class PredictedLayer:
 
     layer: str
     shape: ConvShape
-    asked: AlgorithmName  #: the algorithm that was requested, or that a mix chose
+    requested: AlgorithmName  #: the algorithm that was requested, or that a mix chose
     runs: AlgorithmName  #: the same, or `guess` where it is not expected to be granted
     support: Support  #: why
     latency: PredictedLatency
@@ -44,7 +44,7 @@ class PredictedInference:
     """The prediction of one network with one algorithm, or a mix of them, at one size."""
 
     model: str
-    asked: AlgorithmName | None  #: None for a mix
+    requested: AlgorithmName | None  #: None for a mix
     input_size: int
     batch_size: int
     layers: tuple[PredictedLayer, ...]
@@ -165,7 +165,7 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
             latencies[algorithm] = LayerLatency(algorithm, multiprocessors, seconds)
     if not latencies:
         raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
-    requested = dict.fromkeys(each.asked for each in measured.inferences)
+    requested = dict.fromkeys(each.requested for each in measured.inferences)
     operations = [network_operations(each.model, each.input_size, each.batch_size) for each in measured.inferences]
     energy, energy_reason = fit_energy(measured)
     return DevicePredictor(

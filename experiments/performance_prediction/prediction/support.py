@@ -71,7 +71,7 @@ def observed(layers: Iterable[MeasuredLayer], algorithm: AlgorithmName) -> list[
     """The shapes that the tables have of an algorithm, each once."""
     found: dict[ConvShape, RequestedShape] = {}
     for layer in layers:
-        if layer.asked == algorithm:
+        if layer.requested == algorithm:
             found.setdefault(layer.shape, RequestedShape(layer.shape, layer.refusal if layer.fell_back else None))
     return list(found.values())
 

@@ -215,11 +215,11 @@ def validate(fold: Fold) -> FoldResult:
     found: list[PredictedAndMeasured] = []
     wrong = layers = seen = covered = 0
     for inference in fold.test.inferences:
-        if inference.asked not in predictor.algorithms:
+        if inference.requested not in predictor.algorithms:
             continue
-        ours = predictor.predict(inference.model, inference.asked, inference.input_size, inference.batch_size)
+        ours = predictor.predict(inference.model, inference.requested, inference.input_size, inference.batch_size)
         pairs = list(zip(ours.layers, inference.layers, strict=True))
-        wrong += sum((mine.runs != mine.asked) is not its.fell_back for mine, its in pairs)
+        wrong += sum((mine.runs != mine.requested) is not its.fell_back for mine, its in pairs)
         layers += len(pairs)
         seen += sum(its.shape in known for _, its in pairs)
         covered += sum(mine.latency.low <= its.latency_s <= mine.latency.high for mine, its in pairs)
@@ -251,7 +251,7 @@ def _figures(
 
 def _compared(fold: Fold, method: str, inference: MeasuredInference, figures: _Figures) -> list[PredictedAndMeasured]:
     def comparison(level: str, layer: str | None, predicted: float, measured: float) -> PredictedAndMeasured:
-        known = (inference.model, inference.asked, inference.input_size)
+        known = (inference.model, inference.requested, inference.input_size)
         return PredictedAndMeasured(fold.kind, fold.name, method, level, *known, layer, predicted, measured)
 
     layers = zip(inference.layers, figures.layers, strict=True)
@@ -266,12 +266,12 @@ def _energies(fold: Fold, predictor: DevicePredictor) -> list[PredictedAndMeasur
     """Energies predicted from predicted times."""
     found = []
     for each in fold.test.energies:
-        if predictor.energy is None or each.energy_j is None or each.asked not in predictor.algorithms:
+        if predictor.energy is None or each.energy_j is None or each.requested not in predictor.algorithms:
             continue
-        ours = predictor.predict(each.model, each.asked, each.input_size, each.batch_size)
+        ours = predictor.predict(each.model, each.requested, each.input_size, each.batch_size)
         if ours.energy_j is None:
             continue
-        known = (each.model, each.asked, each.input_size)
+        known = (each.model, each.requested, each.input_size)
         found.append(
             PredictedAndMeasured(fold.kind, fold.name, OURS, ENERGY, *known, None, ours.energy_j, each.energy_j)
         )

@@ -98,7 +98,7 @@ def fit_host(inferences: Sequence[MeasuredInference], operations: Sequence[Netwo
 
 def run_as(inference: MeasuredInference) -> list[AlgorithmName]:
     """The algorithm that each convolution runs as: the requested one, or `guess` where it fell back."""
-    return ["guess" if layer.fell_back else layer.asked for layer in inference.layers]
+    return ["guess" if layer.fell_back else layer.requested for layer in inference.layers]
 
 
 def _columns(operations: NetworkOperations) -> tuple[int, int, int]:
@@ -171,13 +171,15 @@ def _energy_columns(inference: MeasuredInference, algorithms: Sequence[Algorithm
 
 
 def _choice(inferences: Sequence[MeasuredInference]) -> AlgorithmName | None:
-    runs = [layer.runs for each in inferences for layer in each.layers if layer.fell_back or layer.asked == FALLBACK]
+    runs = [
+        layer.runs for each in inferences for layer in each.layers if layer.fell_back or layer.requested == FALLBACK
+    ]
     return Counter(runs).most_common(1)[0][0] if runs else None
 
 
 def _basis(energies: Sequence[MeasuredInference]) -> str:
     models = dict.fromkeys(each.model for each in energies)
-    algorithms = dict.fromkeys(each.asked for each in energies)
+    algorithms = dict.fromkeys(each.requested for each in energies)
     sizes = sorted({each.input_size for each in energies})
     return (
         f"{len(energies)} inferences: {', '.join(models)}; {', '.join(algorithms)}; {', '.join(map(str, sizes))} pixels"

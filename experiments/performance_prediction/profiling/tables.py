@@ -86,7 +86,7 @@ def _shape_cells(support: LayerSupport, element_bytes: int) -> dict[str, Cell]:
         "padding": _by(shape.padding),
         "dilation": _by(shape.dilation),
         "groups": shape.groups,
-        "algorithm_asked": support.asked,
+        "algorithm_asked": support.requested,
         "algorithm_run": support.runs,
         "engine": support.engine,
         "fell_back": support.fell_back,

@@ -33,7 +33,7 @@ def grid(tmp_path: Path) -> Path:
     return write(tmp_path / "grid", result(setting()))
 
 
-def asked(model: Path, *flags: str):
+def source_and_config(model: Path, *flags: str):
     config = parse_config(["--model_path", str(model), "--device", "cpu", *flags])
     return config, find_model(config.model.model_path)
 
@@ -97,8 +97,10 @@ def test_a_live_evaluation_of_another_task_or_split_than_the_grids_is_a_caveat(g
 
 def test_a_controller_of_the_very_model_is_taken(tiny_checkpoint: Path, tmp_path: Path) -> None:
     digest = weights_digest(tiny_checkpoint)
-    refuse_other_controller(checkpoint(tmp_path, name="elsewhere", weights_sha256=digest), *asked(tiny_checkpoint))
-    refuse_other_controller(checkpoint(tmp_path, name="old"), *asked(tiny_checkpoint))
+    refuse_other_controller(
+        checkpoint(tmp_path, name="elsewhere", weights_sha256=digest), *source_and_config(tiny_checkpoint)
+    )
+    refuse_other_controller(checkpoint(tmp_path, name="old"), *source_and_config(tiny_checkpoint))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_a_controller_for_other_sizes_is_refused(
     made = checkpoint(tmp_path, knobs, width, name="x", weights_sha256=weights_digest(tiny_checkpoint))
     for flags in ([], ["--random_weights"]):
         with pytest.raises(ConfigurationError, match=message) as caught:
-            refuse_other_controller(made, *asked(tiny_checkpoint, *flags))
+            refuse_other_controller(made, *source_and_config(tiny_checkpoint, *flags))
         assert "\n" not in str(caught.value)
 
 
@@ -125,17 +127,17 @@ def test_a_controller_of_other_weights_of_the_same_sizes_is_refused_and_on_rando
 ) -> None:
     made = checkpoint(tmp_path, name="folder/small", weights_sha256="0" * 64)
     with pytest.raises(ConfigurationError, match="was trained with other weights, those of folder/small, than"):
-        refuse_other_controller(made, *asked(tiny_checkpoint))
-    refuse_other_controller(made, *asked(tiny_checkpoint, "--random_weights"))
+        refuse_other_controller(made, *source_and_config(tiny_checkpoint))
+    refuse_other_controller(made, *source_and_config(tiny_checkpoint, "--random_weights"))
 
 
 def test_a_model_with_more_experts_is_told_apart(tmp_path: Path) -> None:
     """A controller that goes up to 12 experts, in a model of 12 and in one of 8 with the same number per token."""
     knobs = replace(FITTING, top_ks=(4, 12))
     made = checkpoint(tmp_path, knobs, name="x")
-    refuse_other_controller(made, *asked(save_tiny(tiny_config(num_experts=12), tmp_path / "twelve")))
+    refuse_other_controller(made, *source_and_config(save_tiny(tiny_config(num_experts=12), tmp_path / "twelve")))
     with pytest.raises(ConfigurationError, match="top-k up to 12 of 8 experts"):
-        refuse_other_controller(made, *asked(save_tiny(tiny_config(), tmp_path / "eight")))
+        refuse_other_controller(made, *source_and_config(save_tiny(tiny_config(), tmp_path / "eight")))
 
 
 def test_states_of_other_weights_than_the_checkpoints_are_refused(tmp_path: Path) -> None:

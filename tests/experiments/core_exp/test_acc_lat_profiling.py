@@ -74,10 +74,10 @@ def config(tiny_checkpoint: Path, tmp_path: Path) -> ProfilingConfig:
 def profile(config: ProfilingConfig, task: ScriptedTask) -> tuple[dict[str, SettingFailure], Ledger]:
     """Measure the one setting of `config` on `task`, in this process alone."""
     source = find_model(config.model.model_path)
-    asked = RequestedRun(config, source, plan_for(config, source), task, drawn(0, 1, 2, 3))
+    requested = RequestedRun(config, source, plan_for(config, source), task, drawn(0, 1, 2, 3))
     ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir.parent / "trackers")
-    run = run_alone(asked, ledger, "0001")
-    return run.measure_all(asked.settings), ledger
+    run = run_alone(requested, ledger, "0001")
+    return run.measure_all(requested.settings), ledger
 
 
 def saved(ledger: Ledger) -> dict:

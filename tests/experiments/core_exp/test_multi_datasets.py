@@ -38,12 +38,12 @@ QUICK = ("--tier_list", "low", "--top_k_list", "4", "--num_active_blocks_list", 
          "--num_threads", "1")  # fmt: skip
 
 
-def asked(*arguments: str, gpus: int = 0, **environment: str) -> DatasetsRequest:
+def request_of(*arguments: str, gpus: int = 0, **environment: str) -> DatasetsRequest:
     return parse_request(["--output_dir", "out", *arguments], environment, gpus)
 
 
 def test_without_a_word_the_published_datasets_run_with_the_drivers_own_values() -> None:
-    request = asked()
+    request = request_of()
     assert list(request.datasets) == PUBLISHED
     command = driver_command("okvqa", request)
     assert command == [
@@ -59,7 +59,7 @@ def test_the_published_limits_are_those_of_the_tasks() -> None:
 
 def test_every_variable_reaches_the_driver(tmp_path: Path) -> None:
     (tmp_path / "text_vqa").mkdir()
-    request = asked(
+    request = request_of(
         "--enable_memory_optimization", "--", "--seed", "1", "--", "--x", gpus=8,
         DATASETS=" text_vqa  st_qa text_vqa ", MODEL_PATH="a model", NUM_SAMPLES="7", NUM_GPUS_OVERRIDE="3",
         USE_PROFILER="True", OUTPUT_DIR="elsewhere", DATA_DIR=str(tmp_path),
@@ -77,11 +77,11 @@ def test_every_variable_reaches_the_driver(tmp_path: Path) -> None:
 
 
 def test_arguments_come_before_the_environment_and_a_count_of_gpus_before_its_override() -> None:
-    assert asked("mmmu", DATASETS="okvqa").datasets == ("mmmu",)
-    assert "--max_new_tokens" not in driver_command("mmmu", asked("mmmu"))
-    assert [asked(gpus=gpus).num_processes for gpus in (0, 1, 4)] == [1, 1, 4]
-    assert asked(gpus=4, NUM_GPUS_OVERRIDE="2").num_processes == 2
-    assert asked(USE_PROFILER="false").use_profiler is asked(USE_PROFILER="").use_profiler is False
+    assert request_of("mmmu", DATASETS="okvqa").datasets == ("mmmu",)
+    assert "--max_new_tokens" not in driver_command("mmmu", request_of("mmmu"))
+    assert [request_of(gpus=gpus).num_processes for gpus in (0, 1, 4)] == [1, 1, 4]
+    assert request_of(gpus=4, NUM_GPUS_OVERRIDE="2").num_processes == 2
+    assert request_of(USE_PROFILER="false").use_profiler is request_of(USE_PROFILER="").use_profiler is False
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_arguments_come_before_the_environment_and_a_count_of_gpus_before_its_ov
 )
 def test_an_impossible_variable_is_named_with_what_is_allowed(name: str, value: str, allowed: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{name}={value} is not possible; give (a )?{allowed}"):
-        asked(**{name: value})
+        request_of(**{name: value})
 
 
 def test_gpus_are_those_that_a_process_would_see() -> None:
@@ -105,7 +105,7 @@ def test_gpus_are_those_that_a_process_would_see() -> None:
 
 def test_the_closing_table_names_every_outcome() -> None:
     outcomes = [Outcome("okvqa", 0, 61.4), Outcome("st_qa", 2, 3.0), Outcome("doc_qa", -9, 5.0)]
-    assert closing_lines(outcomes, asked()) == [
+    assert closing_lines(outcomes, request_of()) == [
         "dataset  outcome          seconds  results",
         "okvqa    done                  61  out/okvqa",
         "st_qa    NOT POSSIBLE           3  out/st-qa",
@@ -119,7 +119,7 @@ def test_the_closing_table_names_every_outcome() -> None:
     assert worst([outcomes[1], Outcome("st_qa", 3, 1.0)]) == 1
     stopped = [outcomes[0], Outcome("st_qa", 130, 1.0), Outcome("doc_qa", None, 0.0)]
     assert worst(stopped) == 130
-    assert closing_lines(stopped, replace(asked(), output_dir=Path("x")))[3] == (
+    assert closing_lines(stopped, replace(request_of(), output_dir=Path("x")))[3] == (
         "doc_qa   not begun              -  x/doc-qa"
     )
 

@@ -15,14 +15,14 @@ LAYERS = {"strided": ConvShape(1, 4, 12, 12, 4, (3, 3), (2, 2))}
 
 def test_every_algorithm_has_a_row_with_an_error_or_a_reason() -> None:
     rows = list(layer_rows(LAYERS, CPU, "fma", math.inf))
-    assert [row.asked for row in rows] == list(ALGORITHMS)
+    assert [row.requested for row in rows] == list(ALGORITHMS)
     granted = [row for row in rows if row.reason is None]
-    assert [row.asked for row in granted] == ["direct", "gemm", "guess", "torch"]
+    assert [row.requested for row in granted] == ["direct", "gemm", "guess", "torch"]
     for row in granted:
         assert row.ms is not None and row.ms > 0
         assert row.relative_error is not None and row.error_bound is not None and row.relative_error <= row.error_bound
         assert "BEYOND" not in layer_line(row)
-    (fft,) = (row for row in rows if row.asked == "fft")
+    (fft,) = (row for row in rows if row.requested == "fft")
     assert layer_line(fft).endswith("- AlgorithmRefused: fft takes stride 1, this is 2x2")
 
 

@@ -38,7 +38,9 @@ def test_the_tables_are_read_as_they_were_measured() -> None:
     measured = read_measurements([PROFILES])
     # Five combinations, seven sizes.
     assert (measured.devices, len(measured.inferences), len(measured.energies)) == (("NVIDIA H200",), 35, 0)
-    first = next(each for each in measured.inferences if (each.model, each.asked) == ("alexnet", "winograd nonfused"))
+    first = next(
+        each for each in measured.inferences if (each.model, each.requested) == ("alexnet", "winograd nonfused")
+    )
     assert [layer.fell_back for layer in first.layers] == [True, False, False, False, False]
     assert first.layers[0].runs == "implicit precomp gemm" and first.layers[0].shape.kernel == (11, 11)
 
@@ -75,7 +77,7 @@ def test_a_file_that_was_read_predicts_as_the_fit_did(fitted: tuple[Path, str, P
     one, two = (load_fitted(fitted[0], device).predictor for device in (None, "NVIDIA H200"))
     assert one.predict("vgg16", "guess", 300) == two.predict("vgg16", "guess", 300)
     measured = next(each for each in read_measurements([PROFILES]).inferences if each.model == "vgg16")
-    found = one.predict("vgg16", measured.asked, measured.input_size)
+    found = one.predict("vgg16", measured.requested, measured.input_size)
     assert found.device_s == pytest.approx(measured.device_s, rel=0.05)
 
 

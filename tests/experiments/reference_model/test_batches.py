@@ -56,12 +56,12 @@ def test_all_pictures_of_a_batch_are_cut_alike(seed: int) -> None:
 
 
 def test_a_slot_holds_what_its_task_asks_and_expects() -> None:
-    asked = QuestionAnswer("which one?", "B", "place", options=("red star", "blue star"), answer_index=1)
-    slot = slot_of(TOKENIZER, asked, weight=2.0)
+    pair = QuestionAnswer("which one?", "B", "place", options=("red star", "blue star"), answer_index=1)
+    slot = slot_of(TOKENIZER, pair, weight=2.0)
     assert TOKENIZER.decode(slot.prompt) == " User: which one?\nA: red star\nB: blue star\n Assistant:"
     assert TOKENIZER.decode(slot.answer[:-1]) == " B" and slot.answer[-1] == TOKENIZER.eos_token_id
     assert slot.weight == 2.0
-    assert QUESTION_NAMES[name_index(ReferenceChoice, asked)] == "reference_choice/place"
+    assert QUESTION_NAMES[name_index(ReferenceChoice, pair)] == "reference_choice/place"
 
 
 @pytest.mark.parametrize("progress", [0.05, 0.25, 0.8])

@@ -47,8 +47,8 @@ def official(folder: Path, prefix: str = "v2_") -> Path:
 def hub(folder: Path) -> Path:
     by_id = {entry["question_id"]: entry for entry in ANNOTATIONS}
     colours = {42: RED, 73: GREEN}
-    rows = [{**asked, **by_id[asked["question_id"]], "image": stored(plain(colours[int(str(asked["image_id"]))]))}
-            for asked in QUESTIONS]  # fmt: skip
+    rows = [{**each, **by_id[each["question_id"]], "image": stored(plain(colours[int(str(each["image_id"]))]))}
+            for each in QUESTIONS]  # fmt: skip
     return write_hub(folder, "validation", layouts.VQA_V2, rows)
 
 

@@ -147,12 +147,12 @@ def test_a_broken_line_of_csv(folder: Path) -> None:
 
 
 def test_the_answer_of_a_choice_is_an_option_or_its_letter(folder: Path) -> None:
-    asked = {"question": "Which?", "options": ["red", "green"]}
+    base = {"question": "Which?", "options": ["red", "green"]}
     path = write_jsonl(
         folder / "choices.jsonl",
-        asked | {"answer": "green"}, asked | {"answer": "A"}, asked | {"options": "['B', 'A']", "answer": "A"},
-        asked | {"options": [1, 2], "answer": 2}, asked | {"answer": "C"}, asked | {"options": "red", "answer": "red"},
-        asked | {"answers": ["red", "green"]}, asked | {"options": ["red", "red"], "answer": "red"},
+        base | {"answer": "green"}, base | {"answer": "A"}, base | {"options": "['B', 'A']", "answer": "A"},
+        base | {"options": [1, 2], "answer": 2}, base | {"answer": "C"}, base | {"options": "red", "answer": "red"},
+        base | {"answers": ["red", "green"]}, base | {"options": ["red", "red"], "answer": "red"},
     )  # fmt: skip
     task = load_data_file(path)
     assert task.metric == "mc"

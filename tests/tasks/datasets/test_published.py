@@ -387,15 +387,15 @@ def test_odd_types_in_official_files_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "val2014").mkdir()
     questions, answers = (f"{kind}_mscoco_val2014_{end}.json" for kind, end in
                           (("v2_OpenEnded", "questions"), ("v2", "annotations")))  # fmt: skip
-    asked = {"question_id": 1, "image_id": 1, "question": "What?"}
+    entry = {"question_id": 1, "image_id": 1, "question": "What?"}
     annotated = {"question_id": 1, "answers": [], "answer_type": "other"}
     for changes, more in (({"image_id": float("inf")}, {}), ({}, {"question_id": [1]}), ({"image_id": [DEEP]}, {})):
-        write_json(tmp_path / questions, {"questions": [asked | changes]})
+        write_json(tmp_path / questions, {"questions": [entry | changes]})
         write_json(tmp_path / answers, {"annotations": [annotated | more]})
         with pytest.raises(ConfigurationError, match="are not the official files of that name"):
             Coco2014VQA(data_dir=tmp_path)
     # A text for the list of answers: its letters are no answers.
-    write_json(tmp_path / questions, {"questions": [asked]})
+    write_json(tmp_path / questions, {"questions": [entry]})
     write_json(tmp_path / answers, {"annotations": [annotated | {"answers": "red"}]})
     with pytest.raises(SampleError, match="the answers are 'red', neither texts nor records"):
         Coco2014VQA(data_dir=tmp_path)[0]

@@ -20,8 +20,8 @@ def test_vector(row: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", vectors("ansl_em"))
 def test_both_vector(row: dict[str, Any]) -> None:
-    asked = row["prediction"], row["references"]
-    assert {"anls": anls(*asked), "em": em(*asked)} == pytest.approx(row["expected"], abs=1e-9)
+    pair = row["prediction"], row["references"]
+    assert {"anls": anls(*pair), "em": em(*pair)} == pytest.approx(row["expected"], abs=1e-9)
 
 
 @pytest.mark.parametrize(

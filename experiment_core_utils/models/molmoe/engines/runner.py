@@ -51,7 +51,7 @@ class Executed:
 
 
 def engine_stages(
-    model: MolmoeForConditionalGeneration, asked: ExecutionMode, eager_reason: str | None = None
+    model: MolmoeForConditionalGeneration, requested: ExecutionMode, eager_reason: str | None = None
 ) -> tuple["EngineStages | None", Executed]:
     """The stages by engines, and how they run, for the record; None where the modules run.
 
@@ -59,7 +59,7 @@ def engine_stages(
     is as fast.
     """
     eagerly = dict.fromkeys(get_args(StageName), MODULES)
-    if asked == "eager" or eager_reason is not None:
+    if requested == "eager" or eager_reason is not None:
         return None, Executed("eager", eager_reason, eagerly)
     try:
         stages = EngineStages(model)
@@ -70,7 +70,7 @@ def engine_stages(
     for stage, reason in reasons.items():
         by_reason.setdefault(reason, []).append(stage)
     message = "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
-    if asked == "auto" and any(way in PLAIN and stage not in stages.engines.large for stage, way in ways.items()):
+    if requested == "auto" and any(way in PLAIN and stage not in stages.engines.large for stage, way in ways.items()):
         return None, Executed("eager", message, eagerly)
     mode = {CUDA_GRAPH: "graph", REFERENCE: "reference"}.get(ways["decode"], "cpu")
     untuned = untuned_reason(torch.cuda.get_device_name(stages.decoder.device)) if stages.is_graphed else None

@@ -40,10 +40,10 @@ def test_one_knob_alone_leaves_the_others_at_their_highest() -> None:
 
 def test_a_regression_tells_kinds_of_prompts_apart() -> None:
     policy = InTimeRegression(many())
-    asked = replace(request(99), prompt="read the word"), replace(request(98), prompt="count the dogs")
-    assert [policy.choose(each, 0.3) for each in asked] == [MIDDLE, FAST]
+    requests = replace(request(99), prompt="read the word"), replace(request(98), prompt="count the dogs")
+    assert [policy.choose(each, 0.3) for each in requests] == [MIDDLE, FAST]
     # At 0.15 s the middle choice is late: nothing is gained by a reading.
-    assert [policy.choose(each, 0.15) for each in asked] == [FAST, FAST]
+    assert [policy.choose(each, 0.15) for each in requests] == [FAST, FAST]
 
 
 def test_the_chosen_table_is_the_best_on_the_calibration_half() -> None:

@@ -80,16 +80,16 @@ def test_a_longer_answer_leaves_less_for_the_knobs():
 def test_without_a_length_the_task_s_expected_one_is_taken():
     # 9, 10, 11, 12 tokens of each setting's four samples: 10.5 on average.
     assert working_estimator().fitted.expected_output == {"signs": 10.5}
-    asked = policy().asked(request())
-    assert {each.output_tokens for each in asked} == {10.5}
-    assert {each.output_tokens for each in policy().asked(request(output_tokens=3))} == {3}
+    request_settings = policy().request_settings(request())
+    assert {each.output_tokens for each in request_settings} == {10.5}
+    assert {each.output_tokens for each in policy().request_settings(request(output_tokens=3))} == {3}
     with pytest.raises(ConfigurationError, match="no answer length for captions"):
         policy().choose(request(task="captions"), 1.0)
 
 
 def test_the_estimator_is_asked_for_each_choice_at_its_own_tier():
-    asked = policy().asked(request(output_tokens=3))
-    assert [(each.crops, each.vision_tokens, each.top_k, each.num_active_blocks) for each in asked] == [
+    request_settings = policy().request_settings(request(output_tokens=3))
+    assert [(each.crops, each.vision_tokens, each.top_k, each.num_active_blocks) for each in request_settings] == [
         (2, 400, 4, 12),
         (6, 800, 4, 12),
         (12, 1600, 8, 16),

@@ -36,7 +36,7 @@ def model(tiny_checkpoint: Path) -> MolmoeStagedModel:
     return found
 
 
-def asked(with_picture: bool = True) -> AdaptiveRequest:
+def adaptive_request(with_picture: bool = True) -> AdaptiveRequest:
     picture = Image.new("RGB", (500, 400), (20, 90, 200)) if with_picture else None
     return AdaptiveRequest(Sample(0, "0", "Which colour?", ("blue",), picture, "colour"), "Which colour is it?", LIMIT)
 
@@ -70,7 +70,7 @@ def test_a_fixed_choice_answers_as_the_plain_run_at_its_setting(
     active: tuple[int, ...],
     with_picture: bool,
 ) -> None:
-    request = asked(with_picture)
+    request = adaptive_request(with_picture)
     setting = KnobSetting(tier_target(choice.tier), choice.top_k, active)
     found = adaptive(model, FixedDecider(choice, pause), blocks, request)
     assert (found.choice, found.pause, found.setting) == (choice, pause, setting)
@@ -84,7 +84,7 @@ def test_the_budget_changes_the_choice_but_not_the_answer_of_a_choice(
 ) -> None:
     space = action_space(KNOBS, SCORES, pauses=(1,))
     networks = TwoStageNetworks(space, 32, embedding_rms=0.2, seed=1)
-    request = asked()
+    request = adaptive_request()
     # Odds far from even, so that the draw of untrained networks is their own.
     for head in (networks.first_out, networks.second_out):
         head.weight.data.mul_(50)
@@ -102,7 +102,7 @@ def test_stage_2_sees_the_budget_and_not_only_the_prompt(model: MolmoeStagedMode
     decider = NetworkDecider(odds_for(model, networks), networks.space)
     seen = []
     for budget_s in (0.1, 0.2):
-        AdaptiveModel(model, decider, SCORES).adaptive_generate(asked(), budget_s)
+        AdaptiveModel(model, decider, SCORES).adaptive_generate(adaptive_request(), budget_s)
         seen.append(decider.seen[1])
     # The prompt's last token is what it was; the budget token behind it is another.
     torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-5, atol=1e-5)
@@ -117,7 +117,9 @@ def test_what_runs_is_what_is_recorded(model: MolmoeStagedModel) -> None:
         )
         for index, block in enumerate(model.decoder_blocks)
     ]
-    found = adaptive(model, FixedDecider(KnobChoice("low", 2, 3), 2), BlockChoice(), replace(asked(), max_new_tokens=2))
+    found = adaptive(
+        model, FixedDecider(KnobChoice("low", 2, 3), 2), BlockChoice(), replace(adaptive_request(), max_new_tokens=2)
+    )
     for handle in handles:
         handle.remove()
     assert found.setting.active_blocks == (0, 1, 2) and found.prefill_experts == (4, 4, 2)
@@ -127,7 +129,7 @@ def test_what_runs_is_what_is_recorded(model: MolmoeStagedModel) -> None:
 
 def test_knobs_come_back_and_the_parts_add_up(model: MolmoeStagedModel) -> None:
     before = model.active_setting
-    times = adaptive(model, FixedDecider(KnobChoice("low", 1, 2), 1), SCORES, asked()).times
+    times = adaptive(model, FixedDecider(KnobChoice("low", 1, 2), 1), SCORES, adaptive_request()).times
     assert model.active_setting == before
     assert min(times.first_stage_s, times.vision_s, times.prefill_s, times.second_stage_s, times.preprocess_s) > 0
     known = AdaptiveTimes(0.25, 1.0, 2.0, 0.5, None, preprocess_s=64.0, transfer_s=32.0)
@@ -138,7 +140,7 @@ def test_what_cannot_be_is_refused(model: MolmoeStagedModel) -> None:
     fixed = FixedDecider(KnobChoice("low", 2, 3), 2)
     for budget_s in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigurationError, match="give one above 0"):
-            AdaptiveModel(model, fixed, SCORES).adaptive_generate(asked(), budget_s)
+            AdaptiveModel(model, fixed, SCORES).adaptive_generate(adaptive_request(), budget_s)
     # Block 1 has run behind a pause of two; the three most important ones leave it out.
     with pytest.raises(ConfigurationError, match="leave out one of the first 2"):
-        adaptive(model, fixed, SCORES, asked())
+        adaptive(model, fixed, SCORES, adaptive_request())

@@ -32,8 +32,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 def opened(folder: Path, states: Path, *flags: str) -> TrainingJob:
-    asked = ["--environment", "replay", "--grid", str(folder), "--states", str(states), "--num_budgets", "2", *flags]
-    given, rest = build_parser().parse_known_args([*asked, "--controller_dir", str(states.parent / "out")])
+    flags_of_job = [
+        "--environment",
+        "replay",
+        "--grid",
+        str(folder),
+        "--states",
+        str(states),
+        "--num_budgets",
+        "2",
+        *flags,
+    ]
+    given, rest = build_parser().parse_known_args([*flags_of_job, "--controller_dir", str(states.parent / "out")])
     return open_job(given, rest, plan_of(given))
 
 

@@ -67,9 +67,9 @@ def networks() -> TwoStageNetworks:
 
 def recorded(model: MolmoeStagedModel, networks: TwoStageNetworks, output: io.StringIO) -> RecordedStates:
     first, second = tasks()
-    asked = [(second, 1), (first, 0), (first, 2), (second, 2), (first, 1), (second, 0)]
-    progress = sample_lines("recording states", len(asked), output)
-    return record_states(model, asked, networks, BUDGETS_S, {"name": "tiny"}, progress)
+    sample_keys = [(second, 1), (first, 0), (first, 2), (second, 2), (first, 1), (second, 0)]
+    progress = sample_lines("recording states", len(sample_keys), output)
+    return record_states(model, sample_keys, networks, BUDGETS_S, {"name": "tiny"}, progress)
 
 
 @pytest.mark.parametrize("execution", ["eager", "graph"])
@@ -118,8 +118,8 @@ def test_modules_run_where_they_are_asked_for_alone_and_the_setting_stays(
 
 def test_samples_are_put_together_by_their_pixels(models: dict[str, MolmoeStagedModel]) -> None:
     first, second = tasks()
-    asked = [(first, 1), (second, 0), (first, 0), (second, 1), (first, 2), (first, 1)]
-    pictures, failed = questions_by_picture(models["eager"], asked)
+    sample_keys = [(first, 1), (second, 0), (first, 0), (second, 1), (first, 2), (first, 1)]
+    pictures, failed = questions_by_picture(models["eager"], sample_keys)
     keys = [[question.key for question in questions] for questions in pictures]
     assert keys == [[("first", 1), ("second", 1)], [("second", 0)], [("first", 0)]]
     assert failed == {("first", 2): "gone"} and first.reads == [1, 0, 2]

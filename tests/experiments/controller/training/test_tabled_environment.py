@@ -50,8 +50,8 @@ def test_similar_prompts_share_what_they_need() -> None:
     made = environment()
     first, second = [[0, 0, 0], [1, 0, 0], [1, 0, 0]], [[0, 0, 0], [0, 0, 1], [0, 0, 1]]
     # The likeness is of directions: a prompt ten times as long is the same.
-    asked = torch.tensor([[40.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
-    assert made.best_for_prompts(asked, REWARD, neighbourhood=0.5).tolist() == [first, second]
+    prompts = torch.tensor([[40.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]])
+    assert made.best_for_prompts(prompts, REWARD, neighbourhood=0.5).tolist() == [first, second]
     # With all four as neighbours it is the table by budget; a fifth of four is a sample alone.
     assert made.best_for_prompts(PROMPTS, REWARD, neighbourhood=1.0).equal(made.trained_choices(REWARD, "per_budget"))
     assert made.trained_choices(REWARD, "per_neighbours").equal(made.trained_choices(REWARD, "per_sample"))

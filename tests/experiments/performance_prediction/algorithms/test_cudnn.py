@@ -40,7 +40,7 @@ def test_a_granted_algorithm_is_the_one_that_runs(algorithm: AlgorithmName) -> N
     number = ALGORITHM_NUMBERS[algorithm]
     fake = FakeCudnn(workspaces={number: 48})
     convolution = prepared(fake, algorithm)
-    assert (convolution.asked, convolution.runs, convolution.engine) == (algorithm, algorithm, "cudnn")
+    assert (convolution.requested, convolution.runs, convolution.engine) == (algorithm, algorithm, "cudnn")
     assert convolution.workspace_bytes == 48
     given, weight = torch.randn(2, 4, 9, 8), torch.randn(6, 2, 3, 2)
     expected = functional.conv2d(given, weight, None, (2, 1), (1, 0), (1, 2), 2)
@@ -117,7 +117,7 @@ def test_closing_destroys_four_descriptors_once_and_keeps_the_handle() -> None:
 def test_guess_is_the_first_of_the_ranking_that_runs() -> None:
     fake = FakeCudnn(ranking=((6, NOT_SUPPORTED), (4, SUCCESS), (7, SUCCESS), (0, SUCCESS)), refused={4: NOT_SUPPORTED})
     convolution = prepared(fake, "guess")
-    assert (convolution.asked, convolution.runs) == ("guess", "winograd nonfused")
+    assert (convolution.requested, convolution.runs) == ("guess", "winograd nonfused")
     assert fake.ran == [7]
 
 

@@ -84,7 +84,7 @@ def test_a_network_that_waits_for_the_host_takes_as_long_as_the_host() -> None:
 
 def test_a_layer_that_was_refused_runs_guess_and_says_why() -> None:
     first, second = fit_device(MEASURED).predict("alexnet", "winograd", 288).layers[:2]
-    assert (first.asked, first.runs, second.runs) == ("winograd", "guess", "winograd")
+    assert (first.requested, first.runs, second.runs) == ("winograd", "guess", "winograd")
     assert "too large" in first.support.basis and first.latency.seconds == pytest.approx(
         quick_law(first.shape), rel=0.1
     )
@@ -153,7 +153,7 @@ def test_an_algorithm_that_was_not_fitted_is_named_with_those_that_were() -> Non
 
 
 def test_energy_of_an_algorithm_that_was_not_measured_is_none_with_the_reason() -> None:
-    some = tuple(each for each in MEASURED.energies if each.asked in ("guess", "implicit gemm"))
+    some = tuple(each for each in MEASURED.energies if each.requested in ("guess", "implicit gemm"))
     predictor = fit_device(Measurements(MEASURED.inferences, some))
     assert predictor.predict("vgg16", "guess", 224).energy_j is not None
     found = predictor.predict("vgg16", "direct", 224)

@@ -93,7 +93,7 @@ def test_a_fallback_is_recorded_as_one(small: nn.Module) -> None:
     shapes = conv_shapes(small, (1, 3, 16, 16))
     report = combination_report("small", "winograd", shapes, CPU, "fallback")
     first, second = report.layers
-    assert (first.layer, first.asked, first.runs, first.engine) == ("first", "winograd", "torch", "torch")
+    assert (first.layer, first.requested, first.runs, first.engine) == ("first", "winograd", "torch", "torch")
     assert first.fell_back
     assert first.reason == "winograd takes stride 1, this is 2x2"
     assert (second.layer, second.runs, second.fell_back, second.reason) == ("second.1", "winograd", False, None)

@@ -5,7 +5,7 @@ import torch
 
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.performance_prediction.profiler import NOT_ASKED, PowerMonitor, instruments_of
+from experiments.performance_prediction.profiler import NOT_REQUESTED, PowerMonitor, instruments_of
 from tests.simulated_energy import instruments_of as simulated
 from tests.simulated_energy import scripted_device
 from tests.simulated_meters import SimulatedCounter
@@ -75,7 +75,7 @@ def test_nothing_to_measure_with_is_none_with_the_reason() -> None:
     assert PowerMonitor(nothing).energy_of(int).reason == "nothing on this machine measures energy (GPU energy: no GPU)"
     off = PowerMonitor(None)
     off.start()
-    assert off.stop().reason == off.energy_of(int).reason == NOT_ASKED
+    assert off.stop().reason == off.energy_of(int).reason == NOT_REQUESTED
 
 
 def test_the_cpu_is_measured_by_its_own_counters_alone() -> None:

@@ -55,7 +55,7 @@ def model() -> MolmoeForConditionalGeneration:
     return model_on("cpu")
 
 
-def asked(tokens: int, seed: int = 0) -> tuple[Mapping[str, Any], torch.Tensor]:
+def inputs_and_row(tokens: int, seed: int = 0) -> tuple[Mapping[str, Any], torch.Tensor]:
     """A prompt without a picture, and a row ten times as large as an embedding: were it seen, it would show."""
     draws = torch.Generator().manual_seed(seed)
     return {"input_ids": torch.randint(6, 100, (1, tokens), generator=draws)}, 10 * torch.randn(
@@ -82,7 +82,7 @@ def answered(
 def test_states_and_logits_are_those_of_the_modules(
     model: MolmoeForConditionalGeneration, tokens: int, choice: Any, with_row: bool
 ) -> None:
-    inputs, row = asked(tokens)
+    inputs, row = inputs_and_row(tokens)
     stages = EngineStages(model)
     reference = EnginePausedPrefill(model, stages)
     reference.warm_up([PausedPrefillShape(tokens, None, STEPS + 1, ((choice[0], EngineKnobs(*choice[1:])),))])
@@ -101,7 +101,7 @@ def test_states_and_logits_are_those_of_the_modules(
 def test_requests_follow_each_other_in_the_same_slots(model: MolmoeForConditionalGeneration) -> None:
     eager, reference = EagerPausedPrefill(model, EagerStages(model)), EnginePausedPrefill(model, EngineStages(model))
     for seed, (tokens, choice) in enumerate(zip((30, 4, 600, 9), CHOICES, strict=False)):
-        inputs, row = asked(tokens, seed)
+        inputs, row = inputs_and_row(tokens, seed)
         ours, theirs = answered(reference, inputs, row, choice), answered(eager, inputs, row, choice)
         assert [int(each.argmax()) for each in ours[1]] == [int(each.argmax()) for each in theirs[1]]
 
@@ -113,16 +113,16 @@ def test_the_longest_request_makes_the_room_for_all(model: MolmoeForConditionalG
     split.warm_up([PausedPrefillShape(tokens, None, 7, choices) for tokens in (30, 505, 9)])
     kv_cache = stages.kv_cache
     for tokens in (505, 30):
-        split.begin(asked(tokens)[0], None, 1, asked(tokens)[1], 7)
+        split.begin(inputs_and_row(tokens)[0], None, 1, inputs_and_row(tokens)[1], 7)
         split.finish(4, (0, 1))
     assert kv_cache.max_seq_len == 512 and stages.kv_cache is kv_cache
-    split.begin(asked(506)[0], None, 1, None, 7)
+    split.begin(inputs_and_row(506)[0], None, 1, None, 7)
     assert stages.kv_cache.max_seq_len == 1024
 
 
 def test_a_state_is_lost_with_the_next_beginning(model: MolmoeForConditionalGeneration) -> None:
     split = EnginePausedPrefill(model, EngineStages(model))
-    inputs, row = asked(5)
+    inputs, row = inputs_and_row(5)
     split.begin(inputs, None, 1, row, STEPS)
     logits, state = split.finish(4, (0, 1))
     split.begin(inputs, None, 1, row, STEPS)
@@ -137,8 +137,8 @@ def test_a_beginning_whose_place_something_else_has_is_not_finished(
     """What the first blocks left in the slots is overwritten then, and logits would be of two requests."""
     stages = EngineStages(model)
     split, knobs = EnginePausedPrefill(model, stages), EngineKnobs(4, (0, 1))
-    inputs, row = asked(9)
-    other, _ = asked(9, seed=1)
+    inputs, row = inputs_and_row(9)
+    other, _ = inputs_and_row(9, seed=1)
     if between != "nothing_begun":
         split.begin(inputs, None, 1, row, STEPS)
     {
@@ -158,7 +158,7 @@ def test_a_beginning_whose_place_something_else_has_is_not_finished(
 
 def test_a_setting_that_is_refused_can_be_chosen_anew(model: MolmoeForConditionalGeneration) -> None:
     split = EnginePausedPrefill(model, EngineStages(model))
-    inputs, row = asked(5)
+    inputs, row = inputs_and_row(5)
     split.begin(inputs, None, 2, row, STEPS)
     with pytest.raises(ConfigurationError, match="leave out one of the first 2"):
         split.finish(4, (0, 2))
@@ -169,10 +169,10 @@ def test_modules_finish_what_was_begun_whatever_ran_in_between_and_once(model: M
     """Their cache is the request's own."""
     stages = EagerStages(model)
     split = EagerPausedPrefill(model, stages)
-    inputs, row = asked(9)
+    inputs, row = inputs_and_row(9)
     expected = answered(split, inputs, row, (1, 2, (0, 1)))[1][0]
     split.begin(inputs, None, 1, row, STEPS)
-    stages.prefill(EngineKnobs(4, (0, 1, 2, 3)), asked(9, seed=1)[0], None)
+    stages.prefill(EngineKnobs(4, (0, 1, 2, 3)), inputs_and_row(9, seed=1)[0], None)
     torch.testing.assert_close(split.finish(2, (0, 1))[0], expected)
     with pytest.raises(SettingError, match="no prefill was begun, or it was finished; begin it again"):
         split.finish(2, (0, 1))
@@ -185,7 +185,7 @@ def test_a_whole_prefill_and_one_with_a_pause_are_not_taken_for_each_other(
     """The same prompt and knobs; block 1 ran with 1 expert in the whole one, with the model's 4 before the pause."""
     stages = EngineStages(model)
     split, knobs = EnginePausedPrefill(model, stages), EngineKnobs(1, (0, 1, 2))
-    inputs, row = asked(5)
+    inputs, row = inputs_and_row(5)
     logits, whole = stages.prefill(knobs, inputs, None)
     token, whole_keys = logits.argmax(dim=-1, keepdim=True), stages.kv_cache.keys[:3, :, :, :5].clone()
     split.begin(inputs, None, 2, row, STEPS)
@@ -202,7 +202,7 @@ def test_a_whole_prefill_and_one_with_a_pause_are_not_taken_for_each_other(
 
 
 def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> None:
-    inputs, row = asked(5)
+    inputs, row = inputs_and_row(5)
     for split in (EagerPausedPrefill(model, EagerStages(model)), EnginePausedPrefill(model, EngineStages(model))):
         with pytest.raises(ConfigurationError, match="a pause after 5 blocks is not possible; give 1 to 4"):
             split.begin(inputs, None, 5, row, STEPS)
@@ -229,7 +229,7 @@ def test_captured_parts_are_the_straight_ones(tokens: int, choice: Any, with_row
     ours, theirs = KVCache.allocate(decoder, 100), KVCache.allocate(decoder, 100)
     graphed.warm_up(pause, knobs, ours, tokens)
     for seed in range(2):
-        inputs, row = asked(tokens, seed)
+        inputs, row = inputs_and_row(tokens, seed)
         given = decoder.embedding[inputs["input_ids"][0].cuda()], row[0, 0].cuda() if with_row else None
         states = graphed.begin(*given, pause, ours).clone()
         torch.testing.assert_close(states, reference.begin(*given, pause, theirs), rtol=1e-4, atol=1e-4)
@@ -249,7 +249,7 @@ def test_captured_answers_are_those_of_the_modules_at_every_choice() -> None:
     graphed.warm_up([PausedPrefillShape(tokens, None, STEPS + 1, choices) for tokens in (130, 5, 64)])
     for seed, tokens in enumerate((5, 130, 64, 5)):
         for choice in CHOICES:
-            inputs, row = asked(tokens, seed)
+            inputs, row = inputs_and_row(tokens, seed)
             inputs = {"input_ids": inputs["input_ids"].cuda()}
             ours, theirs = (answered(split, inputs, row.cuda(), choice) for split in (graphed, eager))
             torch.testing.assert_close(ours[0], theirs[0], rtol=1e-3, atol=1e-3)

@@ -40,7 +40,7 @@ def model_of(width: int, kv_heads: int) -> MolmoeForConditionalGeneration:
     return MolmoeForConditionalGeneration(config).eval()
 
 
-class Asked:
+class SharedPrefixPrompts:
     """Prompts of 40 shared tokens, among them 30 features, and rows ten times as large as an embedding."""
 
     def __init__(self, width: int, lengths: tuple[int, ...], device: str = "cpu") -> None:
@@ -88,31 +88,31 @@ def test_every_prompt_is_what_it_is_alone_at_every_pause_with_every_row(
         stages.kv_cache.values.fill_(torch.nan)
     traces = PromptTraces(model, stages)
     for lengths in ((3, 17, 0), (1,)):
-        Asked(width, lengths).refuse_others(model, traces, 1e-5)
+        SharedPrefixPrompts(width, lengths).refuse_others(model, traces, 1e-5)
     assert traces.reason is None
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_modules_run_what_is_shared_once(attention: str) -> None:
     """39 tokens; then the last shared one with each text of 2 and 6 tokens and the 5 rows."""
-    model, asked = model_of(32, 2), Asked(32, (2, 6))
+    model, prompts = model_of(32, 2), SharedPrefixPrompts(32, (2, 6))
     model.set_attn_implementation(attention)
     lengths = lengths_through(model)
-    PromptTraces(model, None).trace(asked.shared, asked.features, asked.texts, 1, asked.rows)
+    PromptTraces(model, None).trace(prompts.shared, prompts.features, prompts.texts, 1, prompts.rows)
     assert lengths == [39, 1 + 2 + 5, 1 + 6 + 5]
-    asked.refuse_others(model, PromptTraces(model, None), 1e-5)
+    prompts.refuse_others(model, PromptTraces(model, None), 1e-5)
 
 
 def test_attention_that_may_take_no_mask_gets_whole_prompts() -> None:
     """Of 42 and 46 tokens; the rows are a batch of one token each."""
     AttentionInterface.register("another", ALL_ATTENTION_FUNCTIONS["sdpa"])
     AttentionMaskInterface.register("another", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
-    model, asked = model_of(32, 2), Asked(32, (2, 6))
+    model, prompts = model_of(32, 2), SharedPrefixPrompts(32, (2, 6))
     model.set_attn_implementation("another")
     lengths = lengths_through(model)
-    PromptTraces(model, None).trace(asked.shared, asked.features, asked.texts, 1, asked.rows)
+    PromptTraces(model, None).trace(prompts.shared, prompts.features, prompts.texts, 1, prompts.rows)
     assert lengths == [42, 1, 46, 1]
-    asked.refuse_others(model, PromptTraces(model, None), 1e-5)
+    prompts.refuse_others(model, PromptTraces(model, None), 1e-5)
 
 
 def lengths_through(model: MolmoeForConditionalGeneration) -> list[int]:
@@ -130,29 +130,31 @@ def test_compiled_blocks_run_where_there_are_some() -> None:
 @pytest.mark.parametrize("text", [0, 4])
 def test_a_prompt_without_a_picture_may_share_one_token_alone(text: int) -> None:
     model = model_of(32, 2)
-    asked = Asked(32, (text,))
-    (found,) = PromptTraces(model, EngineStages(model)).trace(asked.shared[:, :1], None, asked.texts, 2, asked.rows)
-    prompt = torch.cat([asked.shared[:, :1], asked.texts[0][None]], dim=1)
-    alone = begin_prefill(model, prompt, None, 2, asked.rows[None, :1])
+    prompts = SharedPrefixPrompts(32, (text,))
+    (found,) = PromptTraces(model, EngineStages(model)).trace(
+        prompts.shared[:, :1], None, prompts.texts, 2, prompts.rows
+    )
+    prompt = torch.cat([prompts.shared[:, :1], prompts.texts[0][None]], dim=1)
+    alone = begin_prefill(model, prompt, None, 2, prompts.rows[None, :1])
     torch.testing.assert_close(found.last[1], alone.states[0, -1], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.appended[1, 0], alone.appended[0, 0], rtol=1e-5, atol=1e-5)
 
 
 def test_where_engines_refuse_modules_run_from_then_on() -> None:
     class Full(EngineStages):
-        asked = 0
+        num_reserved = 0
 
         def reserve(self, max_seq_len: int) -> None:
-            self.asked += 1
+            self.num_reserved += 1
             raise ConfigurationError(f"no room for {max_seq_len} slots")
 
     model = model_of(32, 2)
-    stages, asked = Full(model), Asked(32, (2, 6))
+    stages, prompts = Full(model), SharedPrefixPrompts(32, (2, 6))
     traces = PromptTraces(model, stages)
     for _ in range(2):
-        asked.refuse_others(model, traces, 1e-5)
+        prompts.refuse_others(model, traces, 1e-5)
     # 40 shared tokens, 6 of the longest text, 5 rows.
-    assert traces.reason == "no room for 51 slots" and stages.asked == 1
+    assert traces.reason == "no room for 51 slots" and stages.num_reserved == 1
 
 
 def test_a_row_sees_the_prompt_and_itself_alone() -> None:
@@ -181,5 +183,5 @@ def test_captured_prefills_leave_what_the_modules_see() -> None:
     model = model_of(32, 2).to("cuda")
     traces = PromptTraces(model, EngineStages(model))
     for lengths in ((3, 17, 0), (40,), (1,)):
-        Asked(32, lengths, "cuda").refuse_others(model, traces, 1e-4)
+        SharedPrefixPrompts(32, lengths, "cuda").refuse_others(model, traces, 1e-4)
     assert traces.reason is None

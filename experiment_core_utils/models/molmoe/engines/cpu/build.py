@@ -126,9 +126,9 @@ def _seal(content: bytes) -> bytes:
 
 
 def _cache_folder() -> Path:
-    asked = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if asked.is_absolute():
-        return asked
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():
+        return named
     try:
         return Path.home() / ".cache"
     except RuntimeError as error:
@@ -256,14 +256,14 @@ def found_compiler() -> list[str]:
     Raises:
         ConfigurationError: CXX cannot be read, or there is no such program.
     """
-    asked = os.environ.get("CXX", "")
+    command = os.environ.get("CXX", "")
     try:
-        words = shlex.split(asked)
+        words = shlex.split(command)
     except ValueError as error:
-        raise ConfigurationError(f"CXX={asked} cannot be read as a command: {first_line(error)}") from None
+        raise ConfigurationError(f"CXX={command} cannot be read as a command: {first_line(error)}") from None
     found = shutil.which(words[0]) if words else next(filter(None, map(shutil.which, COMPILERS)), None)
     if found is None and words:
-        raise ConfigurationError(f"CXX={asked} names no program that can be run: {words[0]} is not found")
+        raise ConfigurationError(f"CXX={command} names no program that can be run: {words[0]} is not found")
     if found is None:
         raise ConfigurationError(f"there is no C++ compiler; install one of {', '.join(COMPILERS)}, or set CXX")
     return [found, *words[1:]]

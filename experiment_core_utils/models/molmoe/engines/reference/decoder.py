@@ -86,22 +86,22 @@ class _Reference:
         return (states * square[:, 0].rsqrt_()).mul_(weight)
 
     def _projected(
-        self, block: BlockWeights, states: torch.Tensor, rotary: RotaryTable, asking: int
+        self, block: BlockWeights, states: torch.Tensor, rotary: RotaryTable, num_queries: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries [A, Q, D] of the last A rows of [T, H], keys and values [KV, T, D], normed and with rotary
         positions.
         """
         width, kv_width = len(block.query_norm), len(block.key_norm)
-        normed, asked = self._normed(states, block.input_norm), rotary
-        if asking == len(states):
+        normed, query_rotary = self._normed(states, block.input_norm), rotary
+        if num_queries == len(states):
             queries, keys, values = F.linear(normed, block.qkv).split([width, kv_width, kv_width], dim=1)
         else:
-            queries = F.linear(normed[-asking:], block.qkv[:width])
+            queries = F.linear(normed[-num_queries:], block.qkv[:width])
             keys, values = F.linear(normed, block.qkv[width:]).split([kv_width, kv_width], dim=1)
-            asked = rotary.rows(slice(-asking, None))
+            query_rotary = rotary.rows(slice(-num_queries, None))
         heads = (-1, self._decoder.head_width)
         return (
-            asked.applied(self._normed(queries, block.query_norm).unflatten(1, heads)),
+            query_rotary.applied(self._normed(queries, block.query_norm).unflatten(1, heads)),
             rotary.applied(self._normed(keys, block.key_norm).unflatten(1, heads)),
             values.unflatten(1, heads),
         )
@@ -178,8 +178,8 @@ class ReferencePrefill(_Reference):
         for row, index in enumerate(knobs.blocks[ran:], ran):
             kept = kv_cache.keys[row, request, :, :tokens], kv_cache.values[row, request, :, :tokens]
             # After the last block only the last position is read.
-            asking = 1 if last_alone and row == len(knobs.blocks) - 1 else tokens
-            states = self._block(index, states, kept, rotary, knobs.top_k, asking)
+            num_queries = 1 if last_alone and row == len(knobs.blocks) - 1 else tokens
+            states = self._block(index, states, kept, rotary, knobs.top_k, num_queries)
         return states[-1:] if last_alone else states
 
     @torch.inference_mode()
@@ -233,17 +233,17 @@ class ReferencePrefill(_Reference):
         return self._attended(queries[None], kept[0][None], kept[1][None], seen, causal=False)
 
     def _block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, asking: int
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, num_queries: int
     ) -> torch.Tensor:
         """States [A, H] of the last A positions after a block, from [T, H]; the block's keys and values go into `kept`,
         both [KV, T, D].
         """
-        found = self._projected(self._decoder.blocks[index], states, rotary, asking)
+        found = self._projected(self._decoder.blocks[index], states, rotary, num_queries)
         queries, keys, values = (heads.transpose(0, 1) for heads in found)
         # Read back from the KV cache, where a head's rows are neighbours.
         used_keys, used_values = _written(kept[0], keys)[None], _written(kept[1], values)[None]
-        attended = self._attended(queries[None], used_keys, used_values, None, causal=asking > 1)
-        return self._finished(index, states[-asking:], attended, top_k)
+        attended = self._attended(queries[None], used_keys, used_values, None, causal=num_queries > 1)
+        return self._finished(index, states[-num_queries:], attended, top_k)
 
 
 class ReferenceDecode(_Reference):

@@ -27,7 +27,7 @@ def test_a_blank_name_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "output"),
+    ("command", "output"),
     [
         (
             "no-such-launcher g++",
@@ -36,8 +36,8 @@ def test_a_blank_name_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
         ("g++ 'open", r"^CXX=g\+\+ 'open cannot be read as a command: No closing quotation$"),
     ],
 )
-def test_what_is_no_compiler_is_said(asked: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", asked)
+def test_what_is_no_compiler_is_said(command: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", command)
     with pytest.raises(ConfigurationError, match=output):
         built("vision_block.cpp")
 
