@@ -329,9 +329,9 @@ def runs_beside_power(
         sampler.start()
     try:
         for _ in range(num_runs):
-            begun_s = power.clock.now_s()
+            started_s = power.clock.now_s()
             runs.append(run_once())
-            windows.append((begun_s, power.clock.now_s()))
+            windows.append((started_s, power.clock.now_s()))
     finally:
         traces = sampler.stop() if power.probes else ()
     parts = [energy_of_part(traces, *window, why_no_power(power)) for window in windows]

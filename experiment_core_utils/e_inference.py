@@ -159,7 +159,7 @@ class TextShard:
                 answers = self._queries(batch, generated, batch_index=len(batches))
                 batches.append(self._record(batch, generated, answers, 0.0 if part else delay_s))
                 queries.extend(answers)
-                windows.append((generated.begun_s, generated.ended_s))
+                windows.append((generated.started_s, generated.ended_s))
         return batches, queries, windows
 
     def _apportion(

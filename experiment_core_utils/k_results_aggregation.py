@@ -325,9 +325,9 @@ def load_and_aggregate_per_process_energy_results(
 
 def _energy_of(rank: int, path: Path) -> dict[str, Any]:
     content = read_json_object(path)
-    lacking = sorted(EnergyFigures.__required_keys__.difference(content))
-    if lacking:
-        raise ResultsError(f"the energy results of process {rank} ({path}) lack {', '.join(lacking)}")
+    missing = sorted(EnergyFigures.__required_keys__.difference(content))
+    if missing:
+        raise ResultsError(f"the energy results of process {rank} ({path}) lack {', '.join(missing)}")
     check_saved(SavedEnergy, content, f"the energy results of process {rank} ({path})", "measure the experiment again")
     return content
 

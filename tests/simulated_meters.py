@@ -210,9 +210,9 @@ class SimulatedDevice:
         self.num_readings += 1
         if what in self.missing:
             raise MeterUnavailable(f"{self.name}: Not Supported")
-        begun_s = self.clock.now_s()
+        started_s = self.clock.now_s()
         self.clock.sleep(cost_s)
-        at_s = begun_s + cost_s / 2
+        at_s = started_s + cost_s / 2
         if at_s >= self.vanishes_at_s:
             raise MeterUnavailable(f"{self.name}: GPU is lost")
         return at_s

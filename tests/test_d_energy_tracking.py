@@ -234,6 +234,6 @@ def test_idle_power_is_not_measured_where_the_devices_are_not_at_rest(tmp_path: 
     device = scripted_device()
     how: dict[str, Any] = {"library": scripted_library(), "instruments": instruments_of(device), "idle_s": 5.0}
     tracker = start_energy_tracking("0001", tmp_path, "FRA", **how)
-    begun_s = device.clock.now_s()
+    started_s = device.clock.now_s()
     stop_energy_tracking(tracker, is_at_rest=False)
-    assert device.clock.now_s() - begun_s < 1.0
+    assert device.clock.now_s() - started_s < 1.0

@@ -40,11 +40,11 @@ def watch_lines(using: Instruments, interval_s: float, seconds: float | None) ->
     """A line every `interval_s`, until `seconds` have passed; None goes on until it is stopped."""
     clock = using.clock
     watched = [_Watched(using.of_device(device), clock) for device in using.devices]
-    begun_s = clock.now_s()
-    while seconds is None or clock.now_s() - begun_s < seconds:
-        clock.sleep(interval_s if seconds is None else min(interval_s, seconds - (clock.now_s() - begun_s)))
+    started_s = clock.now_s()
+    while seconds is None or clock.now_s() - started_s < seconds:
+        clock.sleep(interval_s if seconds is None else min(interval_s, seconds - (clock.now_s() - started_s)))
         parts = [each.text() for each in watched]
-        yield " | ".join([f"{clock.now_s() - begun_s:7.1f} s", *parts])
+        yield " | ".join([f"{clock.now_s() - started_s:7.1f} s", *parts])
 
 
 class _Watched:

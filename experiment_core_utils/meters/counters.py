@@ -27,8 +27,8 @@ TICKS_S = 0.2
 class CounterReading(NamedTuple):
     """What a counter showed; `reason` says why nothing."""
 
-    #: begun_s, ended_s: when it was read; it tells of some moment in between
-    begun_s: float
+    #: started_s, ended_s: when it was read; it tells of some moment in between
+    started_s: float
     ended_s: float
     joules: float | None
     reason: str | None = None
@@ -86,7 +86,7 @@ def rise_along(readings: Sequence[CounterReading], wraps_at_j: float | None, lim
         return CounterDelta(None, failed.reason, None)
     for before, after in itertools.pairwise(readings):
         assert before.joules is not None and after.joules is not None
-        delta = counter_delta(before.joules, after.joules, after.ended_s - before.begun_s, wraps_at_j, limit_w)
+        delta = counter_delta(before.joules, after.joules, after.ended_s - before.started_s, wraps_at_j, limit_w)
         if delta.joules is None:
             return delta
         total_j += delta.joules
@@ -107,12 +107,12 @@ def look_every_s(counters: Sequence[EnergyCounter]) -> float:
 
 def read_counter(counter: EnergyCounter, clock: Clock) -> CounterReading:
     """One look at one counter."""
-    begun_s = clock.now_s()
+    started_s = clock.now_s()
     try:
         joules = counter.read_j()
     except MeterUnavailable as error:
-        return CounterReading(begun_s, clock.now_s(), None, f"the counter could not be read: {error}")
-    return CounterReading(begun_s, clock.now_s(), joules)
+        return CounterReading(started_s, clock.now_s(), None, f"the counter could not be read: {error}")
+    return CounterReading(started_s, clock.now_s(), joules)
 
 
 class CounterWatch:
@@ -130,7 +130,7 @@ class CounterWatch:
 
     def between(self, place: int, begin_s: float, end_s: float) -> list[CounterReading]:
         """Looks at one counter, by its place, that begun and ended between two moments, in order."""
-        return [each for each in self._readings[place] if begin_s <= each.begun_s and each.ended_s <= end_s]
+        return [each for each in self._readings[place] if begin_s <= each.started_s and each.ended_s <= end_s]
 
     def _look(self) -> None:
         for counter, readings in zip(self._counters, self._readings, strict=True):
@@ -203,14 +203,14 @@ class EdgeWatch:
                 del self._last[place]
 
     def _look(self, place: int, last: tuple[float, float] | None) -> Edge | None:
-        begun_s, ended_s, joules, reason = read_counter(self._counters[place], self._clock)
+        started_s, ended_s, joules, reason = read_counter(self._counters[place], self._clock)
         if joules is None:
-            return Edge(begun_s, begun_s, 0.0, 0.0, reason)
+            return Edge(started_s, started_s, 0.0, 0.0, reason)
         if last is not None and joules != last[1]:
             return Edge(last[0], ended_s, last[1], joules)
-        if begun_s > self._given_up_s:
-            return Edge(begun_s, begun_s, joules, joules, f"the counter did not advance from {joules:.3f} J")
-        self._last[place] = (begun_s, joules)
+        if started_s > self._given_up_s:
+            return Edge(started_s, started_s, joules, joules, f"the counter did not advance from {joules:.3f} J")
+        self._last[place] = (started_s, joules)
         return None
 
 
@@ -237,12 +237,12 @@ def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = 20) ->
     given_up_s = clock.now_s() + PATIENCE_S
     reason: str | None = None
     while len(moments) <= num_ticks and reason is None:
-        begun_s, ended_s, joules, reason = read_counter(counter, clock)
+        started_s, ended_s, joules, reason = read_counter(counter, clock)
         if joules is None:
             break
-        costs.append(ended_s - begun_s)
+        costs.append(ended_s - started_s)
         if last_j is not None and joules != last_j:
-            moments.append((begun_s + ended_s) / 2)
+            moments.append((started_s + ended_s) / 2)
             given_up_s = ended_s + PATIENCE_S
         elif ended_s > given_up_s:
             reason = f"the counter did not advance for {PATIENCE_S:g} s"
@@ -310,9 +310,9 @@ class CounterMeter:
         self._rises = tuple(_Rise() for _ in self._counters)
         edges = wait_for_edges(self._counters, self._clock) if self._is_aligned else ()
         self._look()
-        self._begun_s = self._clock.now_s()
+        self._started_s = self._clock.now_s()
         for counter, rise, edge in zip(self._counters, self._rises, edges, strict=False):
-            _count_from(rise, edge, self._begun_s, self._powers_w.get(counter.origin.device))
+            _count_from(rise, edge, self._started_s, self._powers_w.get(counter.origin.device))
         self._looking = self._clock.every(look_every_s(self._counters), self._look)
 
     def close(self) -> EnergyReading:
@@ -324,9 +324,9 @@ class CounterMeter:
         self._look()
         self._note_powers()
         if self._is_aligned:
-            self._straighten(ended_s)
+            self._interpolate(ended_s)
         rises, self._rises = self._rises, None
-        seconds = ended_s - self._begun_s
+        seconds = ended_s - self._started_s
         return EnergyReading(
             seconds,
             tuple(self._energy(counter, rise, seconds) for counter, rise in zip(self._counters, rises, strict=True)),
@@ -352,10 +352,10 @@ class CounterMeter:
             if reading.joules is None:
                 rise.reason = reading.reason
                 continue
-            rise.read_s = max(rise.read_s, reading.ended_s - reading.begun_s)
+            rise.read_s = max(rise.read_s, reading.ended_s - reading.started_s)
             _add(rise, counter, reading.joules, reading.ended_s)
 
-    def _straighten(self, ended_s: float) -> None:
+    def _interpolate(self, ended_s: float) -> None:
         """Wait for the tick after the end; the share of the last tick's energy that lay before the end is counted."""
         assert self._rises is not None
         edges = wait_for_edges(self._counters, self._clock)
@@ -406,16 +406,16 @@ def _add(rise: _Rise, counter: EnergyCounter, now_j: float, now_s: float) -> Non
     rise.last_j, rise.last_s = now_j, now_s
 
 
-def _count_from(rise: _Rise, edge: Edge, begun_s: float, power_w: float | None) -> None:
+def _count_from(rise: _Rise, edge: Edge, started_s: float, power_w: float | None) -> None:
     """The tick before the window, in place of the reading after it, which may be a tick later for another counter.
 
     What was drawn between that tick and the window is taken off where the power before it is known.
     """
     rise.reason = rise.reason or edge.reason
     rise.last_j, rise.last_s = edge.joules, edge.at_s
-    rise.early_s = begun_s - edge.earliest_s
+    rise.early_s = started_s - edge.earliest_s
     if power_w is not None:
-        rise.joules -= power_w * (begun_s - edge.at_s)
+        rise.joules -= power_w * (started_s - edge.at_s)
 
 
 POWERCAP = Path("/sys/class/powercap")

@@ -45,9 +45,9 @@ def read_windows(path: Path) -> list[dict[str, Cell]]:
     if not rows:
         raise ResultsError(f"{path} contains no measured window; remove it or measure again")
     for number, row in enumerate(rows, start=1):
-        lacking = [name for name in REQUIRED_COLUMNS if name not in row]
-        if lacking:
-            raise ResultsError(f"{path} is not an emissions file of codecarbon: it lacks the column {lacking[0]}")
+        missing = [name for name in REQUIRED_COLUMNS if name not in row]
+        if missing:
+            raise ResultsError(f"{path} is not an emissions file of codecarbon: it lacks the column {missing[0]}")
         wrong = [name for name in _NUMBERS if isinstance(row[name], str | bool | None)]
         if wrong:
             raise ResultsError(f"{path}, window {number}: {wrong[0]} is {row[wrong[0]]!r}, not a number; it is torn")

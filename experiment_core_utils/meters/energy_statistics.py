@@ -283,10 +283,10 @@ def _reasons(
     # A window without a reading has the missing sources in its reason.
     measured = [window for window in windows if window.reading is not None]
     missing = {name: why for window in measured for name, why in window.missing.items()}
-    lacking = f"no sum over GPUs: nothing is read of {', '.join(unread)}" if unread and measured else None
+    no_sum = f"no sum over GPUs: nothing is read of {', '.join(unread)}" if unread and measured else None
     return [
         *(window.reason for window in windows),
-        lacking,
+        no_sum,
         *(figure.reason for figure in figures),
         *(f"{name}: {why}" for name, why in missing.items()),
     ]
@@ -356,12 +356,12 @@ def _added(figures: Sequence[WindowFigure], num_windows: int) -> WindowFigure:
     if len(figures) == num_windows == 1:
         return figures[0]
     first = figures[0]
-    lacking = "" if len(figures) == num_windows else f"{num_windows - len(figures)} of {num_windows} windows lack it"
-    reasons = [lacking, *(each.reason or "" for each in figures)]
+    missing = "" if len(figures) == num_windows else f"{num_windows - len(figures)} of {num_windows} windows lack it"
+    reasons = [missing, *(each.reason or "" for each in figures)]
     remarks = [each.remark for each in figures if each.remark is not None]
 
     def total(values: Sequence[float | None]) -> float | None:
-        return None if lacking else sum_of_known(values)
+        return None if missing else sum_of_known(values)
 
     return WindowFigure(
         origin=first.origin,
@@ -386,8 +386,8 @@ def _gpu_total(figures: Sequence[WindowFigure], is_counter: bool) -> WindowFigur
     one of them none of this kind: the sum of the others would pass for that of all."""
     found = _gpu_figures(figures, is_counter)
     others = _gpu_figures(figures, not is_counter)
-    lacking = {each.origin.device for each in others} - {each.origin.device for each in found} - {ALL_DEVICES}
-    if not found or lacking or len({each.origin.basis for each in found}) > 1:
+    missing = {each.origin.device for each in others} - {each.origin.device for each in found} - {ALL_DEVICES}
+    if not found or missing or len({each.origin.basis for each in found}) > 1:
         return None
     return found[-1]
 

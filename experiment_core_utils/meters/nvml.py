@@ -87,7 +87,7 @@ class NvmlGpu:
 
         power_mw = ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         bits = ask("throttle reasons", self._event_reasons)
-        count, memory_bytes = ask("processes", self._foreign_processes) or (None, None)
+        count, memory_bytes = ask("processes", self._other_processes) or (None, None)
         if count is None and "processes" not in missing:
             missing["processes"] = "the driver does not list this process: its ids are those of another namespace"
         return GpuReading(
@@ -154,7 +154,7 @@ class NvmlGpu:
         """Seconds since the driver was loaded in which clocks were held down by this policy (violationTime, in ns)."""
         return float(self._nvml.nvmlDeviceGetViolationStatus(self._handle, policy).violationTime) * 1e-9
 
-    def _foreign_processes(self) -> tuple[int, int | None] | None:
+    def _other_processes(self) -> tuple[int, int | None] | None:
         """How many other processes compute here and what memory they hold; None where ids cannot be compared."""
         processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         if all(each.pid != self._pid for each in processes):

@@ -106,7 +106,7 @@ class PowerSampler:
 
     def _sample(self) -> None:
         for place, probe in enumerate(self._probes):
-            begun_s = self._clock.now_s()
+            started_s = self._clock.now_s()
             try:
                 watts = probe.read_w()
             except MeterUnavailable as error:
@@ -114,7 +114,7 @@ class PowerSampler:
                 self._last_failed[place] = True
                 self._failures[place] = str(error)
                 continue
-            self._times_s[place].append((begun_s + self._clock.now_s()) / 2)
+            self._times_s[place].append((started_s + self._clock.now_s()) / 2)
             self._watts[place].append(watts)
             self._last_failed[place] = False
 
@@ -169,28 +169,28 @@ class PowerIntegralMeter:
     def __init__(self, probes: Sequence[PowerProbe], clock: Clock, intervals: Iterator[float] | None = None) -> None:
         self._clock = clock
         self._sampler = PowerSampler(probes, clock, intervals)
-        self._begun_s: float | None = None
+        self._started_s: float | None = None
         for probe in probes:
             probe.read_w()
 
     def open(self) -> None:
         """See `EnergyMeter.open`; power is read before the window begins."""
-        if self._begun_s is not None:
+        if self._started_s is not None:
             raise ConfigurationError("this energy meter has an open window; close it before opening another")
         self._sampler.start()
-        self._begun_s = self._clock.now_s()
+        self._started_s = self._clock.now_s()
 
     def close(self) -> EnergyReading:
         """See `EnergyMeter.close`; power is read after the window has ended."""
-        if self._begun_s is None:
+        if self._started_s is None:
             raise ConfigurationError("this energy meter has no open window; open one before closing")
-        begun_s, ended_s = self._begun_s, self._clock.now_s()
-        self._begun_s = None
+        started_s, ended_s = self._started_s, self._clock.now_s()
+        self._started_s = None
         traces = self._sampler.stop()
-        energies = (energy_of_trace(each, begun_s, ended_s, has_steps_at_ends=True) for each in traces)
-        return EnergyReading(ended_s - begun_s, tuple(energies))
+        energies = (energy_of_trace(each, started_s, ended_s, has_steps_at_ends=True) for each in traces)
+        return EnergyReading(ended_s - started_s, tuple(energies))
 
     def release(self) -> None:
         """See `EnergyMeter.release`."""
-        self._begun_s = None
+        self._started_s = None
         self._sampler.stop()

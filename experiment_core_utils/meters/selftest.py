@@ -100,9 +100,9 @@ def median_cost_s(call: Callable[[], object], clock: Clock, times: int) -> float
     """Median time of a call."""
     costs = []
     for _ in range(times):
-        begun_s = clock.now_s()
+        started_s = clock.now_s()
         call()
-        costs.append(clock.now_s() - begun_s)
+        costs.append(clock.now_s() - started_s)
     return statistics.median(costs)
 
 

@@ -87,7 +87,7 @@ class RepeatedAct:
         self._act()
         self.done_at_s.append(self._clock.now_s())
 
-    def go_on_until(self, until_s: float) -> None:
+    def repeat_until(self, until_s: float) -> None:
         """As many as it takes."""
         while self.done_at_s[-1] < until_s:
             self.once()
@@ -102,8 +102,8 @@ class RepeatedAct:
         place = bisect.bisect_right(self.done_at_s, at_s)
         if place == len(self.done_at_s):
             return place - 1.0
-        begun_s, ended_s = self.done_at_s[place - 1], self.done_at_s[place]
-        return place - 1 + (at_s - begun_s) / (ended_s - begun_s)
+        started_s, ended_s = self.done_at_s[place - 1], self.done_at_s[place]
+        return place - 1 + (at_s - started_s) / (ended_s - started_s)
 
 
 def energy_of_act(
@@ -125,7 +125,7 @@ def energy_of_act(
     using.require_any()
     goal = goal or WindowGoal()
     acts = RepeatedAct(act, using.clock)
-    acts.go_on_until(acts.done_at_s[0] + warm_up_s)
+    acts.repeat_until(acts.done_at_s[0] + warm_up_s)
     ticks_s = using.longest_ticks_s
     poll_s = _poll_s(using)
     is_aligned = bool(using.counters) and all(
@@ -148,14 +148,14 @@ def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll
     margin_s = 2 * using.sample_every_s if using.probes else 0.0
     sampler.start()
     try:
-        acts.go_on_until(using.clock.now_s() + margin_s)
+        acts.repeat_until(using.clock.now_s() + margin_s)
         opened = wait_for_edges(using.counters, using.clock, acts.once)
         watch = CounterWatch(using.counters, using.clock)
         try:
-            begun_s = max([each.latest_s for each in opened])
-            acts.go_on_until(begun_s + goal.length_s(uncertain_s))
+            started_s = max([each.latest_s for each in opened])
+            acts.repeat_until(started_s + goal.length_s(uncertain_s))
             closed = wait_for_edges(using.counters, using.clock, acts.once)
-            acts.go_on_until(using.clock.now_s() + margin_s)
+            acts.repeat_until(using.clock.now_s() + margin_s)
         finally:
             watch.stop()
     finally:
@@ -170,7 +170,7 @@ def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll
         for counter, begin, end in zip(using.counters, opened, closed, strict=True)
         if begin.reason is None and end.reason is None
     }
-    whole = (begun_s, acts.done_at_s[-1])
+    whole = (started_s, acts.done_at_s[-1])
     figures += [_act_of_trace(each, *windows.get(each.origin.device, whole), acts) for each in traces]
     return list(with_disagreements(figures))
 
@@ -217,7 +217,7 @@ def _whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal)
     try:
         meter.open()
         acts = RepeatedAct(act, using.clock)
-        acts.go_on_until(acts.done_at_s[0] + goal.length_s(uncertain_s))
+        acts.repeat_until(acts.done_at_s[0] + goal.length_s(uncertain_s))
         reading = meter.close()
     finally:
         meter.release()

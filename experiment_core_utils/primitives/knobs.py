@@ -129,10 +129,10 @@ def select_active_blocks(count: int, total: int, importance: Mapping[int, float]
         raise ConfigurationError(f"{count} active blocks are not possible; the model has {total}, give 1 to {total}")
     if importance is None:
         return tuple(range(count))
-    foreign = sorted(block for block in importance if block >= total)
-    if foreign:
+    unknown = sorted(block for block in importance if block >= total)
+    if unknown:
         raise ConfigurationError(
-            f"the importance scores name blocks {foreign}, the model has blocks 0 to {total - 1}; give its own scores"
+            f"the importance scores name blocks {unknown}, the model has blocks 0 to {total - 1}; give its own scores"
         )
     missing = [block for block in range(1, total) if block not in importance]
     if missing:

@@ -24,8 +24,8 @@ class Caveat(BaseModel):
         try:
             _ = self.sentence
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            lacking = f"lack {error}" if isinstance(error, KeyError) else f"do not fit ({error})"
-            raise ValueError(f"the figures of a caveat of kind {self.kind!r} {lacking}") from error
+            missing = f"lack {error}" if isinstance(error, KeyError) else f"do not fit ({error})"
+            raise ValueError(f"the figures of a caveat of kind {self.kind!r} {missing}") from error
         return self
 
     @property

@@ -180,10 +180,10 @@ def read_experiments(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     content = read_json_object(path)
-    foreign = next((name for name, each in content.items() if not isinstance(each, Mapping)), None)
-    if foreign is not None:
+    wrong = next((name for name, each in content.items() if not isinstance(each, Mapping)), None)
+    if wrong is not None:
         raise ResultsRefused(
-            f"{path} contains {foreign!r}, which is not an experiment; move the file away, it is left as it is"
+            f"{path} contains {wrong!r}, which is not an experiment; move the file away, it is left as it is"
         )
     return content
 

@@ -366,10 +366,10 @@ class TransformersWork:
     def at(self, setting: KnobSetting) -> RequestWork:
         """A request at the setting; elements are the cache's alone, of the longest prompt seen."""
         shapes = self._shapes_at(setting.vision.crops)
-        turned = self._architecture.at_setting(setting.top_k, setting.active_blocks)
-        flops = [turned.request_flops(shape.size(self._limit)).stages for shape in shapes]
+        architecture = self._architecture.at_setting(setting.top_k, setting.active_blocks)
+        flops = [architecture.request_flops(shape.size(self._limit)).stages for shape in shapes]
         tokens = [shape.prompt_tokens for shape in shapes]
-        elements = cache_elements(turned.decoder.blocks, max(tokens) + self._limit)
+        elements = cache_elements(architecture.decoder.blocks, max(tokens) + self._limit)
         return RequestWork(statistics.fmean(tokens), mean_flops(flops), elements)
 
     def _shapes_at(self, crops: CropRange) -> list[RequestShape]:

@@ -27,13 +27,13 @@ from experiment_core_utils.records.settings import MeasuredSetting, SettingFailu
 from experiment_core_utils.saved_results.terminal import positions_of, search_sentence
 from experiment_core_utils.sweep.batches import Bench
 from experiment_core_utils.sweep.front_search import (
-    Departure,
     MeanBound,
     Observation,
     ParetoSearch,
+    Removal,
     SearchResult,
     SearchRules,
-    Standing,
+    Survivor,
     run_search,
 )
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
@@ -263,7 +263,7 @@ def search_content(
     }
 
 
-def _standing(each: Standing, files: Mapping[str, str]) -> dict[str, Any]:
+def _standing(each: Survivor, files: Mapping[str, str]) -> dict[str, Any]:
     return {
         "setting": each.key,
         "result_file": files[each.key],
@@ -274,7 +274,7 @@ def _standing(each: Standing, files: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _departure(each: Departure, files: Mapping[str, str]) -> dict[str, Any]:
+def _departure(each: Removal, files: Mapping[str, str]) -> dict[str, Any]:
     return {
         "setting": each.key,
         "result_file": files[each.key],

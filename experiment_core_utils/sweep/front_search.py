@@ -109,7 +109,7 @@ SLOWER = PairVerdict(dominates=False, likely=False, cleared=True)
 
 
 @dataclass(frozen=True)
-class Standing:
+class Survivor:
     """A setting that stayed to the end."""
 
     key: str
@@ -121,7 +121,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Departure:
+class Removal:
     """A setting that left, and the setting for which it did."""
 
     key: str
@@ -137,11 +137,11 @@ class SearchResult:
     """What the search found, and what it took."""
 
     #: of those that stayed, the ones that no other one is better than in both means, fastest first
-    front: tuple[Standing, ...]
+    front: tuple[Survivor, ...]
     #: the others that stayed: a front setting looks better, but not enough to let them go
-    undecided: tuple[Standing, ...]
-    set_aside: tuple[Departure, ...]  #: left because another one most likely dominates them; not proven
-    eliminated: tuple[Departure, ...]  #: left because another one confidently dominates them
+    undecided: tuple[Survivor, ...]
+    set_aside: tuple[Removal, ...]  #: left because another one most likely dominates them; not proven
+    eliminated: tuple[Removal, ...]  #: left because another one confidently dominates them
     failed: tuple[str, ...]  #: settings that could not be run
     cost_s: float  #: model time used
     full_cost_s: float  #: model time that all settings would take on all samples, estimated from those measured here
@@ -187,8 +187,8 @@ class ParetoSearch:
         self._costs = {key: np.full(len(sample_ids), np.nan) for key in settings}
         self._requested = dict.fromkeys(settings, 0)
         self._active = list(settings)
-        self._eliminated: dict[str, Departure] = {}
-        self._set_aside: dict[str, Departure] = {}
+        self._eliminated: dict[str, Removal] = {}
+        self._set_aside: dict[str, Removal] = {}
         self._failed: list[str] = []
         self._verdicts: dict[tuple[str, str], PairVerdict] = {}
         self._rounds: list[dict[str, int]] = []
@@ -217,18 +217,18 @@ class ParetoSearch:
         self._drop([key for key, seen in observations.items() if not seen])
         self._look()
         self._eliminate()
-        self._lay_aside()
+        self._set_likely_aside()
         self._plan()
 
     def result(self) -> SearchResult:
         """What is known; before the end of the search raises ValueError."""
         if self._stopped is None:
             raise ValueError("the search is not over; call next_round")
-        standings = [self._standing(key) for key in self._active]
-        on_front = {each.key for each in front_of(standings)}
+        survivors = [self._survivor(key) for key in self._active]
+        on_front = {each.key for each in front_of(survivors)}
         return SearchResult(
-            front=tuple(sorted((each for each in standings if each.key in on_front), key=lambda each: each.seconds)),
-            undecided=tuple(each for each in standings if each.key not in on_front),
+            front=tuple(sorted((each for each in survivors if each.key in on_front), key=lambda each: each.seconds)),
+            undecided=tuple(each for each in survivors if each.key not in on_front),
             set_aside=tuple(self._set_aside.values()),
             eliminated=tuple(self._eliminated.values()),
             failed=tuple(self._failed),
@@ -238,9 +238,9 @@ class ParetoSearch:
             stopped=self._stopped,
         )
 
-    def _standing(self, key: str) -> Standing:
+    def _survivor(self, key: str) -> Survivor:
         scores, seconds = self._scores[key], self._seconds[key]
-        return Standing(
+        return Survivor(
             key=key,
             num_samples=int(np.isfinite(seconds).sum()),
             accuracy=float(np.nanmean(scores)) if np.isfinite(scores).any() else None,
@@ -262,15 +262,15 @@ class ParetoSearch:
         self._active.sort(key=self._order.__getitem__)
 
     def _look(self) -> None:
-        """Judge every pair of settings in the race."""
+        """Compare every pair of settings that are still in the search."""
         self._verdicts = {
-            (first, second): self._judge(first, second)
+            (first, second): self._compare(first, second)
             for first in self._active
             for second in self._active
             if first != second
         }
 
-    def _judge(self, challenger: str, setting: str) -> PairVerdict:
+    def _compare(self, challenger: str, setting: str) -> PairVerdict:
         saving = self._saving(challenger, setting)
         if saving.high < 0:
             return SLOWER
@@ -292,44 +292,44 @@ class ParetoSearch:
 
     def _eliminate(self) -> None:
         """Dominated settings leave, each for the undominated one that is most surely as accurate."""
-        dominators = self._found(lambda verdict: verdict.dominates)
+        dominators = self._pairs_where(lambda verdict: verdict.dominates)
         stay = [key for key in self._active if not dominators[key]]
         leaving = {key for key in self._active if any(other in stay for other in dominators[key])}
-        for gone in list(self._eliminated.values()):
-            if gone.by not in leaving:
+        for earlier in list(self._eliminated.values()):
+            if earlier.by not in leaving:
                 continue
-            heirs = [key for key in self._active if key not in leaving and self._judge(key, gone.key).dominates]
-            if heirs:
-                self._eliminated[gone.key] = self._departure(gone.key, heirs, self.level, gone.round)
+            others = [key for key in self._active if key not in leaving and self._compare(key, earlier.key).dominates]
+            if others:
+                self._eliminated[earlier.key] = self._removal(earlier.key, others, self.level, earlier.round)
             else:
-                leaving.discard(gone.by)
+                leaving.discard(earlier.by)
         for key in [key for key in self._active if key in leaving]:
             witnesses = [each for each in dominators[key] if each in stay]
-            self._eliminated[key] = self._departure(key, witnesses, self.level, len(self._rounds))
+            self._eliminated[key] = self._removal(key, witnesses, self.level, len(self._rounds))
         self._active = [key for key in self._active if key not in leaving]
 
-    def _lay_aside(self) -> None:
-        """Settings that one that goes on most likely dominates get no more samples, but for witnesses."""
-        likely = self._found(lambda verdict: verdict.likely)
-        witnesses = {departure.by for departure in self._eliminated.values()}
-        go_on = [key for key in self._active if not likely[key] or key in witnesses]
-        for key in [key for key in self._active if key not in go_on]:
-            by = [other for other in likely[key] if other in go_on]
+    def _set_likely_aside(self) -> None:
+        """Give no more samples to settings that a remaining one most likely dominates, except to witnesses."""
+        likely = self._pairs_where(lambda verdict: verdict.likely)
+        witnesses = {removal.by for removal in self._eliminated.values()}
+        remaining = [key for key in self._active if not likely[key] or key in witnesses]
+        for key in [key for key in self._active if key not in remaining]:
+            by = [other for other in likely[key] if other in remaining]
             if by:
-                self._set_aside[key] = self._departure(key, by, self.rules.doubt, len(self._rounds))
+                self._set_aside[key] = self._removal(key, by, self.rules.doubt, len(self._rounds))
         self._active = [key for key in self._active if key not in self._set_aside]
 
-    def _found(self, what: Callable[[PairVerdict], bool]) -> dict[str, list[str]]:
-        """For each setting in the race, the others of which the verdict against it holds."""
+    def _pairs_where(self, what: Callable[[PairVerdict], bool]) -> dict[str, list[str]]:
+        """For each setting still in the search, the others of which the verdict against it is true."""
         return {
             key: [other for other in self._active if other != key and what(self._verdicts[other, key])]
             for key in self._active
         }
 
-    def _departure(self, key: str, witnesses: Sequence[str], level: float, number: int) -> Departure:
+    def _removal(self, key: str, witnesses: Sequence[str], level: float, number: int) -> Removal:
         gains = {witness: self._gain(witness, key, level) for witness in witnesses}
         by = max(gains, key=lambda witness: gains[witness].low)
-        return Departure(key, by, number, gains[by], self._saving(by, key), level)
+        return Removal(key, by, number, gains[by], self._saving(by, key), level)
 
     def _plan(self) -> None:
         """The next round: every setting in the race to the same number of samples, as far as the time goes."""
@@ -384,9 +384,9 @@ class ParetoSearch:
         return bound.half / bound.mean * math.sqrt(1 - bound.n / len(self._ids)) if bound.n else math.inf
 
 
-def front_of(standings: Sequence[Standing]) -> list[Standing]:
+def front_of(survivors: Sequence[Survivor]) -> list[Survivor]:
     """Settings that no other one is at least as good as in both means and better in one; none without an accuracy."""
-    scored = [each for each in standings if each.accuracy is not None]
+    scored = [each for each in survivors if each.accuracy is not None]
     is_on = on_front(np.array([each.seconds for each in scored]), np.array([each.accuracy for each in scored]))
     return [each for each, has in zip(scored, is_on, strict=True) if has]
 

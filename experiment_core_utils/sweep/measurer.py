@@ -312,7 +312,7 @@ class ShardMeasurer:
                         note(measured)
                 except SampleError as error:
                     note(failed_sample(sample_id, error))
-                if measured is not None and self._profiles is not None and self._profiles.wants(setting.key):
+                if measured is not None and self._profiles is not None and self._profiles.needs(setting.key):
                     # One more run of a sample that is on the disk already, outside its time limit.
                     inputs = self._bench.model.to_device(request.inputs)
                     self._bench.model.warm_up(inputs, self._bench.max_new_tokens)

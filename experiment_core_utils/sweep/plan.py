@@ -247,7 +247,7 @@ def agreed_fingerprint(
     parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
     own = short_digest(repr((parts, model_digest(source.folder))))
     former = short_digest(repr((parts, (str(source.folder.resolve()), weights_stamp(source.folder)))))
-    found = all_gather((own, former if _begun_with(former, config.machine.output_dir) else own), accelerator)
+    found = all_gather((own, former if _was_started_with(former, config.machine.output_dir) else own), accelerator)
     others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
     if others:
         raise WorkerLost(
@@ -257,7 +257,7 @@ def agreed_fingerprint(
     return found[0][1]
 
 
-def _begun_with(fingerprint: str, output_dir: Path) -> bool:
+def _was_started_with(fingerprint: str, output_dir: Path) -> bool:
     """Whether the last run in the folder has this fingerprint; what cannot be read as its plan is none of it."""
     try:
         return read_plan(output_dir).fingerprint == fingerprint
@@ -332,10 +332,10 @@ def refuse_other_engines(
             )
 
     def refuse() -> None:
-        begun = _engines_of_finished(ledger, keys, journals)
-        if begun is not None and begun != dict(engines):
+        first = _engines_of_finished(ledger, keys, journals)
+        if first is not None and first != dict(engines):
             raise ConfigurationError(
-                f"{journals.parent} contains a part of this run that was measured with other engines ({_named(begun)}) "
+                f"{journals.parent} contains a part of this run that was measured with other engines ({_named(first)}) "
                 f"than run here now ({_named(engines)}); give another --output_dir, or restore what they need, such as "
                 "the C++ compiler"
             )

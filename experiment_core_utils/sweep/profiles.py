@@ -123,7 +123,7 @@ class TorchProfiles:
         self._sample_idx = {sample_id: place for place, sample_id in enumerate(sample_ids)}
         self._profiled: set[str] = set()
 
-    def wants(self, setting_key: str) -> bool:
+    def needs(self, setting_key: str) -> bool:
         """Whether the next sample of the setting is one to profile."""
         first_here = self._is_main_process and setting_key not in self._profiled
         return self._mode is not None and (self._every_sample or first_here)
@@ -136,7 +136,7 @@ class TorchProfiles:
         Raises:
             ResultsNotSaved: a file cannot be written.
         """
-        if self._mode is None or not self.wants(setting_key):
+        if self._mode is None or not self.needs(setting_key):
             return
         self._profiled.add(setting_key)
         profiled = profiled_run(model, inputs, max_new_tokens, self._mode)

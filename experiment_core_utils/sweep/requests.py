@@ -69,77 +69,77 @@ class PreparationWorker:
         others: Sequence["PreparationWorker"],
     ) -> None:
         context = multiprocessing.get_context("fork")
-        child_reads, self._asks = context.Pipe(duplex=False)
-        self._answers, child_writes = context.Pipe(duplex=False)
-        foreign = [end for other in others for end in (other._asks, other._answers)]
+        child_reads, self._requests = context.Pipe(duplex=False)
+        self._results, child_writes = context.Pipe(duplex=False)
+        inherited = [end for other in others for end in (other._requests, other._results)]
         self._process = context.Process(
             target=_work,
-            args=(prepare, sample_timeout_s, child_reads, child_writes, [*foreign, self._asks, self._answers]),
+            args=(prepare, sample_timeout_s, child_reads, child_writes, [*inherited, self._requests, self._results]),
             daemon=True,
         )
         self._process.start()
         child_reads.close()
         child_writes.close()
-        self.owed: deque[RequestKey] = deque()
+        self.pending: deque[RequestKey] = deque()
         self._is_torn = False
 
-    def ask(self, key: RequestKey) -> None:
+    def submit(self, key: RequestKey) -> None:
         """Prepare this after what was asked before; raises WorkerExited."""
         try:
-            self._asks.send(key)
+            self._requests.send(key)
         except OSError as error:
             raise WorkerExited from error
-        self.owed.append(key)
+        self.pending.append(key)
 
-    def has_answer(self) -> bool:
+    def has_result(self) -> bool:
         """Whether the next answer can be had without waiting for its preparation."""
-        return bool(self.owed) and self._answers.poll()
+        return bool(self.pending) and self._results.poll()
 
-    def answer(self) -> tuple[RequestKey, PrefetchedRequest | SampleError]:
+    def receive(self) -> tuple[RequestKey, PrefetchedRequest | SampleError]:
         """The first answer that is owed; waits for it.
 
         Raises:
             WorkerExited: it will not come.
         """
         try:
-            self._answers.poll(None)
+            self._results.poll(None)
             self._is_torn = True
-            outcome = _receive(self._answers)
+            outcome = _receive(self._results)
         except (EOFError, OSError) as error:
             raise WorkerExited from error
         self._is_torn = False
-        return self.owed.popleft(), outcome
+        return self.pending.popleft(), outcome
 
-    def can_go_on(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether it is of use after an answer was not waited for: none is read in part, and the next one is coming."""
-        return not self._is_torn and self._answers.poll(_GRACE_S)
+        return not self._is_torn and self._results.poll(_GRACE_S)
 
     def end(self) -> None:
         """End the process at once, whatever it does."""
         self._process.kill()
         self._process.join()
-        self._asks.close()
-        self._answers.close()
+        self._requests.close()
+        self._results.close()
 
 
 def _work(
     prepare: Callable[[RequestKey], PrefetchedRequest],
     sample_timeout_s: float | None,
-    asks: Connection,
-    answers: Connection,
-    foreign: Sequence[Connection],
+    requests: Connection,
+    results: Connection,
+    inherited: Sequence[Connection],
 ) -> None:
     """The process: lives until it is ended, or the one that asks is gone, however that ended."""
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for connection in foreign:
+    for connection in inherited:
         connection.close()
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     while True:
         try:
-            key = asks.recv()
+            key = requests.recv()
         except EOFError:
             return
         try:
@@ -148,7 +148,7 @@ def _work(
         except SampleError as error:
             outcome = error
         try:
-            _send(answers, outcome)
+            _send(results, outcome)
         except BrokenPipeError:
             return
 
@@ -177,12 +177,12 @@ def _receive(pipe: Connection) -> PrefetchedRequest | SampleError:
     inputs: dict[str, Any] = dict(outcome.request.inputs)
     for name, (shape, dtype) in layout.items():
         inputs[name] = torch.empty(shape, dtype=dtype)
-        room = _bytes_of(inputs[name])
-        while room:
-            count = os.readv(pipe.fileno(), [room])
+        rest = _bytes_of(inputs[name])
+        while rest:
+            count = os.readv(pipe.fileno(), [rest])
             if not count:
                 raise EOFError
-            room = room[count:]
+            rest = rest[count:]
     return replace(outcome, request=replace(outcome.request, inputs=inputs))
 
 
@@ -291,9 +291,9 @@ class RequestSource:
         for_pictures = PICTURE_FRACTION * budget_bytes if keep_pictures else 0.0
         self._preparer = SamplePreparer(task, model, for_pictures / max(num_workers, 1))
         self._free_bytes = budget_bytes - for_pictures
-        self._kept: dict[RequestKey, PrefetchedRequest] = {}
+        self._cached: dict[RequestKey, PrefetchedRequest] = {}
         # Arrived before it was taken, and there was no room to keep it.
-        self._held: dict[RequestKey, PrefetchedRequest | SampleError] = {}
+        self._arrived: dict[RequestKey, PrefetchedRequest | SampleError] = {}
         self._upcoming: list[RequestKey] = []
         self._workers: list[PreparationWorker] = []
         self._home = {sample_id: place for place, sample_id in enumerate(self._own_ids)}
@@ -310,26 +310,26 @@ class RequestSource:
     def describe(self) -> Preparation:
         """How requests are prepared, and the memory that they may take and that they take now."""
         return Preparation(
-            workers=self._num_workers, cache_budget_bytes=self._budget_bytes, cache_used_bytes=self.kept_bytes
+            workers=self._num_workers, cache_budget_bytes=self._budget_bytes, cache_used_bytes=self.cached_bytes
         )
 
     @property
-    def kept_bytes(self) -> int:
+    def cached_bytes(self) -> int:
         """Memory of the requests that are kept in this process now."""
-        return sum(request_bytes(ready) for ready in self._kept.values())
+        return sum(request_bytes(ready) for ready in self._cached.values())
 
     def announce(self, crops: CropRange, sample_ids: Sequence[int], following: Sequence[CropRange]) -> None:
         """What will be taken next: these samples with these crops, then all with those of `following`, in order.
 
         Requests with other crops are let go.
         """
-        for key in [key for key in self._kept if key.crops != crops and key.crops not in following]:
-            self._free_bytes += request_bytes(self._kept.pop(key))
+        for key in [key for key in self._cached if key.crops != crops and key.crops not in following]:
+            self._free_bytes += request_bytes(self._cached.pop(key))
         then = [RequestKey(sample_id, crops_) for crops_ in following[:1] for sample_id in self._own_ids]
         coming = dict.fromkeys([*(RequestKey(sample_id, crops) for sample_id in sample_ids), *then])
         # Errors of an earlier attempt are not passed on to the next one.
-        self._held = {
-            key: found for key, found in self._held.items() if key in coming and isinstance(found, PrefetchedRequest)
+        self._arrived = {
+            key: found for key, found in self._arrived.items() if key in coming and isinstance(found, PrefetchedRequest)
         }
         self._upcoming = list(reversed(coming))
         self._prefetch()
@@ -342,9 +342,9 @@ class RequestSource:
         """
         key = RequestKey(sample_id, crops)
         self._collect_arrived()
-        if key not in self._kept and key not in self._held:
+        if key not in self._cached and key not in self._arrived:
             self._await(key)
-        found = self._held.pop(key) if key in self._held else self._kept[key]
+        found = self._arrived.pop(key) if key in self._arrived else self._cached[key]
         self._prefetch()
         if isinstance(found, SampleError):
             raise found
@@ -354,65 +354,65 @@ class RequestSource:
         """Bring the request here, from the worker that has it or will have it, else made in this process."""
         while (worker := self._worker_of(key)) is not None:
             try:
-                if key not in worker.owed:
-                    worker.ask(key)
-                while key in worker.owed:
-                    self._arrived(*worker.answer())
+                if key not in worker.pending:
+                    worker.submit(key)
+                while key in worker.pending:
+                    self._store(*worker.receive())
                 return
             except WorkerExited:
-                self._lose(worker)
+                self._drop(worker)
             except BaseException:
                 # Out of time, or stopped.
-                if not worker.can_go_on():
-                    self._lose(worker)
+                if not worker.is_usable():
+                    self._drop(worker)
                 raise
-        self._arrived(key, self._preparer.prepare(key))
+        self._store(key, self._preparer.prepare(key))
 
     def _collect_arrived(self) -> None:
         for worker in list(self._workers):
             try:
-                while worker.has_answer():
-                    self._arrived(*worker.answer())
+                while worker.has_result():
+                    self._store(*worker.receive())
             except WorkerExited:
-                self._lose(worker)
+                self._drop(worker)
             except BaseException:
-                if not worker.can_go_on():
-                    self._lose(worker)
+                if not worker.is_usable():
+                    self._drop(worker)
                 raise
 
     def _prefetch(self) -> None:
         """Keep the workers busy with what comes next, as far as there is a place for the answers."""
-        while self._upcoming and self._workers and self._num_on_the_way() < _PREFETCHED_PER_WORKER * len(self._workers):
+        while self._upcoming and self._workers and self._num_in_flight() < _PREFETCHED_PER_WORKER * len(self._workers):
             key = self._upcoming.pop()
             worker = self._worker_of(key)
-            if worker is None or key in self._kept or key in self._held or key in worker.owed:
+            if worker is None or key in self._cached or key in self._arrived or key in worker.pending:
                 continue
             try:
-                worker.ask(key)
+                worker.submit(key)
             except WorkerExited:
-                self._lose(worker)
+                self._drop(worker)
 
-    def _num_on_the_way(self) -> int:
-        return len(self._held) + sum(len(worker.owed) for worker in self._workers)
+    def _num_in_flight(self) -> int:
+        return len(self._arrived) + sum(len(worker.pending) for worker in self._workers)
 
     def _worker_of(self, key: RequestKey) -> PreparationWorker | None:
         """The one that was asked, else the one that had the sample before, so that its picture is there."""
         if not self._workers:
             return None
-        requested = next((worker for worker in self._workers if key in worker.owed), None)
+        requested = next((worker for worker in self._workers if key in worker.pending), None)
         return requested or self._workers[self._home[key.sample_id] % len(self._workers)]
 
-    def _arrived(self, key: RequestKey, outcome: PrefetchedRequest | SampleError) -> None:
+    def _store(self, key: RequestKey, outcome: PrefetchedRequest | SampleError) -> None:
         """Keep it where there is room, else hold it until it is taken."""
-        if key in self._kept:
+        if key in self._cached:
             return
         if isinstance(outcome, PrefetchedRequest) and (needed := request_bytes(outcome)) <= self._free_bytes:
             self._free_bytes -= needed
-            self._kept[key] = outcome
+            self._cached[key] = outcome
         else:
-            self._held[key] = outcome
+            self._arrived[key] = outcome
 
-    def _lose(self, worker: PreparationWorker) -> None:
+    def _drop(self, worker: PreparationWorker) -> None:
         """Go on without it. No new one is started: it would hold this process's files and locks open."""
         self._workers.remove(worker)
         worker.end()

@@ -140,13 +140,13 @@ def read_journals(folder: Path, plan: RunPlan) -> list[SettingJournals]:
 def of_setting(key: str, journals: Sequence[tuple[JournalContent, float]], plan: RunPlan) -> SettingJournals:
     """What the journals of all processes come to."""
     finished = [sample for content, _ in journals for sample in content.finished]
-    begun = [content for content, _ in journals if content.last_header.experiment_id == plan.experiment_id]
-    at_end = [content for content in begun if content.end is not None]
+    started = [content for content, _ in journals if content.last_header.experiment_id == plan.experiment_id]
+    at_end = [content for content in started if content.end is not None]
     return SettingJournals(
         key=key,
         finished=frozenset(sample.sample_id for sample in finished),
         failed=tuple(sample.failed for sample in finished if sample.failed is not None),
-        is_at_work=bool(begun) and len(at_end) < plan.num_processes,
+        is_at_work=bool(started) and len(at_end) < plan.num_processes,
         written_unix_s=max(written for _, written in journals),
     )
 

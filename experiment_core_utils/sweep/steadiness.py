@@ -20,7 +20,7 @@ from experiment_core_utils.records.settings import (
 )
 
 # Load of others above which, and time with clocks held down above which, a result carries a caveat.
-FOREIGN_LOAD = 0.10
+BACKGROUND_LOAD = 0.10
 THROTTLED_FRACTION = 0.01
 # The host counts its CPUs' time in hundredths of a second, so that a short window says nothing of 10 %.
 SHORTEST_LOAD_S = 0.5
@@ -87,7 +87,7 @@ def process_conditions(readings: Sequence[ConditionsReading]) -> Conditions:
         num_readings=len(readings),
         window_s=sum(b.monotonic_s - a.monotonic_s for a, b in spans),
         **_gpu_fields(readings, [(a.gpu, b.gpu) for a, b in spans if a.gpu is not None and b.gpu is not None]),
-        foreign_cpu_share=_foreign_cpu_fraction(spans),
+        foreign_cpu_share=_background_cpu_fraction(spans),
         cpu_frequency_mhz=_ends([reading.cpu.frequency_mhz for reading in readings]),
     )
 
@@ -126,7 +126,7 @@ def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
         what = sorted({name for each in throttled for name in _throttling(each)})
         caveats.append(caveat("throttled", reasons=what))
     cpu = max((each.foreign_cpu_share for each in entries if each.foreign_cpu_share is not None), default=0.0)
-    if cpu > FOREIGN_LOAD:
+    if cpu > BACKGROUND_LOAD:
         caveats.append(caveat("foreign_load_cpu", cpu_fraction=cpu))
     if any(_has_company(each) for each in entries):
         caveats.append(caveat("foreign_load_gpu"))
@@ -140,7 +140,7 @@ def disturbances(before: ConditionsReading, after: ConditionsReading, num_proces
     """
     entry = process_conditions([before, after])
     is_known = num_processes == 1 and entry.window_s >= SHORTEST_LOAD_S and entry.foreign_cpu_share is not None
-    is_loaded = is_known and (entry.foreign_cpu_share or 0.0) > FOREIGN_LOAD
+    is_loaded = is_known and (entry.foreign_cpu_share or 0.0) > BACKGROUND_LOAD
     return (*_throttling(entry), *(("other load",) if is_loaded else ()))
 
 
@@ -163,14 +163,14 @@ def _throttling(entry: Conditions) -> list[str]:
 
 def _has_company(entry: Conditions) -> bool:
     processes, utilisation = entry.foreign_gpu_processes_max, entry.utilisation_percent_at_open
-    return bool(processes) and utilisation is not None and utilisation > 100 * FOREIGN_LOAD
+    return bool(processes) and utilisation is not None and utilisation > 100 * BACKGROUND_LOAD
 
 
-def _foreign_cpu_fraction(spans: Sequence[tuple[ConditionsReading, ConditionsReading]]) -> float | None:
+def _background_cpu_fraction(spans: Sequence[tuple[ConditionsReading, ConditionsReading]]) -> float | None:
     """Busy time of the host's CPUs that was not this process's, as a share of all that there was."""
     total_s = sum(b.cpu.total_s - a.cpu.total_s for a, b in spans)
-    foreign_s = sum((b.cpu.busy_s - a.cpu.busy_s) - (b.cpu.own_s - a.cpu.own_s) for a, b in spans)
-    return min(max(foreign_s / total_s, 0.0), 1.0) if total_s > 0 else None
+    background_s = sum((b.cpu.busy_s - a.cpu.busy_s) - (b.cpu.own_s - a.cpu.own_s) for a, b in spans)
+    return min(max(background_s / total_s, 0.0), 1.0) if total_s > 0 else None
 
 
 def _ends(values: Sequence[float | None]) -> list[float] | None:

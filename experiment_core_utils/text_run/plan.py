@@ -131,7 +131,7 @@ def plan_experiments(
     titles: dict[str, str] = {}
     for number, combination in enumerate(grid, start=1):
         title = _title(number, len(grid), combination.varied)
-        found = _found(title, combination, accelerator, prompts_of, digest_of)
+        found = _checked_experiment(title, combination, accelerator, prompts_of, digest_of)
         if isinstance(found, str):
             left_out[title] = found
         elif found.digest in titles:
@@ -147,7 +147,7 @@ def plan_experiments(
     return TextPlan(tuple(due), done, left_out)
 
 
-def _found(
+def _checked_experiment(
     title: str,
     combination: Combination,
     accelerator: Accelerator,

@@ -105,9 +105,9 @@ class Steps:
     """Lines on standard error that say what is being computed; none for a folder that takes seconds."""
 
     def __init__(self) -> None:
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
 
     def say(self, num_settings: int, step: str) -> None:
         """Report that the next step begins."""
         if num_settings > MOST_SETTINGS:
-            print(f"{time.monotonic() - self._begun:.0f} s: {step}", file=sys.stderr, flush=True)
+            print(f"{time.monotonic() - self._started:.0f} s: {step}", file=sys.stderr, flush=True)

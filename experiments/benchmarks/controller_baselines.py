@@ -37,20 +37,23 @@ STREAM_LATE = 0.05
 STREAM_NEIGHBOURS = 0.2
 
 
-def outcomes_of_split(calibration: MeasuredGrid, judged: MeasuredGrid, budgets_s: Sequence[float],
+def outcomes_of_split(calibration: MeasuredGrid, validation: MeasuredGrid, budgets_s: Sequence[float],
                       learned: Sequence[Path], seed: int) -> list[Outcomes]:  # fmt: skip
-    """The outcomes of all policies on the judged half."""
-    choices = judged.choices
+    """The outcomes of all policies on the validation half."""
+    choices = validation.choices
     policies: list[Policy] = [
         StaticPolicy(choices[0]), StaticPolicy(choices[-1]), RandomPolicy(choices, seed),
-        *baselines(calibration, budgets_s), PerSampleOracle(judged),
+        *baselines(calibration, budgets_s), PerSampleOracle(validation),
     ]  # fmt: skip
-    found = [replay(policy, judged, budgets_s) for policy in policies] + [best_static(judged, budgets_s)]
+    found = [replay(policy, validation, budgets_s) for policy in policies] + [best_static(validation, budgets_s)]
     if learned:
         # torch takes seconds to import.
         from experiments.controller.policies.learned import learned_replay
 
-        found += [replay(learned_replay(path, None, calibration, judged).policy, judged, budgets_s) for path in learned]
+        found += [
+            replay(learned_replay(path, None, calibration, validation).policy, validation, budgets_s)
+            for path in learned
+        ]
     return found
 
 
@@ -86,14 +89,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
     num_budgets = 0
     for split in splits:
-        calibration, judged = split_by_picture(grid, 0.5, split)
+        calibration, validation = split_by_picture(grid, 0.5, split)
         every = shares_of_full(calibration, BUDGET_SHARES)
-        budgets_s = [budget for budget, can in zip(every, meetable(judged, every), strict=True) if can]
+        budgets_s = [budget for budget, can in zip(every, meetable(validation, every), strict=True) if can]
         num_budgets += len(budgets_s)
-        places = [place_of[key] for key in zip(judged.tasks, judged.sample_ids, strict=True)]
-        for outcome in outcomes_of_split(calibration, judged, budgets_s, trained.get(split, []), split):
+        places = [place_of[key] for key in zip(validation.tasks, validation.sample_ids, strict=True)]
+        for outcome in outcomes_of_split(calibration, validation, budgets_s, trained.get(split, []), split):
             late = outcome.latency_s > np.asarray(budgets_s)[:, None]
-            in_time = np.where(late, 0.0, outcome.scores / judged.best)
+            in_time = np.where(late, 0.0, outcome.scores / validation.best)
             count = np.full(len(places), len(budgets_s))
             own = sums.setdefault(outcome.name, np.zeros((len(grid), 3)))
             np.add.at(own, places, np.stack([in_time.sum(axis=0), late.sum(axis=0), count], axis=1))
@@ -112,7 +115,7 @@ def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
     sums: dict[str, np.ndarray] = {}
     place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
     for split in splits:
-        calibration, judged = split_by_picture(grid, 0.5, split)
+        calibration, validation = split_by_picture(grid, 0.5, split)
         budgets_s = shares_of_full(calibration, BUDGET_SHARES)
         policies = [("one setting by mean", build(calibration, "mean"))]
         for limit, max_late in (("mean", None), ("late", STREAM_LATE)):
@@ -120,11 +123,11 @@ def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
                 made = build(calibration, "stream", max_late=max_late, neighbourhood=share)
                 policies.append((f"{limit}: {kind}", made))
         policies.append(("p95 of each request", build(calibration, "p95")))
-        places = [place_of[key] for key in zip(judged.tasks, judged.sample_ids, strict=True)]
+        places = [place_of[key] for key in zip(validation.tasks, validation.sample_ids, strict=True)]
         for name, policy in policies:
-            found = replay(policy, judged, budgets_s)
+            found = replay(policy, validation, budgets_s)
             over = found.latency_s / np.array(budgets_s)[:, None]
-            values = found.scores / judged.best, 0 * over, 1 + 0 * over, over, over > 1
+            values = found.scores / validation.best, 0 * over, 1 + 0 * over, over, over > 1
             own = sums.setdefault(name, np.zeros((len(grid), len(values))))
             np.add.at(own, places, np.stack([each.sum(axis=0) for each in values], axis=1))
     print(f"{len(splits)} splits, {len(BUDGET_SHARES)} budgets, {len(set(grid.pictures))} pictures")
@@ -137,12 +140,12 @@ def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
 
 
 def _difference(own: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:
-    """The mean difference of the first column over the requests [N, 3 or more] that were judged, with its interval."""
-    judged: list[int] = np.flatnonzero(own[:, 2]).tolist()
-    values = own[judged, 0] / own[judged, 2] - other[judged, 0] / other[judged, 2]
+    """The mean difference of the first column over the measured requests [N, 3 or more], with its interval."""
+    measured: list[int] = np.flatnonzero(own[:, 2]).tolist()
+    values = own[measured, 0] / own[measured, 2] - other[measured, 0] / other[measured, 2]
     if not values.any():
         return ""
-    found = bounded_mean_interval(values.tolist(), [pictures[place] for place in judged], 1.0, -1.0)
+    found = bounded_mean_interval(values.tolist(), [pictures[place] for place in measured], 1.0, -1.0)
     low, high = found or (-1.0, 1.0)
     return f"{values.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
 

@@ -170,9 +170,9 @@ def measure_setting(
     model.warm_up(inputs, given.max_new_tokens)
     for _ in range(WARM_UP_RUNS):
         generate_greedily(model, inputs, given.max_new_tokens, NoMarks())
-    begun = time.perf_counter()
+    started = time.perf_counter()
     found = stage_energies(model, inputs, given.max_new_tokens, model.rewind, how)
-    taken_s = time.perf_counter() - begun
+    taken_s = time.perf_counter() - started
     print(f"{setting.key}, {inputs['input_ids'].shape[1]} prompt tokens, {found.output_tokens} output tokens")
     print("\n".join(report_lines(found)))
     print(f"measured in {taken_s:.1f} s", flush=True)

@@ -27,7 +27,7 @@ from experiment_core_utils.sweep.front_search import (
     ParetoSearch,
     SearchResult,
     SearchRules,
-    Standing,
+    Survivor,
     front_of,
     mean_bound,
     random_order,
@@ -137,7 +137,7 @@ def compare_fronts(table: RecordedTable, found: SearchResult) -> SearchAgreement
     """The search's front compared with the full run's."""
     accuracy, seconds = np.nanmean(table.scores, axis=1), np.nanmean(table.seconds, axis=1)
     everything = [
-        Standing(key, len(table.sample_ids), float(accuracy[at]), float(seconds[at]), ())
+        Survivor(key, len(table.sample_ids), float(accuracy[at]), float(seconds[at]), ())
         for at, key in enumerate(table.settings)
     ]
     row = {key: at for at, key in enumerate(table.settings)}

@@ -36,10 +36,10 @@ def timed_run(
         seconds = time.perf_counter() - started
         return seconds, seconds
     with new_profiler(model.device, mode):
-        begun = time.perf_counter()
+        run_started = time.perf_counter()
         generate_greedily(StagesInRanges(model), inputs, max_new_tokens, NoMarks())
         synchronize(model.device)
-        run_s = time.perf_counter() - begun
+        run_s = time.perf_counter() - run_started
     return run_s, time.perf_counter() - started
 
 

@@ -45,7 +45,7 @@ from experiments.performance_prediction.profiling.records import (
 )
 
 # By how much more than the host needed to queue an inference the GPU is kept busy before it.
-_AHEAD = 1.5
+_BALLAST_FACTOR = 1.5
 _BALLAST_SIDE = 2048
 _PRODUCTS_TIMED = 10
 _MOST_PRODUCTS = 400
@@ -127,7 +127,7 @@ class CUDALayerTimer:
             torch.mm(factor, factor, out=product)
         marks.mark()
         product_s = marks.seconds()[0] / _PRODUCTS_TIMED
-        count = min(ceil(_AHEAD * host.seconds()[0] / product_s), _MOST_PRODUCTS)
+        count = min(ceil(_BALLAST_FACTOR * host.seconds()[0] / product_s), _MOST_PRODUCTS)
 
         def keep_busy() -> None:
             for _ in range(count):
@@ -171,7 +171,7 @@ class PowerMonitor:
         self._using = using
         self._goal = goal
         self._sampler: PowerSampler | None = None
-        self._begun_s = math.nan
+        self._started_s = math.nan
 
     def start(self) -> None:
         """Begin a trace; without a power reading the stop reports it. Raises ConfigurationError where one has begun."""
@@ -181,7 +181,7 @@ class PowerMonitor:
             return
         self._sampler = self._using.power_sampler()
         self._sampler.start()
-        self._begun_s = self._using.clock.now_s()
+        self._started_s = self._using.clock.now_s()
 
     def stop(self) -> PowerWindow:
         """End the trace. The caller has synchronised the device."""
@@ -193,8 +193,8 @@ class PowerMonitor:
         ended_s = self._using.clock.now_s()
         sampler, self._sampler = self._sampler, None
         traces = sampler.stop()
-        parts = [energy_of_trace(trace, self._begun_s, ended_s, has_steps_at_ends=True) for trace in traces]
-        seconds = ended_s - self._begun_s
+        parts = [energy_of_trace(trace, self._started_s, ended_s, has_steps_at_ends=True) for trace in traces]
+        seconds = ended_s - self._started_s
         missing = [f"{part.origin.device}: {part.reason}" for part in parts if part.joules is None]
         if missing or seconds <= 0:
             return PowerWindow(seconds, traces, None, None, None, "; ".join(missing) or "the window has no length")
@@ -241,8 +241,8 @@ def figure_of(acts: Sequence[ActEnergy]) -> InferenceEnergy:
 
 def _best_basis(acts: Sequence[ActEnergy]) -> list[ActEnergy]:
     """The figures by counters if there are any, else those by power readings."""
-    telling = [act for act in acts if act.joules is not None]
-    return [act for act in telling if act.origin.basis == "counter"] or telling
+    known = [act for act in acts if act.joules is not None]
+    return [act for act in known if act.origin.basis == "counter"] or known
 
 
 def _no_energy(reason: str) -> InferenceEnergy:

@@ -75,12 +75,12 @@ def test_an_aligned_window_by_hand() -> None:
     meter.open()
     # It has waited for the tick at 1.1, polling each half millisecond.
     assert clock.now_s() == pytest.approx(1.1, abs=0.0011)
-    begun_s = clock.now_s()
+    started_s = clock.now_s()
     device.run(0.25, 300.0)
     (energy,) = meter.close().devices
     # Closed at 1.35: the counter shows 2 ticks of 30 J; the one at 1.4 adds half a tick of 300 and half of 100 W, 20 J,
     # of which half is taken: 70 J in place of 75 J. The end lies anywhere in those 20 J.
-    assert device.true_j(begun_s, begun_s + 0.25) == pytest.approx(75.0)
+    assert device.true_j(started_s, started_s + 0.25) == pytest.approx(75.0)
     assert energy.joules == pytest.approx(70.0, abs=0.3)
     assert energy.bound_j is not None and 10.0 <= energy.bound_j <= 10.5
 

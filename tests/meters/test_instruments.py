@@ -46,14 +46,14 @@ def test_both_sources_measure_one_window_side_by_side() -> None:
     meter = Instruments(clock, (SimulatedCounter(device),), (SimulatedPower(device),)).calibrated().meter()
     meter.open()
     # The counter has waited for a tick; power is read after that.
-    begun_s = clock.now_s()
+    started_s = clock.now_s()
     device.run(2.0, 300.0)
     reading = meter.close()
     assert reading.seconds == pytest.approx(2.0)
     counted, integrated = reading.devices
     assert (counted.origin.basis, integrated.origin.basis) == ("counter", "instant_power")
     # Closed after 2 s, not when the counter's next tick has come.
-    assert device.true_j(begun_s, begun_s + 2.0) == pytest.approx(600.0)
+    assert device.true_j(started_s, started_s + 2.0) == pytest.approx(600.0)
     assert integrated.joules == pytest.approx(600.0, rel=0.01)
     assert counted.joules == pytest.approx(600.0, rel=0.01)
 

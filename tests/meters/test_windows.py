@@ -45,7 +45,7 @@ def test_the_time_of_an_act_is_that_of_the_shortest() -> None:
     clock = ScriptedClock()
     lengths = iter([0.9, 0.5, 0.6])
     acts = RepeatedAct(lambda: clock.sleep(next(lengths)), clock)
-    acts.go_on_until(1.5)
+    acts.repeat_until(1.5)
     assert (len(acts.done_at_s), acts.shortest_s) == (4, pytest.approx(0.5))
 
 

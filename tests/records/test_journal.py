@@ -80,22 +80,26 @@ def test_cut_at_any_byte_it_holds_the_whole_lines_and_goes_on_after_them(tmp_pat
 
 
 # A journal that somebody made: its bytes, what a run that goes on finds in it, or words of the refusal.
-BEGUN = _encode(HEADER)
+STARTED = _encode(HEADER)
 ODD: dict[str, tuple[bytes, int | None, str]] = {
     "empty": (b"", None, ""),
-    "the beginning of a header": (BEGUN[:-1], None, ""),
-    "a header alone": (BEGUN, 1, ""),
-    "two headers": (BEGUN + _encode(replace(HEADER, experiment_id="0009")), 2, ""),
-    "two headers, the second torn": (BEGUN + BEGUN[:20], 1, ""),
+    "the beginning of a header": (STARTED[:-1], None, ""),
+    "a header alone": (STARTED, 1, ""),
+    "two headers": (STARTED + _encode(replace(HEADER, experiment_id="0009")), 2, ""),
+    "two headers, the second torn": (STARTED + STARTED[:20], 1, ""),
     "a second header of another run": (
-        BEGUN + _encode(replace(HEADER, fingerprint="beef")),
+        STARTED + _encode(replace(HEADER, fingerprint="beef")),
         None,
         "line 2 is the header",
     ),
-    "a second header of another setting": (BEGUN + _encode(replace(HEADER, key="other")), None, "line 2 is the header"),
-    "a second header of another process": (BEGUN + _encode(replace(HEADER, rank=7)), None, "line 2 is the header"),
-    "an empty line": (b"\n" + BEGUN, None, "line 1 is not one of this version's journal"),
-    "a sample before the header": (_encode(MEASURED) + BEGUN, None, "does not begin with a header"),
+    "a second header of another setting": (
+        STARTED + _encode(replace(HEADER, key="other")),
+        None,
+        "line 2 is the header",
+    ),
+    "a second header of another process": (STARTED + _encode(replace(HEADER, rank=7)), None, "line 2 is the header"),
+    "an empty line": (b"\n" + STARTED, None, "line 1 is not one of this version's journal"),
+    "a sample before the header": (_encode(MEASURED) + STARTED, None, "does not begin with a header"),
 }
 
 

@@ -13,7 +13,7 @@ from experiment_core_utils.sweep.front_search import (
     Round,
     SearchResult,
     SearchRules,
-    Standing,
+    Survivor,
     front_of,
     mean_bound,
     planned_looks,
@@ -244,7 +244,7 @@ def test_without_a_score_there_is_no_front_only_open_questions() -> None:
 
 def test_the_front_by_hand() -> None:
     points = {"a": (0.5, 1.0), "b": (0.5, 2.0), "c": (0.7, 2.0), "d": (0.7, 2.0), "e": (0.6, 3.0), "f": (0.9, 4.0)}
-    standings = [Standing(key, 10, accuracy, seconds, ()) for key, (accuracy, seconds) in points.items()]
+    standings = [Survivor(key, 10, accuracy, seconds, ()) for key, (accuracy, seconds) in points.items()]
     # b is as accurate as a and slower, e less accurate than c and slower; c and d are the same point.
     assert [each.key for each in front_of(standings)] == ["a", "c", "d", "f"]
 

@@ -117,7 +117,7 @@ def test_a_request_is_the_same_from_wherever_it_comes(task: NotedTask, num_worke
                 assert request.inputs["text"] == "p" * (sample_id + 1)
                 assert request.shape == RequestShape(None, None, 0, 0, sample_id + 1, 0.25)
         assert task.noted("request") == ["request 3 of 3", "request 5 of 3"]
-        assert requests.kept_bytes == 2 * 16
+        assert requests.cached_bytes == 2 * 16
 
 
 def test_settings_with_the_same_crops_share_and_others_share_the_picture(task: NotedTask, num_workers: int) -> None:
@@ -140,7 +140,7 @@ def test_what_is_not_needed_any_more_makes_room(task: NotedTask) -> None:
             requests.announce(crops, ids, following)
             for sample_id in ids:
                 requests.take(sample_id, crops)
-            assert requests.kept_bytes == 5 * 16
+            assert requests.cached_bytes == 5 * 16
     assert task.noted("request 5 of 3") == ["request 5 of 3"] * 2  # no room, so made anew by the second setting
     assert task.noted("request 0 of 3") == ["request 0 of 3"]
     assert task.noted("request 5 of 12") == ["request 5 of 12"]
@@ -154,7 +154,7 @@ def test_without_memory_nothing_is_kept_and_nothing_piles_up(task: NotedTask, nu
             requests.announce(LOW, ids, [LOW])
             for sample_id in ids:
                 assert requests.take(sample_id, LOW)[0].sample_id == sample_id
-                assert requests.kept_bytes == 0
+                assert requests.cached_bytes == 0
     assert len(task.noted("request 0 ")) == 2
     # The second setting is the last that was announced to be followed by another: at most 4 of it are made in vain.
     assert 20 <= len(task.noted("request")) <= 24
@@ -247,7 +247,7 @@ def test_bytes_are_those_of_tensors_and_pixels(task: NotedTask) -> None:
     with source(task, (7,), 1000, 0) as requests:
         requests.announce(LOW, (7,), ())
         requests.take(7, LOW)
-        assert request_bytes(requests._kept[RequestKey(7, LOW)]) == 4 * 4
+        assert request_bytes(requests._cached[RequestKey(7, LOW)]) == 4 * 4
 
 
 def test_a_request_has_the_tasks_prompt_and_the_crops_asked_for() -> None:

@@ -20,8 +20,8 @@ from experiment_core_utils.records.settings import FinishedSample, JournalHeader
 from experiment_core_utils.sweep.status import main, read_status, status_lines
 from tests.hand_made_records import failed_sample, measured_sample, staged_run
 
-BEGUN = 1000.0
-PLAN = RunPlan(PLAN_VERSION, "0002", "f00d", "signs", ("a", "b", "c"), ("a", "b", "c"), 4, 2, 1, BEGUN)
+STARTED = 1000.0
+PLAN = RunPlan(PLAN_VERSION, "0002", "f00d", "signs", ("a", "b", "c"), ("a", "b", "c"), 4, 2, 1, STARTED)
 MEMORY = MemoryReading(5, 6, 7, None)
 BROKEN = FinishedSample(None, failed_sample(1, "truncated"), MEMORY)
 
@@ -35,7 +35,7 @@ def header(key: str, rank: int, experiment_id: str = "0002", fingerprint: str = 
 
 
 def journal(
-    folder: Path, first: JournalHeader, *lines: JournalHeader | FinishedSample | ShardDone, at: float = BEGUN
+    folder: Path, first: JournalHeader, *lines: JournalHeader | FinishedSample | ShardDone, at: float = STARTED
 ) -> None:
     with Journal(folder / PARTS_FOLDER, first) as opened:
         for line in lines:

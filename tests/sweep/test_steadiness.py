@@ -82,13 +82,13 @@ def test_without_a_gpu_its_figures_are_null_with_a_reason() -> None:
     assert entry.sm_clock_mhz is entry.throttle_reasons is entry.power_throttled_s is None
 
 
-def caveats(close: GpuReading, foreign_s: float = 0.0, opened: GpuReading = GPU) -> list[Caveat]:
-    readings = [reading("open", 0, 0, 0, opened), reading("close", 10, 10 + foreign_s, 10, close)]
+def caveats(close: GpuReading, background_s: float = 0.0, opened: GpuReading = GPU) -> list[Caveat]:
+    readings = [reading("open", 0, 0, 0, opened), reading("close", 10, 10 + background_s, 10, close)]
     return conditions_caveats(conditions_of(readings))
 
 
 def test_a_quiet_machine_has_no_caveat() -> None:
-    assert caveats(GPU, foreign_s=4.0) == []  # 4 of 40 seconds are 10 %, not more
+    assert caveats(GPU, background_s=4.0) == []  # 4 of 40 seconds are 10 %, not more
     assert caveats(replace(GPU, power_throttled_s=5.1)) == []  # 0.1 of 10 s
 
 
@@ -97,7 +97,7 @@ def test_heat_power_and_others_are_caveats() -> None:
     assert hot.kind == "throttled" and "(hw_thermal_slowdown)" in hot.sentence
     (counted,) = caveats(replace(GPU, power_throttled_s=5.2))
     assert "(power limit)" in counted.sentence
-    (load,) = caveats(GPU, foreign_s=8.0)
+    (load,) = caveats(GPU, background_s=8.0)
     assert load.sentence.startswith("foreign load: other processes used 20% of the CPUs during this setting; ")
     busy = replace(GPU, foreign_processes=1, utilisation_percent=50)
     (company,) = caveats(GPU, opened=busy)

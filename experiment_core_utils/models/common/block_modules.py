@@ -86,18 +86,18 @@ class ModulePlaces:
         modules = [module for block in blocks for module in block.modules()]
         parents = [module for module in modules if vars(module)["_modules"]]
         holders = [module for module in modules if _has_matrix(module)]
-        return cls(tuple(map(weakref.ref, parents)), tuple(map(weakref.ref, holders)), _found(parents, holders))
+        return cls(tuple(map(weakref.ref, parents)), tuple(map(weakref.ref, holders)), _positions(parents, holders))
 
     def are_as_read(self) -> bool:
         """Whether no module or matrix of the blocks was replaced, added, removed or patched since they were read."""
         parents = [module for reference in self.parents if (module := reference()) is not None]
         holders = [module for reference in self.holders if (module := reference()) is not None]
         return (len(parents), len(holders)) == (len(self.parents), len(self.holders)) and (
-            _found(parents, holders) == self.found
+            _positions(parents, holders) == self.found
         )
 
 
-def _found(parents: Sequence[nn.Module], holders: Sequence[nn.Module]) -> tuple[list[int], list[bool]]:
+def _positions(parents: Sequence[nn.Module], holders: Sequence[nn.Module]) -> tuple[list[int], list[bool]]:
     above, below = [module.__dict__ for module in parents], [module.__dict__ for module in holders]
     parts = [own["_modules"].values() for own in above]
     parts += [own["_parameters"].values() for own in below]

@@ -63,13 +63,13 @@ class RanExperts:
     def __init__(self, model: nn.Module) -> None:
         # What transformers' decorator of experts gives to each class of them.
         self._experts = [module for module in model.modules() if computes_experts(module)]
-        self._found: dict[str, None] = {}
+        self._seen: dict[str, None] = {}
         self._handles: list[Any] = []
 
     @property
     def names(self) -> str | None:
         """The implementations that ran, usually one; None where no experts ran."""
-        return ", ".join(self._found) or None
+        return ", ".join(self._seen) or None
 
     def __enter__(self) -> "RanExperts":
         self._handles = [module.register_forward_pre_hook(self._note) for module in self._experts]
@@ -80,4 +80,4 @@ class RanExperts:
             handle.remove()
 
     def _note(self, module: Any, _inputs: Any) -> None:
-        self._found[str(experts_implementation(module.config))] = None
+        self._seen[str(experts_implementation(module.config))] = None

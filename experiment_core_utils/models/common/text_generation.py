@@ -26,8 +26,8 @@ class GeneratedBatch:
     #: -> first token of every row; None where the model's own `generate()` does not report single tokens
     ttft_s: float | None
     inter_token_s: list[float]  #: from each token to the next
-    #: begun_s, ended_s: the same window by the host's clock, the device synchronised at both ends
-    begun_s: float
+    #: started_s, ended_s: the same window by the host's clock, the device synchronised at both ends
+    started_s: float
     ended_s: float
 
 
@@ -87,7 +87,7 @@ class TextGenerator:
             marks = new_marks(device)
             criteria = StoppingCriteriaList([TokenMarks(marks, len(ids), device)])
             synchronize(device)
-            begun_s = self.clock.now_s()
+            started_s = self.clock.now_s()
             marks.mark()
             sequences = self.model.generate(
                 input_ids=ids, attention_mask=mask, generation_config=generation, stopping_criteria=criteria
@@ -95,7 +95,7 @@ class TextGenerator:
             tokens = sequences[:, ids.shape[1] :].cpu()
             marks.mark()
             spans = marks.seconds()
-            return _generated(tokens.tolist(), spans, (begun_s, self.clock.now_s()))
+            return _generated(tokens.tolist(), spans, (started_s, self.clock.now_s()))
 
 
 def logits_fault(model: Any, prompts: TokenisedPrompts, device: torch.device) -> str | None:
@@ -220,7 +220,7 @@ def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[flo
         inference_time_s=sum(spans),
         ttft_s=spans[0] if is_marked else None,
         inter_token_s=spans[1:num_tokens] if is_marked else [],
-        begun_s=window[0],
+        started_s=window[0],
         ended_s=window[1],
     )
 

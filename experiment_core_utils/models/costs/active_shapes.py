@@ -82,7 +82,7 @@ def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitectur
     head = BlockModules.of(lm_head)
     top_ks = tuple(layer.top_k for layer in layers)
     architecture = architecture_of(model.config, [top_k is not None for top_k in top_ks])
-    found = architecture if isinstance(architecture, UnknownArchitecture) else _turned(architecture, layers, head)
+    found = architecture if isinstance(architecture, UnknownArchitecture) else _with_layers(architecture, layers, head)
     places = ModulePlaces.of([*stack.layers, lm_head])
     _SEEN[model] = _Seen(copy.deepcopy(_entries(model.config)), layers, head, places, top_ks, found)
     return found
@@ -93,7 +93,7 @@ def _entries(config: PreTrainedConfig) -> dict[str, Any]:
     return {name: value for name, value in vars(config).items() if name != "quantization_config"}
 
 
-def _turned(
+def _with_layers(
     architecture: Architecture, layers: Sequence[BlockModules], head: BlockModules
 ) -> Architecture | UnknownArchitecture:
     """The architecture with the number of experts that the routers choose."""
@@ -108,8 +108,8 @@ def _turned(
             return UnknownArchitecture(
                 f"{what} of this {name} has {part.matrix_elements} weights in its matrices, its config says {elements}"
             )
-    turned = [_with_top_k(block, layer.top_k) for block, layer in zip(blocks, layers, strict=True)]
-    return replace(architecture, decoder=DecoderShape.of_blocks(decoder.hidden, turned, decoder.head_rows))
+    at_top_k = [_with_top_k(block, layer.top_k) for block, layer in zip(blocks, layers, strict=True)]
+    return replace(architecture, decoder=DecoderShape.of_blocks(decoder.hidden, at_top_k, decoder.head_rows))
 
 
 def _with_top_k(block: BlockShape, top_k: int | None) -> BlockShape:

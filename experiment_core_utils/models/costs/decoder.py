@@ -156,20 +156,20 @@ class DecoderShape:
         Raises:
             ConfigurationError: more experts than there are, experts for a dense model, or blocks that are not there.
         """
-        turned = self if top_k is None else self._with_top_k(top_k)
+        at_top_k = self if top_k is None else self._with_top_k(top_k)
         if active_blocks is None:
-            return turned
+            return at_top_k
         self._validate_blocks(active_blocks)
-        return replace(turned, order=tuple(turned.order[index] for index in active_blocks))
+        return replace(at_top_k, order=tuple(at_top_k.order[index] for index in active_blocks))
 
     def _with_top_k(self, top_k: int) -> "DecoderShape":
         routed = {place for place, kind in enumerate(self.kinds) if isinstance(kind.mlp, ExpertsShape)}
         if not routed:
             raise ConfigurationError(f"top-k {top_k} was requested, but this model has no experts; leave it out")
-        turned = tuple(kind.with_top_k(top_k) for kind in self.kinds)
+        at_top_k = tuple(kind.with_top_k(top_k) for kind in self.kinds)
         first = next(block for block, place in enumerate(self.order) if place in routed)
         shifted = (place + len(self.kinds) if block > first else place for block, place in enumerate(self.order))
-        return replace(self, kinds=self.kinds + turned, order=tuple(shifted))
+        return replace(self, kinds=self.kinds + at_top_k, order=tuple(shifted))
 
     def _validate_blocks(self, active_blocks: Sequence[int]) -> None:
         total = len(self.order)

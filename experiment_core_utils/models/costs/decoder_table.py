@@ -148,9 +148,9 @@ def _windows(config: Any) -> list[int | None]:
     if kinds is None:
         return [window] * config.num_hidden_layers
     known = {"full_attention": None, "sliding_attention": window}
-    foreign = [f"{kind} in block {block}" for block, kind in enumerate(kinds) if kind not in known]
-    if foreign:
-        raise NotInTable(f"no formula is known for the attention of this {config.model_type}: {', '.join(foreign)}")
+    unsupported = [f"{kind} in block {block}" for block, kind in enumerate(kinds) if kind not in known]
+    if unsupported:
+        raise NotInTable(f"no formula is known for the attention of this {config.model_type}: {', '.join(unsupported)}")
     return [known[kind] for kind in kinds]
 
 

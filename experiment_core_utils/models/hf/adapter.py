@@ -102,10 +102,10 @@ class TransformersModel:
         return GraphedGeneration(self.model, self._stages, graph_capturer or CudaGraphs(self.device)), None
 
     @property
-    def _ready(self) -> GraphedGeneration | None:
+    def _graphed_at_setting(self) -> GraphedGeneration | None:
         """The graphed stages of the setting in force; None where the modules run."""
         graphed = self._graphed
-        return graphed if graphed is not None and graphed.is_ready(self.active_setting) else None
+        return graphed if graphed is not None and graphed.is_warmed_up(self.active_setting) else None
 
     @property
     def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
@@ -170,13 +170,13 @@ class TransformersModel:
         self, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, GenerationState | PrefilledRequest[Any]]:
         """See `StagedModel.prefill`."""
-        if self._ready is not None:
-            return self._ready.prefill(self.active_setting, inputs, features)
+        if self._graphed_at_setting is not None:
+            return self._graphed_at_setting.prefill(self.active_setting, inputs, features)
         return self._stages.prefill(inputs, features)
 
     def decoding(self) -> AbstractContextManager[None]:
         """See `Stages.decoding`; graphs contain their kernels already."""
-        return self._stages.decoding() if self._ready is None else nullcontext()
+        return self._stages.decoding() if self._graphed_at_setting is None else nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
@@ -191,10 +191,10 @@ class TransformersModel:
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """See `StagedModel.generate_timed`."""
-        if self._ready is None:
+        if self._graphed_at_setting is None:
             return generate_timed(self.model, inputs, max_new_tokens, marks)
-        ahead = AsyncRequests(self._ready, self._stages, self.active_setting)
-        return generate_async(ahead, inputs, max_new_tokens, self.eos_token_ids, marks)
+        requests = AsyncRequests(self._graphed_at_setting, self._stages, self.active_setting)
+        return generate_async(requests, inputs, max_new_tokens, self.eos_token_ids, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
@@ -246,14 +246,14 @@ class TransformersModel:
         if setting.num_active_blocks == self.num_total_blocks:
             return
         with self.knobs.applied(setting.top_k, range(self.num_total_blocks)):
-            whole = self._given(inputs, features)
-        found = self._given(inputs, features)
+            whole = self._block_inputs(inputs, features)
+        found = self._block_inputs(inputs, features)
         for block in setting.active_blocks:
             other = other_inputs(found[block], whole[block])
             if other is not None:
                 raise KnobDidNotAct(f"{setting.key}: block {block} is given another {other} than in the full model")
 
-    def _given(self, inputs: Mapping[str, Any], features: Any) -> dict[int, BlockInputs]:
+    def _block_inputs(self, inputs: Mapping[str, Any], features: Any) -> dict[int, BlockInputs]:
         with inputs_seen(self._blocks) as seen:
             logits, state = self._stages.prefill(inputs, features)
             # One token for every setting: some blocks are given its embedding too.
@@ -268,7 +268,7 @@ class TransformersModel:
         if self._graphed is None:
             return "eager", self._unsupported_reason
         setting = self.active_setting
-        if self._ready is None:
+        if self._graphed_at_setting is None:
             return "eager", self._graphed.unsupported_reason(setting)
         # Recorded outputs are written over by the next replay.
         logits, state = self._graphed.prefill(setting, inputs, features)
@@ -290,8 +290,8 @@ class TransformersModel:
         """See `StagedModel.count_flops`; by formula, None for a family without known formulas."""
         if not isinstance(self._architecture, Architecture):
             return None
-        turned = self._architecture.at_setting(setting.top_k, setting.active_blocks)
-        return turned.request_flops(shape.size(output_tokens)).stages
+        architecture = self._architecture.at_setting(setting.top_k, setting.active_blocks)
+        return architecture.request_flops(shape.size(output_tokens)).stages
 
     def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
         """See `StagedModel.count_bytes`."""
@@ -339,11 +339,11 @@ class TransformersModel:
             "execution_asked": self._requested,
             "execution": "eager" if self._graphed is None else "graph",
             "execution_reason": self._unsupported_reason,
-            "execution_stages": self._ways(),
+            "execution_stages": self._execution_stages(),
             "timed_inside": "generate" if self._graphed is None else "stages",
         }
 
-    def _ways(self) -> dict[str, str]:
+    def _execution_stages(self) -> dict[str, str]:
         """How each stage runs, as far as it is known before a setting was tried; its proof gives the outcome."""
         if self._graphed is None:
             return dict.fromkeys(("vision", "prefill", "decode"), MODULES)

@@ -34,11 +34,11 @@ class _Graphed:
     prefill: GraphedDecoder
     prefill_unsupported_reason: str | None = None  #: why prefills run eagerly; None where they are graphed
     #: shapes of inputs that were warmed up, and the names of the graphs for each
-    ready: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
+    warmed_up: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
 
     def can_replay(self, shape: Hashable, max_seq_len: int) -> bool:
         """Whether all graphs exist for inputs of the shape with this `max_seq_len`."""
-        names = self.ready.get(shape)
+        names = self.warmed_up.get(shape)
         return names is not None and max_seq_len <= self.decode.max_seq_len and self.prefill.holds(names)
 
 
@@ -59,7 +59,7 @@ class GraphedGeneration:
         device: torch.device = self._model.device
         return device
 
-    def is_ready(self, setting: Hashable) -> bool:
+    def is_warmed_up(self, setting: Hashable) -> bool:
         """Whether decode steps are graphed at the setting: it was warmed up, and recently enough."""
         return setting in self._graphed_settings
 
@@ -144,7 +144,7 @@ class GraphedGeneration:
             logits, state = self._stages.prefill(inputs, features)
         with self._stages.decoding():
             recorded.decode.begin(state, logits)
-        recorded.ready[_shape_of(inputs)] = names
+        recorded.warmed_up[_shape_of(inputs)] = names
 
     def _prefilled(
         self, recorded: _Graphed, inputs: Mapping[str, Any], features: Any

@@ -57,9 +57,9 @@ def _processor(folder: Path, config: PreTrainedConfig) -> ProcessorMixin:
         "image_processor": AutoImageProcessor.from_pretrained(folder, **_FROM_FOLDER),
         _VIDEO: None,
     }
-    foreign = [part for part in kind.get_attributes() if part not in parts]
-    if foreign:
-        raise ValueError(f"{kind.__name__} has the part {foreign[0]}, which can be read only where torchvision is")
+    unknown = [part for part in kind.get_attributes() if part not in parts]
+    if unknown:
+        raise ValueError(f"{kind.__name__} has the part {unknown[0]}, which can be read only where torchvision is")
     written, _ = kind.get_processor_dict(folder, **_FROM_FOLDER)
     processor = without_video(kind).from_args_and_dict([parts[part] for part in kind.get_attributes()], written)
     assert isinstance(processor, ProcessorMixin)

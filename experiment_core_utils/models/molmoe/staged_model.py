@@ -245,7 +245,7 @@ class MolmoeStagedModel:
         if unsupported_reason is not None:
             # Not in the handler: until its end the error holds what was half made.
             self.split = EagerPausedPrefill(self.model, self._eager, unsupported_reason)
-            stages.drop_unready()
+            stages.release_unused()
             release_cached_memory(self.device)
 
     @cached_property

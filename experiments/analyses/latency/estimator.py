@@ -41,9 +41,9 @@ class Prediction:
 
 def _with(*names: str) -> AfterValidator:
     def check(value: Mapping[str, Any]) -> Mapping[str, Any]:
-        lacking = [name for name in names if name not in value]
-        if lacking:
-            raise ValueError(f"it lacks {lacking[0]}")
+        missing = [name for name in names if name not in value]
+        if missing:
+            raise ValueError(f"it lacks {missing[0]}")
         return value
 
     return AfterValidator(check)

@@ -99,12 +99,12 @@ def chosen_table(calibration: MeasuredGrid, budgets_s: Sequence[float]) -> Polic
     pictures = np.array(known.pictures)
     totals: dict[str, float] = {}
     for left_out in left_out_masks(pictures, min(FOLDS, len(set(known.pictures)))):
-        judged = known.take(left_out)
+        validation = known.take(left_out)
         for table in tables(known.take(~left_out)):
-            found = replay(table, judged, budgets_s)
+            found = replay(table, validation, budgets_s)
             late = found.latency_s > np.asarray(budgets_s)[:, None]
             totals[table.name] = totals.get(table.name, 0.0) + float(
-                np.where(late, 0, found.scores / judged.best).sum()
+                np.where(late, 0, found.scores / validation.best).sum()
             )
     best = max(totals, key=lambda name: totals[name])
     return Renamed(CHOSEN_TABLE, next(table for table in tables(calibration) if table.name == best))

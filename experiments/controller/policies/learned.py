@@ -24,8 +24,8 @@ from experiments.controller.training.live_environment import request_of
 from experiments.controller.training.recorded_states import (
     STATES,
     RecordedStates,
-    lacking_lines,
     load_states,
+    missing_states_lines,
     without_states,
 )
 from experiments.controller.training.replay_environment import has_states
@@ -136,15 +136,15 @@ def learned_replay(
     if not has.any():
         raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
     known = grid.take(has)
-    lacking = without_states(states, grid.tasks, grid.sample_ids)
+    missing = without_states(states, grid.tasks, grid.sample_ids)
     usable = calibration.take(calibration.is_complete & has_states(calibration, states))
     caveats = [
         NOT_IN_A_REPLAY,
-        *[f"{line}; no policy is evaluated on them" for line in lacking_lines(lacking, len(grid))],
+        *[f"{line}; no policy is evaluated on them" for line in missing_states_lines(missing, len(grid))],
         *split_caveats(grid, states.splits),
         *replay_leaks(checkpoint, usable, known),
     ]
-    return LearnedReplay(RecordedTwoStage(networks, states), known, tuple(caveats), len(lacking))
+    return LearnedReplay(RecordedTwoStage(networks, states), known, tuple(caveats), len(missing))
 
 
 def _refuse_other_networks(checkpoint: Path, networks: TwoStageNetworks, states: RecordedStates) -> None:

@@ -81,9 +81,9 @@ def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup
     """
     by_key = {choice.key: choice for choice in choices}
     keys = given.static if given.static is not None else dict.fromkeys((choices[0].key, choices[-1].key))
-    foreign = [key for key in keys if key not in by_key]
-    if foreign:
-        raise ConfigurationError(f"--static {foreign[0]} is not measured; choose among {', '.join(by_key)}")
+    unknown = [key for key in keys if key not in by_key]
+    if unknown:
+        raise ConfigurationError(f"--static {unknown[0]} is not measured; choose among {', '.join(by_key)}")
     policies: list[Policy] = [StaticPolicy(by_key[key]) for key in dict.fromkeys(keys)]
     policies += [RandomPolicy(tuple(choices), seed), lookup]
     margin = margin_of(given)

@@ -19,7 +19,7 @@ class PromptWords:
         # Letters and digits alone are words too: an option, a number to be read.
         self._vectoriser = TfidfVectorizer(binary=True, use_idf=False, token_pattern=r"\w+")
         self._vectors = self._vectoriser.fit_transform(prompts)
-        self._found: dict[tuple[str, float], np.ndarray] = {}
+        self._neighbours: dict[tuple[str, float], np.ndarray] = {}
 
     def vectors(self, prompts: Sequence[str]) -> np.ndarray:
         """Vectors [M, words] of length 1 of prompts."""
@@ -28,8 +28,8 @@ class PromptWords:
     def nearest(self, prompt: str, share: float) -> np.ndarray:
         """Places of the `share` of the prompts that are most like this one, and of all that are as like as the last."""
         key = prompt, share
-        if key not in self._found:
+        if key not in self._neighbours:
             likeness = np.asarray(self._vectors @ self.vectors([prompt])[0])
             least = np.partition(likeness, -math.ceil(share * len(likeness)))[-math.ceil(share * len(likeness))]
-            self._found[key] = np.flatnonzero(likeness >= least - 1e-9)
-        return self._found[key]
+            self._neighbours[key] = np.flatnonzero(likeness >= least - 1e-9)
+        return self._neighbours[key]

@@ -33,8 +33,8 @@ from experiments.controller.training.live_environment import LiveEnvironment, ch
 from experiments.controller.training.recorded_states import (
     STATES,
     RecordedStates,
-    lacking_lines,
     load_states,
+    missing_states_lines,
     record_states,
     without_states,
 )
@@ -116,7 +116,7 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
         states, networks = _record(given, rest, plan, grid, train_part)
         states.save(path)
     left_out = without_states(states, grid.tasks, grid.sample_ids)
-    for line in [*lacking_lines(left_out, len(grid)), *split_caveats(grid, states.splits)]:
+    for line in [*missing_states_lines(left_out, len(grid)), *split_caveats(grid, states.splits)]:
         print(f"caveat: {line}", file=sys.stderr)
     environment = replay_environment(train_part, states)
     held_out = replay_environment(held_part, states)

@@ -186,14 +186,14 @@ def without_states(states: RecordedStates, tasks: Sequence[str], sample_ids: Seq
     }
 
 
-def lacking_lines(lacking: Mapping[str, str], number: int) -> list[str]:
+def missing_states_lines(missing: Mapping[str, str], number: int) -> list[str]:
     """Lines with the number of samples without states and the most frequent reasons; none where all have some."""
-    if not lacking:
+    if not missing:
         return []
-    reasons = Counter(lacking.values()).most_common()
+    reasons = Counter(missing.values()).most_common()
     known = "; ".join(f"{reason} ({count})" for reason, count in reasons[:REASONS_SHOWN])
     more = f"; and {len(reasons) - REASONS_SHOWN} other reasons" if len(reasons) > REASONS_SHOWN else ""
-    return [f"{len(lacking)} of {number} samples have no states: {known}{more}"]
+    return [f"{len(missing)} of {number} samples have no states: {known}{more}"]
 
 
 class _Recorder:

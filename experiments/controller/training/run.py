@@ -146,9 +146,9 @@ class TrainingRun:
         """
         content = read_tensor_file(path, TRAINING)
         with broken_content_named(path, TRAINING):
-            self._go_on_from(content, path)
+            self._resume_from(content, path)
 
-    def _go_on_from(self, content: Mapping[str, Any], path: Path) -> None:
+    def _resume_from(self, content: Mapping[str, Any], path: Path) -> None:
         # Plans from before objectives were kept are of GRPO.
         stored = {**content, "plan": {"objective": "grpo", **content["plan"]}}
         for name, own in (("plan", asdict(self.plan)), ("environment", self.environment.describe())):

@@ -129,9 +129,9 @@ def winograd_convolution_kernel(  # type: ignore[no-untyped-def]
     b0, b1, b2, b3 = zeros, zeros, zeros, zeros
     c0, c1, c2, c3 = zeros, zeros, zeros, zeros
     d0, d1, d2, d3 = zeros, zeros, zeros, zeros
-    for begun in range(0, in_channels, DEPTH):
-        inside = (tile < tiles)[:, None] & (begun + depth < in_channels)[None, :]
-        weight_inside = (begun + depth < in_channels)[:, None] & (channel < out_channels)[None, :]
+    for start in range(0, in_channels, DEPTH):
+        inside = (tile < tiles)[:, None] & (start + depth < in_channels)[None, :]
+        weight_inside = (start + depth < in_channels)[:, None] & (channel < out_channels)[None, :]
         p0, q0, r0, t0 = _column(planes, top, left, height, width, inside)
         p1, q1, r1, t1 = _column(planes, top, left + 1, height, width, inside)
         p2, q2, r2, t2 = _column(planes, top, left + 2, height, width, inside)

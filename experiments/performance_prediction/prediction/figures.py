@@ -131,15 +131,15 @@ def breakdown_figure(measured: Measurements) -> Figure:
 
 def _draw_bar(axes: Axes, row: int, inference: MeasuredInference, thin_s: float) -> None:
     """Draw one bar; layers of `thin_s` seconds and less have no edge, which would blend with their colour."""
-    begun = 0.0
+    left = 0.0
     for layer in inference.layers:
         colour = FELL_BACK if layer.fell_back else KERNELS.get(max(layer.shape.kernel), OTHER_KERNEL)
         width, edge = 1e3 * layer.latency_s, 0.2 if layer.latency_s > thin_s else 0.0
         axes.barh(
-            row, width, left=begun, color=colour, height=0.75, edgecolor="white", linewidth=edge, antialiased=edge > 0
+            row, width, left=left, color=colour, height=0.75, edgecolor="white", linewidth=edge, antialiased=edge > 0
         )
-        begun += width
-    axes.barh(row, max(1e3 * inference.device_s - begun, 0.0), left=begun, color=REST, height=0.75)
+        left += width
+    axes.barh(row, max(1e3 * inference.device_s - left, 0.0), left=left, color=REST, height=0.75)
 
 
 def predicted_figure(results: Sequence[FoldResult], device: str) -> Figure:

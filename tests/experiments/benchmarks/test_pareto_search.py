@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiment_core_utils.sweep.front_search import SearchResult, SearchRules, Standing
+from experiment_core_utils.sweep.front_search import SearchResult, SearchRules, Survivor
 from experiments.analyses.recorded_table import RecordedTable
 from experiments.benchmarks.pareto_search import (
     compare_fronts,
@@ -13,7 +13,7 @@ from experiments.benchmarks.pareto_search import (
 
 
 def found(*front: str) -> SearchResult:
-    standings = tuple(Standing(key, 10, 0.5, 1.0, ()) for key in front)
+    standings = tuple(Survivor(key, 10, 0.5, 1.0, ()) for key in front)
     return SearchResult(standings, (), (), (), (), 3.0, 9.0, ({},), "budget")
 
 

@@ -123,9 +123,9 @@ class ActiveBlocks:
         for index, block in enumerate(self.every):
             for module in block.modules():
                 own = vars(module)
-                foreign = [name for name in _PER_LAYER_NUMBERS if name in own]
-                if foreign:
-                    return f"its blocks keep their number as {foreign[0]}"
+                unusual = [name for name in _PER_LAYER_NUMBERS if name in own]
+                if unusual:
+                    return f"its blocks keep their number as {unusual[0]}"
                 if own.get("is_kv_shared_layer"):
                     return f"block {index} uses the keys and values of another block"
         misnumbered = [
@@ -197,8 +197,8 @@ def _number(module: nn.Module) -> int | None:
 
 def _text_configs(model: PreTrainedModel, stack: nn.Module, total: int) -> list[Any]:
     """Every config object that masks, caches and blocks read; a model may contain copies of one."""
-    held = [model.config.get_text_config(decoder=True), *(vars(module).get("config") for module in stack.modules())]
-    configs = {id(config): config for config in held if getattr(config, "num_hidden_layers", None) == total}
+    holders = [model.config.get_text_config(decoder=True), *(vars(module).get("config") for module in stack.modules())]
+    configs = {id(config): config for config in holders if getattr(config, "num_hidden_layers", None) == total}
     return list(configs.values())
 
 

@@ -31,18 +31,18 @@ class FlopsDelta:
     applied: int
 
     @property
-    def moved(self) -> bool:
+    def changed(self) -> bool:
         """Whether the knob changes what is computed; a model that computes all experts does the same at every top-k."""
         return self.before != self.applied
 
 
-def flops_delta(run: Callable[[], object], turned: AbstractContextManager[object]) -> FlopsDelta:
-    """Count the FLOPs of `run`, then again inside `turned`. Never while timing.
+def flops_delta(run: Callable[[], object], applied: AbstractContextManager[object]) -> FlopsDelta:
+    """Count the FLOPs of `run`, then again inside `applied`. Never while timing.
 
     Packed weights have no formula: their products count as nothing, so that nothing moves with them.
     """
     before = count_flops(run)
-    with turned:
+    with applied:
         return FlopsDelta(before, count_flops(run))
 
 
@@ -230,7 +230,7 @@ class DecoderKnobs:
         trial = AttributeChanges()
 
         @contextmanager
-        def turned() -> Iterator[None]:
+        def applied() -> Iterator[None]:
             trial.put(self._routers.changes(top_k))
             try:
                 yield
@@ -239,13 +239,13 @@ class DecoderKnobs:
 
         try:
             with self.counted() as counted:
-                move = flops_delta(self._prefill, turned())
+                delta = flops_delta(self._prefill, applied())
         except _HF_CODE_ERRORS as error:
             return f"with top-k {top_k} its prefill fails ({type(error).__name__}: {first_line(error)})"
         chosen = {counted.experts.get(index) for index in self._routers.adjustable_blocks}
-        if not move.moved and not has_packed_weights(self._model) and chosen in ({top_k}, {None}):
+        if not delta.changed and not has_packed_weights(self._model) and chosen in ({top_k}, {None}):
             return (
-                f"it computes all its experts: a prefill of {_TRIAL_TOKENS} tokens has {move.before} operations with "
+                f"it computes all its experts: a prefill of {_TRIAL_TOKENS} tokens has {delta.before} operations with "
                 f"top-k {self.default_top_k} and with {top_k}"
             )
         if None in chosen:

@@ -57,18 +57,18 @@ class PromptTraces:
             max_seq_len = shared.shape[1] + max(map(len, texts), default=0) + len(rows)
             try:
                 with refused_without_memory(max_seq_len, 0):
-                    before = _begun(stages, shared, features, blocks, max_seq_len)
+                    before = _prefilled_prefix(stages, shared, features, blocks, max_seq_len)
                     return [_suffix_states(stages, suffix, before, text, blocks, rows) for text in texts]
             except ConfigurationError as error:
                 self.reason = str(error)
             # Not in the handler: until its end the error keeps what was half made.
-            stages.drop_unready()
+            stages.release_unused()
             release_cached_memory(shared.device)
         return trace_prompts(self._model, shared, features, texts, blocks, rows)
 
 
 @torch.inference_mode()
-def _begun(
+def _prefilled_prefix(
     stages: EngineStages, shared: torch.Tensor, features: MolmoeImageFeatures | None, blocks: int, max_seq_len: int
 ) -> torch.Tensor:
     """Embeddings [T, H] of all shared tokens but the last, which are now in the first positions of the KV cache.

@@ -96,7 +96,7 @@ class EngineStages:
         self.engines = choose_engines(model, self.decoder)
         self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
         self.slot = RequestSlot[EngineKnobs]("the KV cache")
-        self._ready: set[EngineKnobs] = set()
+        self._warmed_up: set[EngineKnobs] = set()
 
     @property
     def is_graphed(self) -> bool:
@@ -112,17 +112,17 @@ class EngineStages:
         self.engines.prefill.warm_up(knobs, self.kv_cache, tokens)
         self.engines.decode.warm_up(knobs, self.kv_cache)
         self.slot.release()
-        self._ready.add(knobs)
+        self._warmed_up.add(knobs)
 
     def give_up(self, knobs: EngineKnobs) -> None:
         """Note that the knobs cannot run here; release the KV cache with its graphs where no others were warmed up."""
-        self._ready.discard(knobs)
-        self.drop_unready()
+        self._warmed_up.discard(knobs)
+        self.release_unused()
 
-    def drop_unready(self) -> None:
+    def release_unused(self) -> None:
         """Invalidate all states; release the KV cache with all graphs where no knobs were warmed up."""
         self.slot.release()
-        if not self._ready:
+        if not self._warmed_up:
             self._replace_kv_cache(KVCache.allocate(self.decoder, max_seq_len=0))
 
     def reserve(self, max_seq_len: int) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.statistics import bounded_mean_interval, on_front
-from experiment_core_utils.sweep.front_search import Standing, front_of
+from experiment_core_utils.sweep.front_search import Survivor, front_of
 from experiments.analyses.knobs.fronts import (
     Front,
     _dominators,
@@ -217,7 +217,7 @@ def test_a_measured_grid_has_the_front_that_the_search_is_judged_by() -> None:
     table = read_table(REPOSITORY / "docs" / "core_exp" / "pareto_table.json")
     accuracy, seconds = table.scores.mean(axis=1), table.seconds.mean(axis=1)
     standings = [
-        Standing(key, 150, float(accuracy[at]), float(seconds[at]), ()) for at, key in enumerate(table.settings)
+        Survivor(key, 150, float(accuracy[at]), float(seconds[at]), ()) for at, key in enumerate(table.settings)
     ]
     expected = {each.key for each in front_of(standings)}
     is_on = on_front(seconds, accuracy)

@@ -354,7 +354,7 @@ def test_operations_move_with_a_knob_that_acts() -> None:
     """7 tokens through 3 products of 32 x 24 in 3 blocks, 2 experts fewer: 2 * 7 * 3 * 32 * 24 * 3 * 2."""
     full = TEXT_FAMILIES["olmoe"].built()
     knobs = DecoderKnobs(full)
-    move = flops_delta(lambda: full(input_ids=IDS[:1, :7]), knobs.applied(1, ALL_BLOCKS))
-    assert move.moved and move.before - move.applied == 193_536
+    delta = flops_delta(lambda: full(input_ids=IDS[:1, :7]), knobs.applied(1, ALL_BLOCKS))
+    assert delta.changed and delta.before - delta.applied == 193_536
     same = flops_delta(lambda: full(input_ids=IDS[:1, :7]), knobs.applied(3, ALL_BLOCKS))
-    assert not same.moved
+    assert not same.changed

@@ -130,7 +130,7 @@ def test_a_state_is_lost_with_the_next_beginning(model: MolmoeForConditionalGene
         split.decode_step(logits.argmax(dim=-1, keepdim=True), state)
 
 
-@pytest.mark.parametrize("between", ["prefill", "warm_up", "reserve", "finish", "nothing_begun", "drop_unready"])
+@pytest.mark.parametrize("between", ["prefill", "warm_up", "reserve", "finish", "nothing_begun", "release_unused"])
 def test_a_beginning_whose_place_something_else_has_is_not_finished(
     model: MolmoeForConditionalGeneration, between: str
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_beginning_whose_place_something_else_has_is_not_finished(
         "reserve": lambda: stages.reserve(5),
         "finish": lambda: split.finish(4, (0, 1)),
         "nothing_begun": lambda: None,
-        "drop_unready": stages.drop_unready,
+        "release_unused": stages.release_unused,
     }[between]()
     with pytest.raises(SettingError, match="the KV cache has no paused prefill: another request came"):
         split.finish(4, (0, 1))

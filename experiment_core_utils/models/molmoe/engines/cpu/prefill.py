@@ -41,10 +41,10 @@ class CpuPrefill(ReferencePrefill):
         self._kernels[0].reserve(tokens, top_k, self._decoder.num_heads, self._decoder.head_width)
 
     def _block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, asking: int
+        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, num_queries: int
     ) -> torch.Tensor:
-        if asking < len(states):
-            return super()._block(index, states, kept, rotary, top_k, asking)
+        if num_queries < len(states):
+            return super()._block(index, states, kept, rotary, top_k, num_queries)
         kernel, given = self._kernels[index], states.contiguous()
         queries = kernel.project(given, (rotary.cosine, rotary.sine), kept, self._decoder.num_heads)
         attended = self._attention(queries[None], kept[0][None], kept[1][None], True)[0]
