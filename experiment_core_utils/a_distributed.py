@@ -164,7 +164,7 @@ LEAVING_S = 5.0  # that a process which ends waits for the others
 def setup_distributed(experiment_config: Any) -> Accelerator:
     """The `Accelerator` of this process; the processes wait `worker_timeout` seconds for each other, here and later.
 
-    Without a GPU, or where the CPU is requested, accelerate is told so: under `torchrun` it would otherwise report
+    Without a GPU, or where the CPU is requested, accelerate gets a CPU state: under `torchrun` it would report
     one process to each of them, and every one would believe it was the main one.
 
     Args:

@@ -1,7 +1,7 @@
 """In: a configuration; out: its model on its device: staged for the profiler, or causal with a tokenizer for text.
 
-Before any weight is read, `find_model` tells the limits that a config sets to the knobs, and `validate_loadable` what
-this machine cannot do of a text experiment.
+Before any weight is read, `find_model` returns the limits that a config sets to the knobs, and `validate_loadable`
+what this machine cannot do of a text experiment.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class ModelSource:
 
     @property
     def takes_pictures(self) -> bool:
-        """Whether samples are asked with their pictures."""
+        """Whether requests contain the samples' pictures."""
         return self.hf is None or self.hf.takes_pictures
 
 

@@ -1,4 +1,4 @@
-"""In: a task, or texts, and what was asked of them; out: what to ask, each as tensors with true token counts."""
+"""In: a task, or texts, with their options; out: the drawn prompts, each as tensors with true token counts."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,7 +85,7 @@ def draw_samples(task: Task, config: TaskConfig, *, may_stop_early: bool = False
 
 
 def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[Caveat]:
-    """What a reader must know where a text model is asked about pictures, by the first few samples that can be read."""
+    """The caveat where a text model gets a task with pictures, by the first few samples that can be read."""
     if takes_pictures:
         return []
     inspected = list(itertools.islice(_readable(task, sample_ids), _INSPECTED_SAMPLES))

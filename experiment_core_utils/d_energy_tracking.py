@@ -392,7 +392,7 @@ class TextEnergy:
 
     Raises:
         ConfigurationError: codecarbon does not know the country; in all processes.
-        MeterUnavailable: energy is required and nothing here tells it; in all processes.
+        MeterUnavailable: energy is required and nothing on this machine measures it; in all processes.
     """
 
     def __init__(self, config: TextConfig, accelerator: Accelerator, sources: EnergySources) -> None:

@@ -104,7 +104,7 @@ class TextShard:
     config: TextConfig
     process_index: int
     num_processes: int
-    #: read beside the run, for the energy of its batches, on the generator's clock; None where energy was not asked for
+    #: read beside the run, for the energy of its batches, on the generator's clock; None where energy was not requested
     power: Instruments | None = None
 
     def warm_up(self) -> None:
@@ -131,7 +131,7 @@ class TextShard:
 
         Raises:
             OutOfMemory: a batch does not fit.
-            Stopped: someone asked for it.
+            Stopped: a stop was requested.
         """
         sampler = None
         if self.power is not None and self.power.probes:
@@ -312,13 +312,13 @@ def run_gen_inference(
         model: with transformers' `generate()`; what `accelerator.prepare` made of it will do.
         tokenised_prompts: all prompts, the same in every process, padded on the left.
         experiment_config: anything that `validated` takes.
-        stop: asked between two batches and while waiting; None never stops.
+        stop: checked between two batches and while waiting; None never stops.
 
     Raises:
         ConfigurationError: a value is not allowed, the prompts are not as above, or one of them together with
             `max_output_tokens` is longer than the model's context; nothing has run then.
         OutOfMemory: a batch does not fit (one prompt alone, with `halve_on_out_of_memory`).
-        Stopped: someone asked for it.
+        Stopped: a stop was requested.
         WorkerLost: another process is gone or late.
     """
     shard = prepare_gen_inference(model, tokeniser, tokenised_prompts, experiment_config, accelerator)

@@ -1,4 +1,4 @@
-"""In: a configuration, a process and a model; out: what a reader needs to judge and repeat the run."""
+"""In: a configuration, a process and a model; out: what a reader needs to assess and repeat the run."""
 
 import math
 import os
@@ -57,8 +57,8 @@ def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, exp
     """Who runs what, where and when; sizes of memory in 2**30 bytes.
 
     Beside the published keys: `command`, `git_commit`, `python`, `versions` (None for a package that is not there),
-    `model` and `data` as asked for, and under `hardware_info` the CPU's name, CUDA's version and `gpus`, what the
-    driver tells of each GPU that this process sees.
+    `model` and `data` as requested, and under `hardware_info` the CPU's name, CUDA's version and `gpus`, what the
+    driver reports of each GPU that this process sees.
 
     Args:
         experiment_config: in any form that `config.text.validated` takes.
@@ -113,7 +113,7 @@ def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
 
 
 def gather_experimental_variables(experiment_config: Any) -> ExperimentalVariables:
-    """Every parameter of a text experiment as asked for, JSON values only.
+    """Every parameter of a text experiment as requested, JSON values only.
 
     The published names stand for `fp_precision`, `quantization_config`, `batch_size`, `decoder_config` and
     `latency_simulation`; all others have their own. `num_processes` is the number launched where none was requested.

@@ -227,7 +227,7 @@ def setting_memory(
 ) -> MemoryParts | None:
     """Parts of a setting's memory; None without a reading.
 
-    Where samples were answered in batches, the peak may be theirs, and no part but the weights can be told.
+    Where samples were answered in batches, the peak may be theirs, and no part but the weights is known.
     """
     if reading is None:
         return None
@@ -362,7 +362,7 @@ def get_gpu_cpu_utilisation(device: torch.device) -> ComputeUtilisation:
     """Utilisation now: of the GPU over the driver's last sampling period, of all CPUs since the previous call.
 
     The first call in a process looks back to when psutil was imported. `gpu_utilization_percent` has the figure of
-    `device` alone, and none on the CPU or where the driver does not tell. For figures of a window: `LoadSampler`.
+    `device` alone, and none on the CPU or where the driver does not report it. For figures of a window: `LoadSampler`.
     """
     percent, reason = _gpu_utilisation(device)
     gpus: list[float | None] = [] if percent is None else [percent]
@@ -406,7 +406,7 @@ def combine_comp_metrics(
     `generation_metrics`.
 
     Args:
-        results: what this process generated, which tells how large its cache was; None leaves the cache's bytes out.
+        results: what this process generated, which shows how large its cache was; None leaves the cache's bytes out.
         load: of the window in which it was generated; None reads utilisation now.
 
     Raises:

@@ -73,7 +73,7 @@ def collect_parts(
 
     Raises:
         WorkerLost: a process that is not at its end has finished no sample for `timeout_s`.
-        Stopped: someone asked to stop while waiting.
+        Stopped: a stop was requested while waiting.
     """
     waiting = {
         rank: _Waiting(journal_path(folder, key, rank), experiment_id, len(shard), timeout_s)
@@ -106,7 +106,7 @@ def collect_finished(
 
     Raises:
         WorkerLost: no journal of the setting has grown for `timeout_s`, and samples are missing.
-        Stopped: someone asked to stop while waiting.
+        Stopped: a stop was requested while waiting.
     """
     wanted = {sample_id for shard in shards.values() for sample_id in shard}
     sizes, grown = None, time.monotonic()

@@ -188,7 +188,7 @@ CORRECT_ANSWER_COLUMNS = {
     for ending in ("", "_ci95_low", "_ci95_high")
 }
 
-# Who a row of the CSV of settings is: it can be told from the rows of other tables. Names beside what they are from.
+# Columns that identify a row of the CSV of settings among rows of other tables. Names beside what they are from.
 IDENTITY_COLUMNS = {
     "task": "`provenance.task.name`",
     "setting": "key of the setting, such as `tier-low_topk8_blocks16`",

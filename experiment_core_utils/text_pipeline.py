@@ -111,7 +111,7 @@ def run_text_experiments(
 
     Raises:
         ConfigurationError: not a single combination is possible here, or the weights of none can be used.
-        MeterUnavailable: energy is required and nothing here tells it.
+        MeterUnavailable: energy is required and nothing on this machine measures it.
         ResultsRefused: another run is at work in the folder.
         WorkerLost: a process is gone or late.
     """

@@ -124,7 +124,7 @@ def _cell(text: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Draw diagrams where mermaid's script is there; without it they stay text, and no server is asked for it."""
+    """Draw diagrams where mermaid's script is there; without it they stay text, and nothing is downloaded."""
     if (REPOSITORY / _MERMAID).is_file():
         config.extra_javascript.append("assets/mermaid.min.js")
     else:

@@ -117,7 +117,7 @@ def _without_times(table: pd.DataFrame) -> str:
 
 
 # Caveats that two runs of the same settings need not share: their sentences, and their kinds.
-UNSTEADY = ("drift", "throttled", "foreign load", "foreign_load", "energy")
+UNSTEADY = ("drift", "throttled", "background load", "foreign_load", "energy")
 
 
 def is_unsteady(entry: Any) -> bool:

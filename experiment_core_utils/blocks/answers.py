@@ -19,7 +19,7 @@ from experiment_core_utils.tasks.registry import get_metric
 
 @dataclass(frozen=True)
 class DrawnTask:
-    """A task with the ids of the samples that are asked, and where their requests come from."""
+    """A task with the ids of its drawn samples, and where their requests come from."""
 
     task: Task
     sample_ids: tuple[int, ...]

@@ -175,7 +175,7 @@ def comparison_as_json(each: ChoiceComparison) -> dict[str, Any]:
 
 @contextmanager
 def watched_blocks(blocks: Sequence[nn.Module], seen: Seen) -> Iterator[None]:
-    """`seen` is told of every call of a block; what it gives back other than None goes on in the output's place."""
+    """Call `seen` at every call of a block; what it returns other than None replaces the block's output."""
 
     def hook_of(place: int) -> Callable[..., Any]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -50,7 +50,7 @@ def gradient_importances(model: StagedModel, drawn: Sequence[DrawnTask], vision:
     """Each block's first-order change of the loss of each sample's expected answer; see `expected_answer`.
 
     The loss is the sum of -log p over the answer's tokens and the end of the sequence, one stage call a token, so that
-    it is asked of any staged model. Samples whose answer has no token of its own are left out.
+    it works with any staged model. Samples whose answer has no token of its own are left out.
     """
 
     def of_sample(drawn_task: DrawnTask, sample: Sample, inputs: Mapping[str, Any]) -> list[float]:

@@ -60,7 +60,7 @@ class _Watched:
         self._last_s = clock.now_s()
 
     def text(self) -> str:
-        """The device now; what it no longer tells is named with the reason."""
+        """The device now; what it no longer reports is named with the reason."""
         try:
             energy, mean_w = self._energy()
             return f"{self._device} {self._power(mean_w)}, {energy}"

@@ -1,8 +1,8 @@
 """Energy counters (NVML, RAPL): a window's energy as their rise, with the bound that their ticks leave.
 
 A counter shows its last tick. Without alignment a window is off by up to a tick of power. With it the meter waits for
-a tick before the window begins and for one after it has ended, up to a tick each, and takes the energy in between by a
-straight line: where power falls from P to 0 at the end, at most P * tick / 4 is lost. While the window is open the
+a tick before the window begins and for one after it has ended, up to a tick each, and interpolates the energy in
+between linearly: where power falls from P to 0 at the end, at most P * tick / 4 is lost. While the window is open the
 counters are looked at about every second, so that one that is reset or goes away in between has no figure.
 """
 
@@ -27,7 +27,7 @@ TICKS_S = 0.2
 class CounterReading(NamedTuple):
     """What a counter showed; `reason` says why nothing."""
 
-    #: started_s, ended_s: when it was read; it tells of some moment in between
+    #: started_s, ended_s: when it was read; the value is that of some moment in between
     started_s: float
     ended_s: float
     joules: float | None
@@ -47,10 +47,10 @@ def counter_delta(
 ) -> CounterDelta:
     """What a counter rose by in `seconds`; one that went backwards has wrapped or was reset.
 
-    It has wrapped where it is known to and the rise is within what the device can draw at its limit. Of a counter that
-    wraps nothing is told where that limit is not known, or where it can have wrapped once more than it shows. A counter
-    that was reset and has since passed its old value cannot be told from one that rose: one that is read each second
-    has drawn less than a second's energy then.
+    It has wrapped where it is known to and the rise is within what the device can draw at its limit. A counter that
+    wraps has no figure where that limit is not known, or where it can have wrapped once more than it shows. A counter
+    that was reset and has since passed its old value looks like one that rose: where it is read each second, less than
+    a second's energy is lost.
     """
     if wraps_at_j is None:
         if after_j >= before_j:
@@ -129,7 +129,7 @@ class CounterWatch:
         self._repeating.stop()
 
     def between(self, place: int, begin_s: float, end_s: float) -> list[CounterReading]:
-        """Looks at one counter, by its place, that begun and ended between two moments, in order."""
+        """Readings of one counter, by its place, that started and ended between two moments, in order."""
         return [each for each in self._readings[place] if begin_s <= each.started_s and each.ended_s <= end_s]
 
     def _look(self) -> None:
@@ -263,7 +263,7 @@ class _Rise:
     last_s: float = 0.0
     joules: float = 0.0
     read_s: float = 0.0
-    uncertain_j: float = 0.0  #: of what was taken by a straight line
+    uncertain_j: float = 0.0  #: of what was interpolated linearly
     early_s: float = 0.0  #: how long before the window the tick was from which an aligned one is counted
     reason: str | None = None
     remark: str | None = None
@@ -391,7 +391,7 @@ class CounterMeter:
         bound_j = None
         if tick_s is not None and power_w is not None:
             mean_w = rise.joules / seconds if seconds > 0 else 0.0
-            # A reading tells of some moment while it lasts.
+            # A reading has the value of some moment while it lasts.
             uncertain_s = 2 * rise.read_s + (rise.early_s if self._is_aligned else tick_s)
             bound_j = quantisation_bound_j(uncertain_s, max(power_w, mean_w)) + rise.uncertain_j
         return DeviceEnergy(counter.origin, rise.joules, bound_j, None, rise.remark)
@@ -419,7 +419,7 @@ def _count_from(rise: _Rise, edge: Edge, started_s: float, power_w: float | None
 
 
 POWERCAP = Path("/sys/class/powercap")
-# More than any package draws; what tells a wrap from a reset, and how often to look for wraps.
+# More than any package draws; what distinguishes a wrap from a reset, and how often to look for wraps.
 PACKAGE_LIMIT_W = 1000.0
 
 
@@ -431,7 +431,7 @@ class RaplCounter:
         device: what to call it.
 
     Raises:
-        MeterUnavailable: it cannot be read; the kernel lets only root read it unless told otherwise.
+        MeterUnavailable: it cannot be read; the kernel lets only root read it by default.
     """
 
     limit_w = PACKAGE_LIMIT_W

@@ -25,7 +25,7 @@ from experiment_core_utils.records.energy import (
 )
 from experiment_core_utils.records.text import InstrumentEnergy
 
-# Shorter windows hold too few power readings to tell anything of a second source.
+# Shorter windows hold too few power readings to compare with a second source.
 LEAST_WINDOW_S = 2.0
 
 
@@ -382,7 +382,7 @@ def _gpu_figures(figures: Sequence[WindowFigure], is_counter: bool) -> list[Wind
 
 
 def _gpu_total(figures: Sequence[WindowFigure], is_counter: bool) -> WindowFigure | None:
-    """Total over all GPUs: the sum, which comes last, or the only one's; None where GPUs tell different readings, or
+    """Total over all GPUs: the sum, which comes last, or the only one's; None where GPUs report different readings, or
     one of them none of this kind: the sum of the others would pass for that of all."""
     found = _gpu_figures(figures, is_counter)
     others = _gpu_figures(figures, not is_counter)

@@ -128,7 +128,7 @@ def hardware_info() -> dict[str, Any]:
 
 
 def _describe_gpu(place: torch.device) -> dict[str, Any]:
-    """One GPU; what the driver does not tell is None, and `reason` says why."""
+    """One GPU; what the driver does not report is None, and `reason` says why."""
     uuid = gpu_uuid(place)
     assert uuid is not None
     properties = torch.cuda.get_device_properties(place)
@@ -212,7 +212,7 @@ _L4 = _Sheet(0.3, 30.3, 120 / 2, 242 / 2, 485 / 2)
 # NVIDIA V100 Tensor Core GPU data sheet.
 _V100_SXM2 = _Sheet(0.9, 15.7, None, 125.0, None, has_bfloat16=False)
 _V100_PCIE = _Sheet(0.9, 14.0, None, 112.0, None, has_bfloat16=False)
-# Names as the driver tells them; a slice of a GPU has another name, and no peaks here.
+# Names as the driver reports them; a slice of a GPU has another name, and no peaks here.
 _SHEETS: Mapping[str, _Sheet] = {
     "NVIDIA H100 80GB HBM3": _H100_SXM,
     "NVIDIA H100 PCIe": _H100_PCIE,
@@ -236,7 +236,7 @@ def known_peaks(gpu_name: str, dtype: str) -> Peaks:
     """Peaks of a GPU from its data sheet.
 
     Args:
-        gpu_name: as the driver tells it.
+        gpu_name: as the driver reports it.
         dtype: `float32` (ordinary cores), `tf32`, `float16`, `bfloat16` or `float8`.
     """
     sheet = _SHEETS.get(gpu_name)

@@ -107,7 +107,7 @@ SAMPLE_EVERY_S = 0.2
 class LoadSampler:
     """Samples between `with` and its end, every `interval_s`, and once more at the end.
 
-    A GPU that does not tell is a reason; anything else that a reading raises is raised at the end.
+    A GPU that does not report it is a reason; anything else that a reading raises is raised at the end.
 
     Args:
         gpus: what reads the utilisation in percent of each that the process uses, or raises MeterUnavailable.

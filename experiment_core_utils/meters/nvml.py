@@ -41,7 +41,7 @@ def event_reason_names(bits: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GpuDescription:
-    """What does not change while a GPU works; None where it does not tell, for which `reason` says why."""
+    """What does not change while a GPU works; None where it does not report it, for which `reason` says why."""
 
     name: str | None
     driver_version: str | None
@@ -62,7 +62,7 @@ class NvmlGpu:
     Args:
         uuid: such as "GPU-8d1b…".
         library: the module `pynvml`, or what stands in for it; None imports it.
-        pid: of this process, to tell others from it.
+        pid: of this process, to exclude it.
 
     Raises:
         MeterUnavailable: no such package, driver or GPU.
@@ -78,7 +78,7 @@ class NvmlGpu:
         return int(_answer(self._nvml, "NVML does not number this GPU", self._nvml.nvmlDeviceGetIndex, self._handle))
 
     def read(self) -> GpuReading:
-        """The GPU now; what it does not tell is None, and `reason` says why."""
+        """The GPU now; what it does not report is None, and `reason` says why."""
         nvml, handle = self._nvml, self._handle
         missing: dict[str, str] = {}
 
@@ -108,12 +108,12 @@ class NvmlGpu:
         """See `GpuReading.utilisation_percent`; alone it takes a fraction of a whole reading's time.
 
         Raises:
-            MeterUnavailable: the GPU does not tell.
+            MeterUnavailable: the GPU does not report it.
         """
         return float(_answer(self._nvml, "utilisation", self._nvml.nvmlDeviceGetUtilizationRates, self._handle).gpu)
 
     def describe(self) -> GpuDescription:
-        """Name, driver, power limits and clocks; what the GPU does not tell is None, and `reason` says why."""
+        """Name, driver, power limits and clocks; what the GPU does not report is None, and `reason` says why."""
         nvml, handle = self._nvml, self._handle
         missing: dict[str, str] = {}
 
@@ -220,7 +220,7 @@ class NvmlCounter:
         return float(_answer(self._nvml, what, self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)) / 1000
 
     def _limit_w(self) -> float | None:
-        """The power limit in force; None where the GPU does not tell it."""
+        """The power limit in force; None where the GPU does not report it."""
         try:
             return float(self._nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle)) / 1000
         except self._nvml.NVMLError:
@@ -228,7 +228,7 @@ class NvmlCounter:
 
 
 class NvmlPower:
-    """A GPU's `PowerProbe`: its power at the moment, or what the older call tells where it does not tell that.
+    """A GPU's `PowerProbe`: its power at the moment, or what the older call reports where that is not available.
 
     `origin.basis` is `averaged_power` for the older call, on every GPU: on some it is the power at the moment too.
     Arguments are those of `NvmlGpu`.

@@ -27,7 +27,7 @@ def trapezoid_j(
 ) -> tuple[float, float]:
     """Energy between two moments from power readings, and a bound of its error, both in joules.
 
-    Power runs in straight lines between readings and stays as it was outside them. The bound holds where the power
+    Power is interpolated linearly between readings and stays as it was outside them. The bound holds where the power
     between two readings lies between those readings: half of |step| * time, summed over the steps. Power that swings
     faster than it is read is met by chance: the integral is right on average, not within this bound for certain.
 

@@ -1,7 +1,7 @@
 """The energy of each stage of a request, and of the whole request beside their sum.
 
 A stage takes milliseconds and a counter advances ten times a second, so each stage is repeated alone in windows of its
-own. The sum of the stages is then held against windows of the whole request, which are independent of them.
+own. The sum of the stages is then compared with windows of the whole request, which are independent of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,7 +73,7 @@ def stage_energies(
     Raises:
         MeterUnavailable: there is nothing to measure with.
         SettingError: the model's cache cannot be taken back, so that decoding cannot be repeated.
-        Stopped: someone asked for it.
+        Stopped: a stop was requested.
     """
     how.using.require_any()
     request = StagedRequest(model, inputs, max_new_tokens, rewind)

@@ -344,7 +344,7 @@ NOT_REQUESTED = "energy was not requested"
 def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> ApportionedEnergy:
     """Energy of all traced devices between two moments of the traces' clock; None where that of any is missing.
 
-    Where devices tell of their power in several ways, source and basis name all of them, joined by "+".
+    Where devices report their power in several ways, source and basis name all of them, joined by "+".
 
     Args:
         reason: why there is no trace, where there is none.

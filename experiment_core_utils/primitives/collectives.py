@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other: values, errors, and whether they see the same folder."""
+"""Collective calls of the processes of a run: values, errors, and whether they see the same folder."""
 
 import platform
 import time
@@ -102,7 +102,7 @@ def local_group(places: Sequence[tuple[str, bool]], rank: int) -> list[int]:
 
 
 def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerator: Accelerator) -> None:
-    """Judge that all processes see the same folder: the main one leaves a token there. A collective call.
+    """Check that all processes see the same folder: the main one leaves a token there. A collective call.
 
     Args:
         within_s: network file systems show new files after some seconds.

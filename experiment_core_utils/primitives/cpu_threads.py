@@ -26,7 +26,7 @@ def environment_threads() -> int | None:
         try:
             launcher = psutil.Process().parent()
             environment = {} if launcher is None else launcher.environ()
-        except psutil.Error:  # not ours to read, or gone: then nothing is known of a wish
+        except psutil.Error:  # not ours to read, or gone: then the variable's origin is not known
             return None
     given = environment.get("OMP_NUM_THREADS", "").strip()
     if not given:

@@ -121,7 +121,7 @@ class TokenCopies:
 
 
 def set_cpu_threads(wanted: int | None, processes_here: int) -> None:
-    """Threads for torch's CPU work: as asked, else OMP_NUM_THREADS, else the cores shared among the processes.
+    """Threads for torch's CPU work: as requested, else OMP_NUM_THREADS, else the cores shared among the processes.
 
     Cores are those that this process may use; OMP_NUM_THREADS takes no more than those.
 

@@ -37,7 +37,7 @@ class GenerationFailed(SettingError):
 
 
 class KnobDidNotAct(SettingError):
-    """What ran is not what the setting asked for."""
+    """What ran is not what the setting requested."""
 
 
 class MeterUnavailable(ProfilerError):
@@ -45,7 +45,7 @@ class MeterUnavailable(ProfilerError):
 
 
 class WorkerLost(ProfilerError):
-    """A process of the run is gone or the launch does not match what was asked: stop all."""
+    """A process of the run is gone or the launch does not match what was requested: stop all."""
 
 
 class ResultsError(ProfilerError):
@@ -70,7 +70,7 @@ class OutputRefused(ResultsNotSaved):
 
 
 class Stopped(ProfilerError):
-    """Someone asked the run to stop, and it did so between two samples. Exit code 130."""
+    """A stop was requested, and the run stopped between two samples. Exit code 130."""
 
     exit_code = 130
 

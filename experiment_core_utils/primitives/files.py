@@ -66,7 +66,7 @@ def read_regular_file(path: Path) -> bytes:
 
 
 def check_replaceable(path: Path) -> None:
-    """Judge that nothing but a regular file would be written over.
+    """Check that nothing but a regular file would be written over.
 
     Raises:
         OutputRefused: a device, a pipe, a link or a folder has that name.

@@ -25,7 +25,7 @@ OUTLIER_Z = 3.5
 MAD_TO_STD = 1.4826
 OUTLIER_BEYOND = 0.05
 MIN_RUNS_FOR_OUTLIERS = 3
-# A control setting that is more than this share off its first reading tells of a machine that has changed.
+# A control setting that is more than this share off its first reading shows that the machine has changed.
 DRIFT_LIMIT = 0.05
 
 
@@ -85,7 +85,7 @@ class PrecisionGoal:
     relative: float  #: half of the 95 % interval of the mean total time, as a share of that mean, at which to stop
 
     def of_shard(self, num_processes: int) -> "PrecisionGoal":
-        """The goal of one of several processes, which judges its own samples: the interval of n times as many is
+        """The goal of one of several processes, which checks its own samples: the interval of n times as many is
         narrower by sqrt(n)."""
         return PrecisionGoal(self.relative * math.sqrt(num_processes))
 
@@ -98,7 +98,7 @@ class PrecisionGoal:
 
 
 def find_outliers(totals_s: Sequence[Sequence[float]]) -> Outliers:
-    """Judge each run's total by its ratio to the median of its sample, pooled over a setting's samples.
+    """Mark outlying runs by the ratio of each run's total to the median of its sample, pooled over a setting's samples.
 
     Samples differ in length, runs of one sample do not, so ratios are comparable. Their logarithms lie around 0. An
     outlier is further from it than 3.5 * 1.4826 * MAD (the median distance from 0) and more than 5 % off: the modified

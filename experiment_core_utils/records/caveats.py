@@ -95,12 +95,12 @@ _KINDS = {
     ),
     "foreign_load_cpu": _Kind(
         "warning",
-        "foreign load: other processes used {cpu_fraction:.0%} of the CPUs during this setting".format_map,
+        "background load: other processes used {cpu_fraction:.0%} of the CPUs during this setting".format_map,
         "stop them and measure the setting again",
     ),
     "foreign_load_gpu": _Kind(
         "warning",
-        lambda found: "foreign load: other processes used the GPU when this setting began",
+        lambda found: "background load: other processes used the GPU when this setting began",
         "stop them and measure the setting again",
     ),
     "energy_not_measured": _Kind("warning", "energy: not measured: {reason}".format_map),

@@ -28,7 +28,7 @@ class ModelBytes:
 
 
 class MemoryParts(TypedDict):
-    """What a window's peak memory is made of, in bytes; None where it cannot be told."""
+    """What a window's peak memory is made of, in bytes; None where it is not known."""
 
     weights_bytes: int | None  #: parameters and buffers as stored, over all GPUs; None if unknown
     kv_cache_bytes: int | None  #: of the largest batch at its end, padding included, by formula; None if unknown
@@ -44,7 +44,7 @@ class LoadSample:
     at_s: float  #: seconds since the window opened
     span_s: float  #: time since the sample before, which the CPUs' load is over
     cpu_percent: float | None  #: of all CPUs of the host; None before the first hundredth of a second that they counted
-    gpu_percent: tuple[float | None, ...]  #: of each GPU; None where it did not tell
+    gpu_percent: tuple[float | None, ...]  #: of each GPU; None where it did not report it
     rss_bytes: int
     #: allocated_bytes, reserved_bytes: torch's on all GPUs that the process uses; None without one
     allocated_bytes: int | None
@@ -57,7 +57,7 @@ class LoadTrace:
 
     samples: tuple[LoadSample, ...]
     interval_s: float
-    reason: str | None  #: why a GPU told nothing
+    reason: str | None  #: why a GPU reported nothing
 
 
 class ComputeUtilisation(TypedDict):
@@ -114,7 +114,7 @@ def memory_timeline(trace: LoadTrace) -> dict[str, Any]:
 
 
 def _mean(values: Sequence[float | None], spans: Sequence[float]) -> float | None:
-    """Weighted by time; None where nothing was told."""
+    """Mean weighted by time; None where nothing was reported."""
     known = [(value, span) for value, span in zip(values, spans, strict=True) if value is not None]
     whole = sum(span for _, span in known)
     if not known:

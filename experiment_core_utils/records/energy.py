@@ -83,7 +83,7 @@ class PowerTrace:
 
 @dataclass(frozen=True)
 class IdlePower:
-    """Mean power of a device while nothing was asked of it, with context and model resident."""
+    """Mean power of an idle device, with context and model resident."""
 
     origin: EnergyOrigin  #: device, source and kind
     watts: float | None  #: mean power; None if not measured

@@ -146,7 +146,7 @@ _PLAN_FILE = "plan.json"
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The last run that was begun in a results folder."""
+    """The last run that was started in a results folder."""
 
     schema_version: int  #: 1
     experiment_id: str | None  #: id of the run; None where every setting was done already
@@ -170,7 +170,7 @@ def write_plan(plan: RunPlan, output_dir: Path) -> None:
 
 
 def folders_with_plans(folder: Path) -> list[Path]:
-    """The folder itself and its subfolders, those in which a run was begun: several datasets have one each."""
+    """The folder itself and its subfolders, those in which a run was started: several datasets have one each."""
     return [each for each in (folder, *sorted(folder.glob("*/"))) if plan_path(each).is_file()]
 
 

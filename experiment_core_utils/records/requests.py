@@ -231,7 +231,7 @@ class TokenisedPrompts(TypedDict):
 
 
 class ArchitectureSizes(TypedDict):
-    """Sizes of a decoder; None where the model's config does not tell."""
+    """Sizes of a decoder; None where the model's config does not state them."""
 
     num_layers: int | None
     hidden_size: int | None

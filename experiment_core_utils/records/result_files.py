@@ -106,7 +106,7 @@ def parsed_json(data: bytes) -> Any:
     except ValueError as error:
         if "recursion" in str(error):
             raise ValueError(_TOO_DEEP) from error
-        # The slower reader takes half surrogate pairs, and NaN, whose place is told below.
+        # The slower reader takes half surrogate pairs, and NaN, whose place is reported below.
         try:
             content = json.loads(data.decode("utf-8"))
         except RecursionError:

@@ -1,6 +1,6 @@
 """The result of a setting as one record: its fields are the keys of the setting's JSON file.
 
-The tables of docs/results_schema.md are made from what stands behind `#:`. Keys that older files of this schema lack
+The tables of docs/results_schema.md are made from the `#:` comments. Keys that older files of this schema lack
 have a default, and keys that are not known are kept.
 """
 
@@ -96,7 +96,7 @@ class Record(BaseModel):
 
 
 class TaskDescription(Record):
-    """What was asked, and how it is scored; `name` is part of file names."""
+    """The task and how it is scored; `name` is part of file names."""
 
     name: Name  #: task
     split: str  #: split
@@ -281,7 +281,7 @@ class Metadata(Record):
 
 
 class SampleResult(Record):
-    """One sample at a setting: what it was asked, answered and scored, and its times."""
+    """One sample at a setting: its question, answer, score and times."""
 
     sample_id: Count  #: position in the task's split
     #: N of a token target; for a tier `theoretical_vision_tokens`; None if a tier, and no picture
@@ -500,7 +500,7 @@ class HardwareUtilisation(Record):
 
 
 class EnergyOfSource(Record):
-    """What tells the energy of one source from that of others."""
+    """The source, device and basis of an energy figure."""
 
     device: str | None = None  #: id of a GPU, RAPL zone, or `all`
     component: str | None = None  #: `gpu`, `cpu` or `dram`

@@ -131,7 +131,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class GpuReading:
-    """One GPU at one moment; None where it does not tell, for which `reason` says why."""
+    """One GPU at one moment; None where it does not report it, for which `reason` says why."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -156,7 +156,7 @@ class CpuReading:
     busy_s: float  #: seconds that its logical CPUs were busy, summed over them
     total_s: float  #: seconds that they were there
     own_s: float  #: seconds that this process used of them
-    frequency_mhz: float | None  #: mean over CPUs; None where the host does not tell
+    frequency_mhz: float | None  #: mean over CPUs; None where the host does not report it
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class MeasuredSetting:
 class Outliers:
     """Runs that stand out from the other runs of their sample; they are marked, and stay in every statistic."""
 
-    #: for each sample the indices of its runs that do, None where it has too few to judge
+    #: for each sample the indices of its runs that do, None where it has too few runs for that
     by_sample: tuple[tuple[int, ...] | None, ...]
     share: float | None  #: of the runs that were checked; None where none was
     reason: str | None  #: why there is no share
@@ -275,5 +275,5 @@ class SettingSummary:
     counts: CountsPart
     #: over samples, by quantity: stage times in seconds, token counts as they are
     distributions: Mapping[str, Distribution]
-    #: for each sample the indices of its runs that stand out, None where it has too few to judge
+    #: for each sample the indices of its runs that stand out, None where it has too few runs for that
     outlier_runs: tuple[tuple[int, ...] | None, ...]

@@ -70,8 +70,8 @@ class BatchRecord(ApportionedEnergy):
     batch_index: int  #: of the process's own batches, in the order in which they ran
     prompt_indices: list[int]  #: which prompts ran together, over all processes
     inference_time_s: float  #: prompts on the device -> last token on the host
-    #: -> first token, the same for every prompt of the batch; None for a model whose own `generate()` does not tell of
-    #: each token
+    #: -> first token, the same for every prompt of the batch; None for a model whose own `generate()` does not
+    #: report each token
     ttft_s: float | None
     #: the times between the batch's tokens; after its first rows have ended, those of the others
     inter_token_s: list[float]
@@ -119,7 +119,7 @@ class DistributedDescription(TypedDict):
 
 
 class HardwareInfo(TypedDict):
-    """The host; more keys say what the driver tells of its GPUs."""
+    """The host; more keys say what the driver reports of its GPUs."""
 
     cuda_available: bool
     num_gpus: int

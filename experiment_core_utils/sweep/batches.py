@@ -85,7 +85,7 @@ class BatchAnswerer:
             try:
                 with time_limit(self._timeout_s):
                     sample, request = self._bench.requests.take(sample_id, setting.vision.crops)
-                # As for measured samples: one that no metric could judge is not worth the time.
+                # As for measured samples: one that no metric could score is not worth the time.
                 self._bench.metric.score([answer_to(sample, "")])
             except SampleError as error:
                 failed.append(failed_sample(sample_id, error))

@@ -83,7 +83,7 @@ class ControlRuns:
 
         Raises:
             SettingError: the control setting cannot be run.
-            Stopped: someone asked to stop.
+            Stopped: a stop was requested.
         """
         candidates = self._sample_ids or self._context.own_ids[:_MOST_CANDIDATES]
         totals: dict[int, float] = {}
@@ -190,7 +190,7 @@ class DriftCheck:
         return totals, None if totals else "none of this process's first samples can be read"
 
     def unfilled(self) -> list[Drift]:
-        """For the result of the setting that `after` was told of last, until `fill_in_drift` knows the readings."""
+        """The drift record of the setting that `after` got last, until `fill_in_drift` knows the readings."""
         if not self._every:
             return []
         return [
@@ -228,7 +228,7 @@ def wait_for_last_readings(
     """Until each of these processes has written the reading that ends this run, or the time is over.
 
     Raises:
-        Stopped: someone asked to stop while waiting.
+        Stopped: a stop was requested while waiting.
     """
     missing, deadline = set(ranks), time.monotonic() + timeout_s
     while missing and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """The search of the accuracy-latency front, with each round measured into the ordinary journals.
 
-Every process runs the same search on the same observations, which it reads from the journals of all: no process tells
-another what to do next. A search that was stopped is gone through again from its first round; what is in the journals
+Every process runs the same search on the same observations, which it reads from the journals of all: no process sends
+another its next step. A search that was stopped is gone through again from its first round; what is in the journals
 is not measured again.
 """
 
@@ -159,7 +159,7 @@ def wait_until_all_are_over(
     """Wait for `announce_end` of every process; False where one has not said so within `timeout_s`.
 
     Raises:
-        Stopped: someone asked to stop while waiting.
+        Stopped: a stop was requested while waiting.
         ResultsRefused: something else than a file lies where a process says so.
     """
     deadline = time.monotonic() + timeout_s

@@ -1,7 +1,7 @@
 """The rules of the front search: which settings are measured next, and which form the front.
 
-A race for the accuracy-latency front on the same samples. All settings start on the first few; after each round some
-leave and the others go on to more, until the time is used up or every place is known. Two ways to leave:
+A racing search of the accuracy-latency front on the same samples. All settings start on the first few; after each
+round some leave and the others get more, until the time is used up or every place is known. Two ways to leave:
 
 **Eliminated.** Setting t *dominates* s when, on the samples that both have, t is confidently faster and confidently
 not less accurate by more than `margin`: one-sided bounds on the mean of paired differences, the spread taken between
@@ -116,7 +116,7 @@ class Survivor:
     num_samples: int
     accuracy: float | None  #: mean score; None where no sample has one
     seconds: float  #: mean latency
-    #: settings that stayed too and that it could not be told from: each may in truth dominate it
+    #: remaining settings without a verdict against it: each may in truth dominate it
     open_against: tuple[str, ...]
 
 
@@ -145,7 +145,7 @@ class SearchResult:
     failed: tuple[str, ...]  #: settings that could not be run
     cost_s: float  #: model time used
     full_cost_s: float  #: model time that all settings would take on all samples, estimated from those measured here
-    rounds: tuple[Mapping[str, int], ...]  #: what each round asked for, as setting -> number of new samples
+    rounds: tuple[Mapping[str, int], ...]  #: what each round requested, as setting -> number of new samples
     #: no setting that stayed can dominate another (`settled`), the time is used up (`budget`), or every one of them has
     #: all samples (`samples`)
     stopped: StopReason
@@ -159,8 +159,8 @@ class SearchResult:
 class ParetoSearch:
     """The state of a search: `next_round` says what to measure, `record` takes it in, until `next_round` is empty.
 
-    The same observations always lead to the same rounds, so a search that was broken off goes on by being told again
-    what was measured.
+    The same observations always lead to the same rounds, so a search that was interrupted resumes when it gets the
+    same measurements again.
 
     Args:
         sample_ids: in the order in which they are to be used, which must be random.
@@ -200,7 +200,7 @@ class ParetoSearch:
         return dict(self._pending)
 
     def record(self, observations: Mapping[str, Mapping[int, Observation]]) -> None:
-        """Take in what `next_round` asked for; a sample that failed is missing, a setting that failed has none."""
+        """Take in what `next_round` requested; a sample that failed is missing, a setting that failed has none."""
         if observations.keys() != self._pending.keys():
             raise ValueError("record takes exactly the settings that next_round returned")
         for key, seen in observations.items():

@@ -64,8 +64,8 @@ def load_noted(sampler: LoadSampler, journal: Journal, origin: JournalHeader, wi
 class Shard:
     """The ids of one process's samples, in order, and those that are finished.
 
-    Whether there are enough is judged in that order, before each id, by the samples in front of it alone. So a run that
-    was killed and goes on stops at the same id.
+    Whether there are enough is decided in that order, before each id, from the samples in front of it alone. So a run
+    that was killed and resumed stops at the same id.
 
     Args:
         finished: samples by id; those of other processes are left out.
@@ -103,7 +103,7 @@ class Shard:
 
     @property
     def num_requested(self) -> int:
-        """How many ids from the front are requested, as far as the finished samples tell."""
+        """How many ids from the front are requested, as far as the finished samples show."""
         if self._goal is None:
             return len(self.sample_ids)
         return sum(1 for _ in self.until_enough())
@@ -153,7 +153,7 @@ class ShardMeasurer:
     A shard is a list of ids in the order in which they are measured. It may be the beginning of a longer one: what was
     measured on the first n ids of an order is taken up when the same setting comes again with more of them, as long as
     its journals are there. Sampling may also stop inside a shard, where there are enough samples
-    (`--until_precision`); the end of the journal says how many ids it was given and how many it asked for.
+    (`--until_precision`); the end of the journal says how many ids it was given and how many it requested.
 
     Args:
         profiles: decides which samples are run once more under a profiler; None for none.
@@ -396,7 +396,7 @@ class ShardMeasurer:
         self._warm_layouts.add(layout)
 
     def _measure_sample(self, setting: KnobSetting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
-        # Scored at the merge, with all others; one that no metric could judge is not worth the time of its runs.
+        # Scored at the merge, with all others; one that no metric could score is not worth the time of its runs.
         self._bench.metric.score([answer_to(sample, "")])
         started = time.perf_counter()
         inputs = self._bench.model.to_device(request.inputs)

@@ -48,7 +48,7 @@ def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> Bl
 
 @dataclass(frozen=True)
 class RequestedValues:
-    """The values of each knob that a run is asked for, given or by default."""
+    """The requested values of each knob, given or by default."""
 
     targets: tuple[VisionTarget, ...]
     top_k: tuple[int | None, ...]
@@ -56,7 +56,7 @@ class RequestedValues:
 
 
 def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting, ...]:
-    """The settings asked for.
+    """The requested settings.
 
     Raises:
         ConfigurationError: more experts or blocks than the model has, a knob that cannot be set in it, or scores
@@ -196,7 +196,7 @@ def due_and_tidy(folder: Path, order: MeasuringOrder, ledger: Ledger, *, is_sear
 
 
 def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSetting]:
-    """The settings that the main process wants measured, in its order.
+    """The settings that the main process will measure, in its order.
 
     Raises:
         WorkerLost: this process was not given one of them.
@@ -238,8 +238,8 @@ def agreed_fingerprint(
     """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
 
     The same wherever model and results lie. A change of code or of a machine's load is not seen; the provenance in each
-    file records the commit. A folder that was begun when the model's path and times of change still counted keeps that
-    digest, the main process's, as long as they are the same.
+    file records the commit. A folder that was started when the model's path and times of change still counted keeps
+    that digest, the main process's, as long as they are the same.
 
     Raises:
         WorkerLost: (in all of them) a process would measure something else than the main one.

@@ -101,7 +101,7 @@ class TorchProfiles:
 
     Args:
         mode: None where nothing is to be profiled.
-        every_sample: else the first sample of each setting that this process is asked about, if it is the main one.
+        every_sample: else the first sample of each setting that the main process measures.
         setting_keys: the whole plan in order; a setting's place in it is the `config_idx` of its files.
         sample_ids: all samples of the run in order; a sample's place among them is the `sample_idx`.
     """

@@ -54,7 +54,7 @@ class WorkerExited(Exception):
 
 
 class PreparationWorker:
-    """One preparing process; it answers in the order in which it is asked.
+    """One preparing process; its results come in the order of the requests.
 
     Args:
         prepare: called in the process; what it raises other than SampleError ends the process.
@@ -84,7 +84,7 @@ class PreparationWorker:
         self._is_torn = False
 
     def submit(self, key: RequestKey) -> None:
-        """Prepare this after what was asked before; raises WorkerExited."""
+        """Prepare this after what was submitted before; raises WorkerExited."""
         try:
             self._requests.send(key)
         except OSError as error:
@@ -92,11 +92,11 @@ class PreparationWorker:
         self.pending.append(key)
 
     def has_result(self) -> bool:
-        """Whether the next answer can be had without waiting for its preparation."""
+        """Whether the next result can be received without waiting for its preparation."""
         return bool(self.pending) and self._results.poll()
 
     def receive(self) -> tuple[RequestKey, PrefetchedRequest | SampleError]:
-        """The first answer that is owed; waits for it.
+        """The first pending result; waits for it.
 
         Raises:
             WorkerExited: it will not come.
@@ -111,7 +111,7 @@ class PreparationWorker:
         return self.pending.popleft(), outcome
 
     def is_usable(self) -> bool:
-        """Whether it is of use after an answer was not waited for: none is read in part, and the next one is coming."""
+        """Whether it can be used after an interrupted wait: no result is read in part, and the next one is coming."""
         return not self._is_torn and self._results.poll(_GRACE_S)
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ def _work(
     results: Connection,
     inherited: Sequence[Connection],
 ) -> None:
-    """The process: lives until it is ended, or the one that asks is gone, however that ended."""
+    """The process: lives until it is ended, or its parent is gone, however that ended."""
     ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -292,7 +292,7 @@ class RequestSource:
         self._preparer = SamplePreparer(task, model, for_pictures / max(num_workers, 1))
         self._free_bytes = budget_bytes - for_pictures
         self._cached: dict[RequestKey, PrefetchedRequest] = {}
-        # Arrived before it was taken, and there was no room to keep it.
+        # Arrived before they were taken, and there was no memory to cache them.
         self._arrived: dict[RequestKey, PrefetchedRequest | SampleError] = {}
         self._upcoming: list[RequestKey] = []
         self._workers: list[PreparationWorker] = []
@@ -381,7 +381,7 @@ class RequestSource:
                 raise
 
     def _prefetch(self) -> None:
-        """Keep the workers busy with what comes next, as far as there is a place for the answers."""
+        """Keep the workers busy with what comes next, as far as there is a place for the results."""
         while self._upcoming and self._workers and self._num_in_flight() < _PREFETCHED_PER_WORKER * len(self._workers):
             key = self._upcoming.pop()
             worker = self._worker_of(key)
@@ -396,14 +396,14 @@ class RequestSource:
         return len(self._arrived) + sum(len(worker.pending) for worker in self._workers)
 
     def _worker_of(self, key: RequestKey) -> PreparationWorker | None:
-        """The one that was asked, else the one that had the sample before, so that its picture is there."""
+        """The one that prepares it, else the one that had the sample before, so that its picture is there."""
         if not self._workers:
             return None
         requested = next((worker for worker in self._workers if key in worker.pending), None)
         return requested or self._workers[self._home[key.sample_id] % len(self._workers)]
 
     def _store(self, key: RequestKey, outcome: PrefetchedRequest | SampleError) -> None:
-        """Keep it where there is room, else hold it until it is taken."""
+        """Cache it where there is memory, else keep it until it is taken."""
         if key in self._cached:
             return
         if isinstance(outcome, PrefetchedRequest) and (needed := request_bytes(outcome)) <= self._free_bytes:
@@ -413,7 +413,7 @@ class RequestSource:
             self._arrived[key] = outcome
 
     def _drop(self, worker: PreparationWorker) -> None:
-        """Go on without it. No new one is started: it would hold this process's files and locks open."""
+        """Drop a worker. No new one is started: it would hold this process's files and locks open."""
         self._workers.remove(worker)
         worker.end()
 

@@ -34,7 +34,7 @@ class SettingJournals:
     key: str
     finished: frozenset[int]  #: samples that are done with, over all processes and runs
     failed: tuple[FailedSample, ...]  #: those of them that failed
-    is_at_work: bool  #: the plan's run has begun it, and not every process is at the end of its share
+    is_at_work: bool  #: the plan's run has started it, and not every process is at the end of its shard
     written_unix_s: float  #: when the last line was written
 
 
@@ -66,7 +66,7 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
     """The state of the last run in a results folder.
 
     Raises:
-        ResultsError: no run was begun there, or its files are of another version.
+        ResultsError: no run was started there, or its files are of another version.
     """
     plan = read_plan(output_dir)
     ledger = Ledger(output_dir, plan.fingerprint, trackers)
@@ -158,7 +158,7 @@ def status_lines(status: Status, output_dir: Path) -> list[str]:
     processes = "1 process" if plan.num_processes == 1 else f"{plan.num_processes} processes"
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(plan.started_unix_s))
     lines = [
-        f"{output_dir}: {run} on {plan.task}, {plan.num_samples} samples a setting, {processes}, begun {began}",
+        f"{output_dir}: {run} on {plan.task}, {plan.num_samples} samples a setting, {processes}, started {began}",
         f"settings: {len(status.done)} done, {len(status.failed)} failed, {len(status.left)} left of {len(plan.keys)}",
     ]
     if status.at_work is not None:
@@ -177,7 +177,7 @@ def time_line(status: Status) -> str:
         f"time left: about {span(status.left_s)} at this run's pace "
         f"({status.samples_by_run} samples in {span(status.elapsed_s)})"
         if status.left_s is not None
-        else f"time left: not known before the first sample; begun {span(status.elapsed_s + status.silent_s)} ago"
+        else f"time left: not known before the first sample; started {span(status.elapsed_s + status.silent_s)} ago"
     )
     if status.is_running is False:
         return f"stopped {span(status.silent_s)} ago; run the same command again to resume; {pace}"
@@ -200,7 +200,7 @@ def failure_lines(status: Status) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 answered, 1 no run was begun there, 2 the request cannot be met."""
+    """Exit code: 0 answered, 1 no run was started there, 2 the request cannot be met."""
     parser: argparse.ArgumentParser = OneLineParser(
         prog="python -m experiment_core_utils.sweep.status", description="Show how far a run has come."
     )

@@ -119,7 +119,7 @@ def _gpu_fields(
 
 
 def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
-    """A caveat each for throttling and for foreign load, of the process that had most of it; none where none had."""
+    """A caveat each for throttling and for background load, of the process that had most of it; none where none had."""
     caveats = []
     throttled = [each for each in entries if _throttling(each)]
     if throttled:

@@ -1,4 +1,4 @@
-"""The interface of tasks and metrics: samples that can be asked and scored."""
+"""The interface of tasks and metrics: samples, their prompts and their scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class Sample:
 
     sample_id: int  #: position in the task's split; stable for (task, split), so that a sample can be made again alone
     image_id: str  #: names the picture; several questions may share one
-    question: str  #: the text as it is asked, without the prompt template and the options around it
+    question: str  #: the question's text, without the prompt template and the options around it
     #: reference answers (ten for VQA-style tasks, five captions, the text of the right option)
     answers: tuple[str, ...]
     image: Image.Image | None  #: RGB picture, EXIF orientation applied; None for a text-only question

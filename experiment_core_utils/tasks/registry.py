@@ -42,7 +42,7 @@ REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Where a dataset is read from, and how it is asked; generated tasks have no use for these."""
+    """Where a dataset is read from, and how its prompts are made; generated tasks have no use for these."""
 
     data_dir: Path | None = None  #: holds what the user put there
     cache_dir: Path | None = None  #: what a download may leave

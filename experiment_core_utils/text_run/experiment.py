@@ -54,7 +54,7 @@ def measure_experiment(
     Raises:
         SettingError: it cannot be run, such as OutOfMemory; in all processes, whichever it happened to.
         ConfigurationError: the model cannot be loaded.
-        MeterUnavailable: energy is required and nothing here tells it; nothing was loaded then.
+        MeterUnavailable: energy is required and nothing on this machine measures it; nothing was loaded then.
         WorkerLost: a process is gone or late.
     """
     config = due.config

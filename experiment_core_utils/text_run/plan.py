@@ -38,7 +38,7 @@ def choose_prompts(
     """The first `num_input_prompts` of those that are short enough, shortest first where they are to be sorted.
 
     Raises:
-        ConfigurationError: fewer are short enough than asked for, or none is; an answer to one of them does not fit
+        ConfigurationError: fewer are short enough than requested, or none is; an answer to one of them does not fit
             the model's context; the tokenizer has tokens that the model does not know.
     """
     short = filter_prompts_by_length(prompts, tokenizer, config.max_input_tokens)

@@ -5,7 +5,7 @@ python -m experiments.benchmarks.controller_baselines docs/core_exp/pareto_table
 Each split makes every policy from one half of the pictures and replays it on the other half, at budgets that are
 fractions of the largest setting's mean time in the first half. The figures are means over splits, the budgets that some
 setting meets and requests; the intervals (95 %) are over pictures, a request's difference being its mean over all
-splits that judge it.
+splits that evaluate it.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.stream:
         _streams(grid, splits)
         return
-    # Policy -> [in time, late, asked] of each request over all splits and budgets.
+    # Policy -> [in time, late, requests] of each request over all splits and budgets.
     sums: dict[str, np.ndarray] = {}
     place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
     num_budgets = 0
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
     """Print a row for each way to share a budget: mean latency / budget and fraction late are over a stream."""
-    # Way -> [accuracy, 0, asked, latency / budget, late] of each request over all splits and budgets.
+    # Way -> [accuracy, 0, requests, latency / budget, late] of each request over all splits and budgets.
     sums: dict[str, np.ndarray] = {}
     place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
     for split in splits:

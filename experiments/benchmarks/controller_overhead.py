@@ -12,7 +12,7 @@ ones run eagerly where plain ones do not; `decided_on` and `decided_on_reason` w
 why not on the model's GPU. `make_ready_s` is the time of all captures, `num_runs` counts measured pairs, `choices`
 those of each setting and pause, `num_parameters` those of all networks. The following have `p50` and `p95` over the
 runs: `first_stage_ms`, `second_stage_ms` and their sum `controller_ms`; `new_budget_first_stage_ms`, at budgets that
-were never asked for; `adaptive_total_ms` (`T_total`, the stages in it), `plain_total_ms` and, run by run,
+were never requested; `adaptive_total_ms` (`T_total`, the stages in it), `plain_total_ms` and, run by run,
 `adaptive_less_plain_ms`. `controller_share` is the median of `controller_ms` / `adaptive_total_ms`; `on_host` has the
 stages of the same requests with the networks on the host, null where they are there anyway.
 """

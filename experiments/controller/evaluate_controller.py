@@ -300,7 +300,7 @@ def write(
 ) -> list[Path]:
     """Write the JSON, the CSV and the figure, whose static settings are those of the grid; returns their paths.
 
-    Of the further policies only the chosen table is drawn, so that lines can be told apart.
+    Of the further policies only the chosen table is drawn, so that lines can be distinguished.
     """
     left_out = [each.name for each in further if each.name != CHOSEN_TABLE]
     first = given.results[0]

@@ -461,7 +461,7 @@ def add_lookup_flags(parser: argparse.ArgumentParser, named: str = "") -> None:
     default = LookupOptions()
     add = parser.add_argument
     add("--aggregation_method", choices=AGGREGATIONS,
-        help=f"{named}what a setting is judged by: a latency over its samples, or its score within the budget "
+        help=f"{named}what a setting is compared by: a latency over its samples, or its score within the budget "
              f"(default: {default.aggregation_method})")  # fmt: skip
     add("--tolerance", type=float, metavar="SHARE",
         help=f"{named}fraction of the budget by which a setting's latency may exceed it (default: "

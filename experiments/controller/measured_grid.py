@@ -44,7 +44,7 @@ class MeasuredGrid:
     model: str | None = None  #: its name as given; None where the results do not contain it
     #: task -> the split that its samples are of; without those that the results do not contain
     splits: Mapping[str, str] = field(default_factory=dict)
-    prompts: tuple[str | None, ...] | None = None  #: [N], the texts that were asked; None where there are none
+    prompts: tuple[str | None, ...] | None = None  #: [N], the texts of the prompts; None where there are none
 
     def __len__(self) -> int:
         return len(self.sample_ids)

@@ -200,8 +200,8 @@ def replay_leaks(checkpoint: Path, calibration: MeasuredGrid, validated: Measure
     """Caveats over all trainings of the checkpoint, for a replay.
 
     Args:
-        calibration: those of its samples that a training could use; a training on just these has seen nothing that is
-            judged. May be empty.
+        calibration: those of its samples that a training could use; a training on just these has seen nothing of the
+            evaluation. May be empty.
     """
     own = fingerprints(calibration)
     found, are_all = earlier_trainings(checkpoint)

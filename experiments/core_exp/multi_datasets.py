@@ -55,7 +55,7 @@ class DatasetsRequest:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of the run of one dataset; the exit code is None where it was not begun."""
+    """The outcome of the run of one dataset; the exit code is None where it was not started."""
 
     dataset: str
     exit_code: int | None
@@ -180,7 +180,7 @@ class Runner:
         return Outcome(dataset, STOPPED if self._stopped else exit_code, time.monotonic() - started)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Stop, as a signal handler: the current dataset stops cleanly, no other is begun. Where a terminal's Ctrl-C
+        """Stop, as a signal handler: the current dataset stops cleanly, no other is started. Where a terminal's Ctrl-C
         has reached the driver already, the same signal again at once changes nothing.
         """
         self._stopped = True
@@ -208,7 +208,7 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
 def outcome_name(exit_code: int | None) -> str:
     """A word for how a driver ended."""
     if exit_code is None:
-        return "not begun"
+        return "not started"
     return OUTCOMES.get(exit_code, f"FAILED ({exit_code})")
 
 

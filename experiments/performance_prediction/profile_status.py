@@ -14,7 +14,7 @@ from experiment_core_utils.primitives.csv_tables import read_table_file
 
 
 def status_lines(results: Path) -> Iterator[str]:
-    """One line for each folder of a stage, in the order of their names; a folder without a table has begun."""
+    """One line for each folder of a stage, in the order of their names; a folder without a table has started."""
     for folder in sorted(path for path in results.glob("[123]_*/*") if path.is_dir()):
         where = folder.relative_to(results)
         tables = sorted(folder.glob("*_overall.csv"))

@@ -174,7 +174,7 @@ class PowerMonitor:
         self._started_s = math.nan
 
     def start(self) -> None:
-        """Begin a trace; without a power reading the stop reports it. Raises ConfigurationError where one has begun."""
+        """Begin a trace; without a power reading the stop reports it. Raises ConfigurationError where one is open."""
         if self._sampler is not None:
             raise ConfigurationError("this power monitor has started already; stop it before starting it again")
         if self._using is None or not self._using.probes:
@@ -322,7 +322,7 @@ class UnifiedProfiler:
 def whole_times(
     inference: Callable[[], object], device: torch.device, num_warmup: int, num_measured: int
 ) -> WholeTimes:
-    """Times of inferences in a row, each begun on an idle device; warm-up first, until three agree within 5 %."""
+    """Times of inferences in a row, each started on an idle device; warm-up first, until three agree within 5 %."""
     warm: list[float] = []
     while needs_another_run(warm, num_warmup, num_warmup + _WARMUP_BEYOND):
         warm.append(_seconds(inference, device))

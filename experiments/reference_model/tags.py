@@ -1,8 +1,8 @@
-"""Tags of the items of scenes: what each image feature should tell of the item under it, and the loss for it.
+"""Tags of the items of scenes: what each image feature should encode of the item under it, and the loss for it.
 
 A question rewards the model for one item of a scene. The tags reward the vision tower for all of them at once:
-every feature inside an item's box must tell the item's colour, shape and label, whether it lies on the shape or on the
-text. So the features already *bind* the label to its shape, and the decoder only has to look the right one up.
+every feature inside an item's box must encode the item's colour, shape and label, whether it lies on the shape or on
+the text. So the features already *bind* the label to its shape, and the decoder only has to look the right one up.
 The head that answers is thrown away after training.
 """
 

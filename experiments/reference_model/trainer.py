@@ -36,7 +36,7 @@ MOST_DROPPED_BLOCKS = 4
 @dataclass
 class StepResult:
     """The results of one forward pass: the loss to minimise, its parts, which answers [B, N] are all right, and the
-    fraction of the features on legible text that tell the whole label.
+    fraction of the features on legible text that encode the whole label.
     """
 
     loss: torch.Tensor

@@ -56,9 +56,9 @@ def test_a_killed_share_goes_on_and_ends_at_the_same_place() -> None:
     assert 10 < len(at_once) < 50
     for kill_after in range(len(at_once) + 1):
         first = Shard(IDS, {}, GOAL)
-        begun = measure(first, seconds, kill_after)
+        interrupted = measure(first, seconds, kill_after)
         second = Shard(IDS, first.finished, GOAL)
-        assert begun + measure(second, seconds) == at_once
+        assert interrupted + measure(second, seconds) == at_once
         assert second.is_done and second.num_requested == len(at_once)
 
 

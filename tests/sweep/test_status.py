@@ -74,7 +74,7 @@ def test_a_run_in_the_middle_of_its_second_setting(ledger: Ledger, tmp_path: Pat
     assert (status.samples_by_run, status.samples_missing) == (6, 5)
     assert status.left_s == pytest.approx(83.333, abs=1e-3)
     lines = lines_of(tmp_path, 1130.0)
-    assert lines[0].startswith("out: run 0002 on signs, 4 samples a setting, 2 processes, begun 1970-01-0")
+    assert lines[0].startswith("out: run 0002 on signs, 4 samples a setting, 2 processes, started 1970-01-0")
     assert lines[1:] == [
         "settings: 1 done, 0 failed, 2 left of 3",
         "at work: b, 3 of 4 samples",
@@ -94,7 +94,7 @@ def test_before_the_first_sample_the_time_is_not_known(ledger: Ledger, tmp_path:
     write_plan(replace(PLAN, num_samples_before=0), tmp_path)
     assert lines_of(tmp_path, 1042.0)[1:] == [
         "settings: 0 done, 0 failed, 3 left of 3",
-        "time left: not known before the first sample; begun 42 s ago; last line written 42 s ago",
+        "time left: not known before the first sample; started 42 s ago; last line written 42 s ago",
     ]
 
 

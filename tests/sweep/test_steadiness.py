@@ -98,7 +98,7 @@ def test_heat_power_and_others_are_caveats() -> None:
     (counted,) = caveats(replace(GPU, power_throttled_s=5.2))
     assert "(power limit)" in counted.sentence
     (load,) = caveats(GPU, background_s=8.0)
-    assert load.sentence.startswith("foreign load: other processes used 20% of the CPUs during this setting; ")
+    assert load.sentence.startswith("background load: other processes used 20% of the CPUs during this setting; ")
     busy = replace(GPU, foreign_processes=1, utilisation_percent=50)
     (company,) = caveats(GPU, opened=busy)
     assert company.kind == "foreign_load_gpu"

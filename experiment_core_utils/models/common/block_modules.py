@@ -34,7 +34,7 @@ class BlockModules:
     block: "weakref.ref[nn.Module]"
     #: the module whose `top_k` says how many experts run for a token; None in a dense block
     router: "weakref.ref[nn.Module] | None"
-    #: of all its products, packed weights as many as before packing; None where packed weights do not tell
+    #: of all its products, packed weights as many as before packing; None where packed weights do not show it
     matrix_elements: int | None
     #: the module, by its name in the block, whose `forward` was put in place of its class's, so that what it computes
     #: is not known from its weights; accelerate's hooks, which then call the class's own, do not count

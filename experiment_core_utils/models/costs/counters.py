@@ -86,7 +86,7 @@ def count_flops(run: Callable[[], object]) -> int:
 
 
 class _NoModules(ModuleTracker):
-    """A module tracker that tells no modules apart: torch's own needs gradients of a parameter that is given to a
+    """A module tracker that does not distinguish modules: torch's own needs gradients of a parameter that is given to a
     module.
     """
 

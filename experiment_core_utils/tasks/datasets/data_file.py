@@ -110,7 +110,7 @@ class DataFileTask:
         return question.sample(index, image, self.question_type(index))
 
     def question_type(self, index: int) -> str:
-        """See `Task`; a row that cannot be read or does not tell its type is of type `all`."""
+        """See `Task`; a row that cannot be read or has no type is of type `all`."""
         row = self._file.rows[self._checked(index)]
         found = None if isinstance(row, str) else _text(row.get("type"))
         return found if is_text(found) and found else UNTYPED

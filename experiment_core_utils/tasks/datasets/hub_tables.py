@@ -193,7 +193,7 @@ def _saved(folder: Path, split: str) -> HubTable:
         rows = saved
         if rows.split is not None and str(rows.split) != split:
             raise ConfigurationError(f"{folder} was saved from split {str(rows.split)!r}, and {split!r} was requested")
-    stated = split if rows.split is not None else f"{split}, as asked; the folder does not state it"
+    stated = split if rows.split is not None else f"{split}, as requested; the folder does not state it"
     source = {"read_from": "saved dataset", "path": str(folder), "split": stated, "fingerprint": rows._fingerprint}
     return HubTable(rows.flatten_indices() if rows._indices is not None else rows, (folder,), source)
 

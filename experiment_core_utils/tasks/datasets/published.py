@@ -100,7 +100,7 @@ class PublishedTask(ABC):
     splits: Mapping[str, SplitSource]  #: those with answers, by our names
     unanswered: tuple[str, ...] = ()  #: splits that are published without answers
     columns: frozenset[str]  #: what a row needs to have
-    type_columns: tuple[str, ...] = ()  #: what the question type is told from, as far as the rows have it
+    type_columns: tuple[str, ...] = ()  #: what the question type is read from, as far as the rows have it
     required_fields: tuple[str, ...] = ("question",)  #: what a prompt template has to name
 
     def __init__(
@@ -224,7 +224,7 @@ class PublishedTask(ABC):
     # --- reading ---
 
     def _type_at(self, row: Row, place: Place) -> str:
-        """`type_of`; a row that does not tell is untyped (asked as a sample, it says itself what it lacks)."""
+        """`type_of`; a row without one is untyped (read as a sample, it raises what is missing)."""
         try:
             found = self.type_of(row, place)
         except ODD_ROW:
@@ -303,7 +303,7 @@ def list_of_records(value: Any) -> list[Mapping[str, Any]]:
 
 
 def file_stem(picture: Mapping[str, Any] | None) -> str | None:
-    """The name of the picture's file without its ending; None where the row does not tell it."""
+    """The name of the picture's file without its ending; None where the row does not have it."""
     return None if picture is None or not picture["path"] else Path(picture["path"]).stem
 
 

@@ -1,7 +1,7 @@
 """Captions of generated scenes with five references each, scored by CIDEr-D.
 
 The references differ as people's captions do: in order, in wording, and in what they leave out. Shapes and colours can
-be told from a coarse picture, the text on them cannot.
+be recognised in a coarse picture, the text on them cannot.
 """
 
 import random

@@ -66,7 +66,7 @@ def _reading(item: Item, rng: random.Random) -> QuestionAnswer:
 def lookalikes(label: str, rng: random.Random) -> list[str]:
     """Three labels that differ in one of two places, in the other, and in both, digit for digit, letter for letter.
 
-    With the label itself every combination is there once, so the options alone do not tell which one is right.
+    With the label itself every combination is there once, so the options alone do not show which one is right.
     """
     first, second = rng.sample(range(len(label)), 2)
     one, other = _other_character(label, first, rng), _other_character(label, second, rng)

@@ -42,7 +42,7 @@ class QuestionAnswer:
     question: str
     answer: str  #: what a model is trained to say; the letter of a multiple-choice question
     question_type: str  #: one of its family's types
-    #: `family` (the way of asking), `needs_text` (whether a label has to be read), and of the item asked for, where
+    #: `family` (the way of asking), `needs_text` (whether a label has to be read), and of the item in question, where
     #: there is exactly one: `text_height_px`, `h_rel`, `label`; None where there is none
     metadata: Mapping[str, Any] = field(default_factory=dict)
     references: tuple[str, ...] = ()  #: what a metric compares with, where the family gives them with the question

@@ -1,7 +1,7 @@
 """Questions about generated scenes with ten reference answers, scored by VQA accuracy.
 
 The task asks five types of question: `reading` a label, the `colour` or the `shape` of an item, a `count`, and
-`yes_no`. Only reading, and colour and shape asked by label, need legible text; the others also work on a coarse
+`yes_no`. Only reading, and colour and shape by label, need legible text; the others also work on a coarse
 picture, which is what makes the effect of more image crops visible by type.
 """
 

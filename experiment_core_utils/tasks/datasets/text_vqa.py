@@ -13,7 +13,7 @@ _PICTURES = ("train_images", "train_val_images/train_images")
 
 
 class TextVQA(PublishedTask):
-    """The question is asked as it is written: not capitalised, without OCR tokens."""
+    """TextVQA, with the question as it is written: not capitalised, without OCR tokens."""
 
     name = "text_vqa"
     metric = "vqa_score"

@@ -23,7 +23,7 @@ class LatencyModel:
 
 
 def analyse_latency(frame: pd.DataFrame, level: float = LEVEL, runs: pd.DataFrame | None = None) -> LatencyModel:
-    """E3 of the samples of a frame, with intervals of this level; `runs` of `sweeps.runs_frame` tell their noise.
+    """E3 of the samples of a frame, with intervals of this level; `runs` of `sweeps.runs_frame` show their noise.
 
     Raises:
         ResultsError: too few samples or settings.

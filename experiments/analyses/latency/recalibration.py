@@ -26,7 +26,7 @@ from experiments.fitting.scores import relative_error
 METHODS = ("none", "global_affine", "stage_affine", "refit")
 SIZES = (10, 25, 50, 100)
 DRAWS = 40
-# As many pseudo-samples say that the constant is 0: few samples of like settings cannot tell a factor from a constant,
+# As many pseudo-samples say that the constant is 0: few samples of like settings cannot tell factor and constant apart,
 # and without it noise decides.
 _PRIOR = 1.0
 

@@ -13,8 +13,8 @@ from experiments.analyses.sweeps import StoredSetting, drift_ratios
 OF_SINGLE_SETTINGS = {
     "drift": "Drift: the speed of the machine changed while the sweep ran",
     "throttled": "Throttling: the GPU's clocks were lowered",
-    "foreign_load_cpu": "Foreign load: other processes used the CPUs while settings were measured",
-    "foreign_load_gpu": "Foreign load: other processes used the GPU when the measuring of settings began",
+    "foreign_load_cpu": "Background load: other processes used the CPUs while settings were measured",
+    "foreign_load_gpu": "Background load: other processes used the GPU when the measuring of settings began",
 }
 
 

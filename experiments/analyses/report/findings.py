@@ -46,7 +46,7 @@ def _disturbed(settings: Sequence[StoredSetting], task: str) -> set[str]:
 
 
 def _extremes(analysis: TaskAnalysis, disturbed: set[str]) -> Iterator[str]:
-    """The fastest and the slowest setting by mean time, where E2 tells the two apart among all pairs."""
+    """The fastest and the slowest setting by mean time, where E2 distinguishes them among all pairs."""
     for each in present(analysis):
         found = each.found
         total = len(found.points)

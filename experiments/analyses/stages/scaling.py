@@ -1,4 +1,4 @@
-"""Straight lines of a stage's time against its driver, with intervals from a bootstrap over clusters."""
+"""Linear fits of a stage's time against its driver, with intervals from a bootstrap over clusters."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ class RequestFeatures:
     text_tokens: int  #: of the prompt, without image features and markers
     shapes: Mapping[str, PictureShape]  #: tier -> what the picture becomes; contains every tier that may be chosen
     output_tokens: float | None  #: expected of the answer; None where nothing is known of it
-    prompt: str | None = None  #: the text that is asked; None where the results do not contain it
+    prompt: str | None = None  #: the text of the prompt; None where the results do not contain it
 
 
 class Policy(Protocol):

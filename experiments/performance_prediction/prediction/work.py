@@ -85,7 +85,7 @@ class _Sizes:
 
 
 def multiprocessors_of(device: str) -> int:
-    """Multiprocessors of a device by name: asked of it where it is here, else by data sheet; 1 where neither knows, for
+    """Multiprocessors of a device by name: read from it if it is here, else by data sheet; 1 where neither knows, for
     which waves are blocks.
     """
     # Its import takes a second, and a fit on another machine needs none of it.

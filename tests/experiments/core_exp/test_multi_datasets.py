@@ -120,7 +120,7 @@ def test_the_closing_table_names_every_outcome() -> None:
     stopped = [outcomes[0], Outcome("st_qa", 130, 1.0), Outcome("doc_qa", None, 0.0)]
     assert worst(stopped) == 130
     assert closing_lines(stopped, replace(request_of(), output_dir=Path("x")))[3] == (
-        "doc_qa   not begun              -  x/doc-qa"
+        "doc_qa   not started            -  x/doc-qa"
     )
 
 

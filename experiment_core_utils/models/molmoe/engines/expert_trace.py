@@ -1,6 +1,6 @@
 """A record of the experts that each block used, in memory that the kernels of a stage write to.
 
-`count_experts` tells whether they are as many as a setting requests, `refuse_other_experts` whether another run of the
+`count_experts` says whether they are as many as a setting requests, `refuse_other_experts` whether another run of the
 same work used the same ones.
 """
 

@@ -97,7 +97,7 @@ class PausedPrefillStages:
 
         Raises:
             ConfigurationError: a setting that is not possible, or that leaves out a block that has run.
-            SettingError: nothing was begun, or by engines another request has its place by now.
+            SettingError: no prefill was started, or another request has its slot by now.
         """
         raise NotImplementedError
 
@@ -134,7 +134,7 @@ class EagerPausedPrefill(PausedPrefillStages):
 
     def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, DecodeState]:
         if self._paused is None:
-            raise SettingError("no prefill was begun, or it was finished; begin it again")
+            raise SettingError("no prefill was started, or it was finished; start it again")
         paused, self._paused = self._paused, None
         return finish_prefill(self._model, paused, top_k, active_blocks)
 

@@ -174,7 +174,7 @@ def test_modules_finish_what_was_begun_whatever_ran_in_between_and_once(model: M
     split.begin(inputs, None, 1, row, STEPS)
     stages.prefill(EngineKnobs(4, (0, 1, 2, 3)), inputs_and_row(9, seed=1)[0], None)
     torch.testing.assert_close(split.finish(2, (0, 1))[0], expected)
-    with pytest.raises(SettingError, match="no prefill was begun, or it was finished; begin it again"):
+    with pytest.raises(SettingError, match="no prefill was started, or it was finished; start it again"):
         split.finish(2, (0, 1))
     model.reset_knobs()
 
