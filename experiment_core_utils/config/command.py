@@ -1,4 +1,4 @@
-"""What every command shares: standard streams that cannot end it, and its late imports."""
+"""The frame of every command: errors as one line, exit codes, standard streams that may close, late imports."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""What this machine can measure of energy, and what it draws now.
+"""The energy meters of this machine: a self-test, and a live view of its power.
 
 python -m experiment_core_utils.meters selftest
 python -m experiment_core_utils.meters selftest --require gpu

@@ -1,7 +1,7 @@
-"""What measures energy: counters and power probes of one device each, and the meters that make windows of them.
+"""The interfaces of energy meters: counters and power probes of one device, and meters that make windows of them.
 
 Probes raise MeterUnavailable where a reading fails. Meters raise it when they are made, and never later: what fails
-while a window is open stands in the reading as the reason of the figure that it cost. Anything else that a probe raises
+while a window is open is in the reading, as the reason of the figure that is missing. Anything else that a probe raises
 is a fault of the program: it is raised when the window is closed or released, whichever thread it came up in.
 """
 

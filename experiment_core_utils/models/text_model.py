@@ -1,4 +1,4 @@
-"""Finds and loads the causal language model and the tokenizer of a text experiment."""
+"""Finding and loading the causal language model and the tokenizer of a text experiment."""
 
 import copy
 import os

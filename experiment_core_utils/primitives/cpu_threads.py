@@ -1,6 +1,4 @@
-"""How many CPU threads the environment asks for; torch is not imported, so that a configuration can be validated by
-it.
-"""
+"""The number of CPU threads that the environment requests, read without importing torch."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, places inside the project, and JSON that others wrote."""
+"""Atomic file writes, safe reading of regular files, the project's own folder, and JSON from outside."""
 
 import errno
 import json

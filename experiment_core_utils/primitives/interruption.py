@@ -1,4 +1,4 @@
-"""What may end a sample or a run from outside: a time limit, Ctrl-C, a signal to terminate.
+"""Interruption of a sample or a run from outside: a time limit, Ctrl-C, a signal to terminate.
 
 Python looks at signals between two of its own instructions. A call that does not come back (a kernel that hangs, a read
 from a dead file system) is not interrupted before it returns.

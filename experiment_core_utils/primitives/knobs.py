@@ -1,4 +1,4 @@
-"""The run-time knobs as values: vision targets, one setting of all knobs, and which blocks a block count keeps."""
+"""The run-time knobs as values: vision targets, one setting of all knobs, and the active blocks of a block count."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The order of settings, when a warm-up or a setting may end, and which runs are outliers.
+"""Rules of steady measurement: the order of settings, the end of warm-up and of sampling, drift, and outliers.
 
 Nothing here knows a clock, a device or a file.
 """

@@ -1,4 +1,4 @@
-"""Texts: whether one from elsewhere can be used, how a one-line message shows it, and a short digest to know it by."""
+"""Checks of texts from outside, their short form in one-line messages, suggestions for misspelt names, digests."""
 
 import hashlib
 from collections.abc import Iterable

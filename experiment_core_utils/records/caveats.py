@@ -1,4 +1,4 @@
-"""What a reader must know before quoting numbers: caveats as records, and the sentence of each kind."""
+"""Caveats as records: what a reader must know before quoting numbers, and the sentence of each kind."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self

@@ -1,4 +1,4 @@
-"""Saved results scored by another metric, or their settings compared in pairs.
+"""Rescoring of saved results by another metric, and paired comparisons of their settings.
 
 No model is loaded and torch is not imported: a result file holds each answer beside what it is scored against.
 """

@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""Saved results for the terminal: tables, caveats, warnings and failed samples."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

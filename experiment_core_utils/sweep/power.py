@@ -1,4 +1,4 @@
-"""Which differences between two settings a number of samples can show, and how many samples show a given one.
+"""Statistical power: the differences between two settings that a number of samples can show, and the reverse.
 
 A difference is shown where the 95 % interval of paired samples leaves out 0; here with a probability of 80 %, for one
 pair of settings that is named beforehand, each sample with a picture of its own. More settings need more samples.

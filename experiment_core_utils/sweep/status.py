@@ -1,4 +1,4 @@
-"""How far the run of a results folder has come.
+"""The progress of the run in a results folder.
 
 python -m experiment_core_utils.sweep.status RESULTS_DIR
 

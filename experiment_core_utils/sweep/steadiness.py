@@ -1,4 +1,4 @@
-"""How steady a setting's measurement was: order, warm-up, conditions and precision."""
+"""The steadiness of a setting's measurement: order, warm-up, conditions and precision."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What transformers and the libraries below it raise for files and names that they cannot use, as one line."""
+"""One-line errors for what transformers and the libraries below it raise on files and names they cannot use."""
 
 import logging
 import sys

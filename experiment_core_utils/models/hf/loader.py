@@ -1,4 +1,4 @@
-"""Finds a transformers checkpoint, finds what its knobs allow, and loads the model with its weights.
+"""Finding a transformers checkpoint and the limits of its knobs, and loading the model with its weights.
 
 What the knobs allow is found on a model without storage, before any weight is read.
 """

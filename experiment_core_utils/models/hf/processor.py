@@ -1,4 +1,4 @@
-"""Loads the processor of a transformers checkpoint, or its tokenizer where the model takes text only."""
+"""Loading the processor of a transformers checkpoint, or its tokenizer where the model takes text only."""
 
 from pathlib import Path
 from typing import Any

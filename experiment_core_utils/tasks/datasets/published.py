@@ -1,7 +1,7 @@
-"""Published datasets as tasks: what the nine readers share.
+"""The base class of the nine readers of published datasets, which makes a task of each.
 
-A reader of one of them says how a row of its table becomes a question, and how
-rows are made of its official files; see docs/datasets.md.
+A reader says how a row of its table becomes a question, and how rows are made of its official files; see
+docs/datasets.md.
 """
 
 from abc import ABC, abstractmethod

@@ -1,6 +1,6 @@
-"""What the families of questions about generated scenes share: reproducible samples that need no download.
+"""The base class of the tasks on generated scenes: reproducible samples that need no download.
 
-All families ask about the same pictures: image i of a split and seed is one scene, whoever asks. Sample n of a family
+All families use the same pictures: image i of a split and seed is the same scene in each. Sample n of a family
 depends on nothing but the family, split, seed and n, so that every sample can be made again alone.
 """
 

@@ -1,4 +1,4 @@
-"""What the blocks of a decoder are given beside their hidden states, to prove that skipping blocks leaves it alone.
+"""The inputs of decoder blocks beside hidden states, compared to prove that layer skipping does not change them.
 
 Masks, positions and the layer of the cache belong to the kind of a block (a sliding window, full attention, a
 recurrence). A decoder chooses them by a block's place; with blocks skipped it must choose what the full model does.

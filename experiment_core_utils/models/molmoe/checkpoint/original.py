@@ -1,4 +1,4 @@
-"""Converts a MolmoE folder of the original training code into the published layout.
+"""Conversion of a MolmoE folder of the original training code into the published layout.
 
 The original layout is `config.yaml` and one state dict, `model.pt`: the experts of a block are stacked row by row, and
 their second projection is transposed. The output has the published layout, because that one loads strictly and needs

@@ -1,4 +1,4 @@
-"""Loads a MolmoE checkpoint in the published Hugging Face layout into the native classes."""
+"""Loading a MolmoE checkpoint in the published Hugging Face layout into the native classes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

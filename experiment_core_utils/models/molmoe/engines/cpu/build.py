@@ -1,4 +1,4 @@
-"""Compiles the C++ sources of this folder and loads their functions.
+"""Compilation of the C++ sources of this folder, the cache of the libraries, and loading of their functions.
 
 Compiling a source takes about a second; the library is kept for later processes.
 """
