@@ -77,7 +77,7 @@ def test_a_text_experiment_that_cannot_be_set_up(config: dict[str, Any], message
     assert "\n" not in str(caught.value)
 
 
-def test_more_processes_asked_for_than_launched() -> None:
+def test_more_processes_requested_than_launched() -> None:
     with pytest.raises(WorkerLost, match="3 processes were requested and 1 launched, but accelerate found 1"):
         setup_distributed(Wanted(num_processes=3))
 
@@ -117,7 +117,7 @@ def test_ids_go_on_from_what_the_file_holds(
 
 
 @pytest.mark.parametrize("content", ["twelve", "1 2", "-3", "0x10", "1.5"])
-def test_a_file_without_a_number_goes_on_after_the_results_beside_its_folder(
+def test_a_file_without_a_number_continues_after_the_results_beside_its_folder(
     accelerator: Accelerator, tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter = tmp_path / "trackers" / "experiment_id.txt"

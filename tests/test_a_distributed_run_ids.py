@@ -44,7 +44,7 @@ def test_ids_count_up_without_a_warning(counter: Path, tmp_path: Path, caplog: p
 
 
 @pytest.mark.parametrize("content", ["41", "0041\n", "77"])
-def test_a_counter_that_is_not_behind_its_results_goes_on(
+def test_a_counter_that_is_not_behind_its_results_continues(
     counter: Path, results: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter.write_text(content)
@@ -69,7 +69,7 @@ def test_a_counter_that_is_not_behind_its_results_goes_on(
         ("\udcff", "instead of a number"),
     ],
 )
-def test_a_damaged_counter_goes_on_after_the_results_with_one_line(
+def test_a_damaged_counter_continues_after_the_results_with_one_line(
     counter: Path, results: Path, content: str | None, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     if content is not None:
@@ -147,7 +147,7 @@ def _take(counter: Path, results: Path, start: Barrier, folder: Path, number: in
     (folder / str(number)).write_text(" ".join(taken))
 
 
-def test_a_counter_that_is_gone_goes_on_where_it_was_without_results_too(
+def test_a_missing_counter_continues_where_it_was_without_results_too(
     counter: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     counter.write_text("77")

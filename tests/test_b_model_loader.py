@@ -48,7 +48,7 @@ def loaded(config: ProfilingConfig) -> MolmoeStagedModel:
     return model
 
 
-def test_a_native_folder_tells_the_limits_of_the_knobs(tiny_checkpoint: Path) -> None:
+def test_a_native_folder_has_the_limits_of_the_knobs(tiny_checkpoint: Path) -> None:
     source = find_model(str(tiny_checkpoint))
     assert (source.limits.num_total_blocks, source.limits.num_experts, source.limits.default_top_k) == (4, 8, 4)
     assert (source.folder, source.is_published_layout, source.revision) == (tiny_checkpoint, False, None)
@@ -118,13 +118,13 @@ def test_turning_knobs_does_not_change_the_source(config: ProfilingConfig) -> No
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_precision_asked_for_is_what_runs(config: ProfilingConfig, precision: Precision) -> None:
+def test_the_requested_precision_is_what_runs(config: ProfilingConfig, precision: Precision) -> None:
     described = loaded(config.replaced(precision=precision)).describe()
     assert described["dtype"] == precision
     assert described["num_total_blocks"] == 4
 
 
-def test_implementations_asked_for_are_what_runs(config: ProfilingConfig) -> None:
+def test_the_requested_implementations_are_what_runs(config: ProfilingConfig) -> None:
     described = loaded(config.replaced(attn_implementation="eager", experts_implementation="eager")).describe()
     assert (described["attn_implementation"], described["experts_implementation"]) == ("eager", "eager")
 
@@ -179,7 +179,7 @@ def test_a_configuration_that_is_not_allowed_is_refused_before_anything_is_read(
         load_model_tokenizer({"model_name": "./nowhere"})
 
 
-def test_what_is_supported_here_is_said_without_an_error() -> None:
+def test_what_is_supported_here_is_reported_without_an_error() -> None:
     found = detect_supported_quant_types()
     assert found["supports_4bit"] == (found["default_4bit_quant_type"] == "nf4")
     assert found["supports_8bit"] == (found["default_8bit_quant_type"] in ("int8", "fp8"))

@@ -60,7 +60,7 @@ class TextTask:
         return Sample(index, "none", "Why?", ("so",), None, "why")
 
 
-def test_a_text_model_that_is_asked_about_pictures_is_a_caveat() -> None:
+def test_a_text_model_on_a_task_with_pictures_is_a_caveat() -> None:
     pictures = load_task("reference_vqa", "validation")
     (caveat,) = picture_caveats(pictures, (3, 4), takes_pictures=False)
     assert caveat.kind == "pictures_not_shown"
@@ -71,7 +71,7 @@ def test_a_text_model_that_is_asked_about_pictures_is_a_caveat() -> None:
 
 
 @given(st.lists(st.integers(0, 999), unique=True), st.integers(1, 8))
-def test_shares_are_disjoint_complete_and_of_like_size(ids: list[int], processes: int) -> None:
+def test_shards_are_disjoint_complete_and_of_like_size(ids: list[int], processes: int) -> None:
     shares = [shard_of_process(ids, rank, processes) for rank in range(processes)]
     assert sorted(sample_id for share in shares for sample_id in share) == sorted(ids)
     sizes = [len(share) for share in shares]
@@ -82,7 +82,7 @@ def test_shares_by_hand() -> None:
     assert [shard_of_process((3, 5, 7, 9, 11), rank, 2) for rank in (0, 1)] == [(3, 7, 11), (5, 9)]
 
 
-def test_fingerprints_tell_ids_apart() -> None:
+def test_fingerprints_distinguish_ids() -> None:
     assert fingerprint_of_ids((1, 23)) == fingerprint_of_ids([1, 23])
     assert len({fingerprint_of_ids(ids) for ids in ((1, 23), (12, 3), (23, 1), (1, 2, 3), ())}) == 5
     assert len(fingerprint_of_ids((1,))) == 16

@@ -40,7 +40,7 @@ def test_without_a_gpu_the_choice_is_codecarbons(tmp_path: Path) -> None:
     assert (row["gpus_in_use"], made[0].settings["gpu_ids"]) == (0, None)
 
 
-def test_a_missing_country_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_country_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _log_world_mean.cache_clear()
     start_energy_tracking("0001", tmp_path, "USA", library=scripted_library())
     assert not caplog.messages
@@ -107,7 +107,7 @@ def test_the_machines_own_instruments_measure_the_same_window(tmp_path: Path) ->
     assert (counter["origin"]["basis"], power["origin"]["basis"]) == ("counter", "instant_power")
 
 
-def test_several_gpus_are_told_apart_and_summed_over_two_windows(tmp_path: Path) -> None:
+def test_several_gpus_are_separate_and_summed_over_two_windows(tmp_path: Path) -> None:
     first = scripted_device()
     second = device_of(first.clock, 80.0, "GPU-34", read_cost_s=0.001)
     using = instruments_of(first, second)
@@ -205,7 +205,7 @@ def test_rows_of_some_windows_are_not_the_energy_of_all(tmp_path: Path) -> None:
     assert str(metrics["reason"]).startswith("codecarbon lacks 1 of 2 windows: codecarbon measured nothing")
 
 
-def test_a_row_stands_whether_or_not_codecarbons_threads_end(tmp_path: Path) -> None:
+def test_a_row_is_written_whether_or_not_codecarbons_threads_end(tmp_path: Path) -> None:
     tracker = start_energy_tracking("0001", tmp_path, "FRA", library=scripted_library(fail_at="stop"))
     assert len(read_windows(stop_energy_tracking(tracker))) == 1
 
@@ -223,7 +223,7 @@ def test_where_codecarbons_file_cannot_be_written_the_other_one_is(tmp_path: Pat
     assert window.has_figure and "emissions_0001.csv cannot be read" in str(window.codecarbon_reason)
 
 
-def test_with_neither_source_nothing_is_begun(tmp_path: Path) -> None:
+def test_with_neither_source_nothing_is_started(tmp_path: Path) -> None:
     nothing = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no GPU"})
     with pytest.raises(MeterUnavailable, match="codecarbon does not track here.*nothing on this machine measures"):
         start_energy_tracking("0001", tmp_path, "FRA", library=scripted_library(fail_at="probe"), instruments=nothing)

@@ -38,7 +38,7 @@ def test_each_run_has_the_energy_of_its_own_window() -> None:
     assert (energy.source, energy.basis, energy.reason) == ("simulated", "instant_power", None)
 
 
-def test_without_a_wish_for_energy_nothing_is_read() -> None:
+def test_without_a_request_for_energy_nothing_is_read() -> None:
     runs, energy = runs_beside_power(staged_run, 2, None)
     assert len(runs) == 2 and energy is None
 

@@ -199,7 +199,7 @@ def answers_in(results: InferenceResults) -> list[list[int]]:
         {"adaptive_batching": True, "max_batch_size___adaptive_batching": 3},
     ],
 )
-def test_any_batches_say_what_a_plain_loop_says(
+def test_any_batches_generate_what_a_plain_loop_generates(
     model: Any, tokenizer: Any, accelerator: Accelerator, options: Mapping[str, Any]
 ) -> None:
     results = generated(model, tokenizer, accelerator, options)
@@ -213,7 +213,9 @@ def test_any_batches_say_what_a_plain_loop_says(
     assert [query["ended"] for query in results["queries"]] == ended
 
 
-def test_the_embedded_model_says_alone_what_it_says_in_a_batch(accelerator: Accelerator, tokenizer: Any) -> None:
+def test_the_embedded_model_generates_alone_what_it_generates_in_a_batch(
+    accelerator: Accelerator, tokenizer: Any
+) -> None:
     from_config = published_form(max_output_tokens=4, num_warmup_batches=0)
     model = AutoModelForImageTextToText.from_pretrained(EMBEDDED_MODEL, dtype=torch.float32).eval()
     prompts = tokenise_prompts(sort_prompts_by_length(PROMPTS[:4], tokenizer), tokenizer)

@@ -6,7 +6,7 @@ from experiment_core_utils.config.text import LatencySimulation
 from experiment_core_utils.e_inference import simulated_delays
 
 
-def test_nothing_is_simulated_unless_asked_for() -> None:
+def test_nothing_is_simulated_unless_requested() -> None:
     assert simulated_delays(3, LatencySimulation(delay_min=1.0, delay_max=2.0), 42, 0) == [0.0, 0.0, 0.0]
 
 

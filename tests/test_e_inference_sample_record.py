@@ -21,7 +21,7 @@ SAMPLE = Sample(
 )
 
 
-def test_a_measured_sample_has_its_runs_and_whether_they_said_the_same() -> None:
+def test_a_measured_sample_has_its_runs_and_whether_their_answers_agree() -> None:
     model = ScriptedModel()
     runs = (replace(staged_run(), token_ids=(1, 2, 9)), replace(staged_run(), token_ids=(1, 2, 9)))
     record = sample_record(model, SETTING, SAMPLE, REQUEST, runs, 0.25)

@@ -69,7 +69,7 @@ def test_only_real_tokens_count() -> None:
     )
 
 
-def test_text_is_decoded_only_where_asked_for() -> None:
+def test_text_is_decoded_only_on_request() -> None:
     results = run_shard(shard(ScriptedTextModel(SCRIPTS), decode_token_to_text=False), StopRequest())
     assert results["output_text"] is None
     assert {query["output_text"] for query in results["queries"]} == {None}
@@ -181,7 +181,7 @@ def with_power(using: Instruments, model: ScriptedTextModel) -> TextShard:
     return replace(plain, generator=replace(plain.generator, clock=using.clock), power=using)
 
 
-def test_a_batch_has_its_energy_from_the_power_trace_and_a_query_its_share_by_tokens() -> None:
+def test_a_batch_has_its_energy_from_the_power_trace_and_a_query_its_part_by_tokens() -> None:
     device = scripted_device()
     results = run_shard(with_power(instruments_of(device, sample_every_s=0.01), ModelOnDevice(device)), StopRequest())
     for batch in results["batches"]:

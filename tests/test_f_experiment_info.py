@@ -122,7 +122,7 @@ def test_quantisation_in_force_goes_into_json(tmp_path: Path) -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_the_embedded_language_model_is_told_from_the_whole() -> None:
+def test_the_embedded_language_model_is_distinguished_from_the_whole() -> None:
     found: Any = get_model_architecture_info(load_model_tokenizer({"device": "cpu"})[0])
     assert (found["model_class"], found["architecture"]["num_experts"]) == ("MolmoeForCausalLM", 16)
     assert found["experts_implementation"] == found["experts_implementation_decode"] == "grouped_mm"

@@ -136,7 +136,7 @@ def test_an_answer_without_a_score_enters_no_mean_and_is_no_zero() -> None:
     assert (none.accuracy, none.accuracy_std, none.accuracy_ci95, none.share_unparsed) == (None, None, None, 0.0)
 
 
-def test_answers_that_reached_the_limit_and_samples_that_failed_are_shares() -> None:
+def test_answers_that_reached_the_limit_and_samples_that_failed_are_fractions() -> None:
     samples = [measured_sample(i, staged_run(ended=ended)) for i, ended in enumerate((True, False, False, True, True))]
     summary = summary_of(samples, num_failed=3)
     assert (summary.counts.share_truncated, summary.counts.share_failed) == (0.4, 3 / 8)
@@ -247,7 +247,7 @@ def test_the_published_keys_of_a_text_run_are_enough() -> None:
     assert all(metrics[name] is None for name in list(metrics)[10:])  # type: ignore[literal-required]
 
 
-def test_a_model_that_tells_nothing_of_single_tokens_has_no_token_times() -> None:
+def test_a_model_that_does_not_report_single_tokens_has_no_token_times() -> None:
     results = text_results()
     for batch in results["batches"]:
         batch["ttft_s"], batch["inter_token_s"] = None, []

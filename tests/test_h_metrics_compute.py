@@ -96,7 +96,7 @@ class Weighed(ScriptedModel):
         return ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, cache_bytes_per_token=2)
 
 
-def test_a_settings_memory_is_told_apart_beside_its_reading() -> None:
+def test_a_settings_memory_is_split_into_parts_beside_its_reading() -> None:
     sample = measured_sample(1, flops=StageFlops(200, 100, 20.0))
     merged = part(sample, memory=MemoryReading(10_000, 12_000, 777, None))
     found = setting_compute(SETTING, merged, Weighed(), "bfloat16")

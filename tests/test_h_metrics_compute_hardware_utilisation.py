@@ -30,7 +30,7 @@ FLOPS = GenerationFlops(
 )
 
 
-def test_a_share_of_a_peak() -> None:
+def test_a_fraction_of_a_peak() -> None:
     assert fraction_of_peak(300.0, 2.0, 1000.0) == 0.15
     assert fraction_of_peak(None, 2.0, 1000.0) is None
     assert fraction_of_peak(300.0, None, 1000.0) is None
@@ -38,7 +38,7 @@ def test_a_share_of_a_peak() -> None:
     assert fraction_of_peak(300.0, 2.0, None) is None
 
 
-def test_a_text_runs_shares_by_hand() -> None:
+def test_a_text_runs_fractions_by_hand() -> None:
     # Two batches: first tokens after 0.5 s each, 2 and 1 steps of 0.25 s.
     run = text_run([[(5, 3), (2, 1)], [(5, 2)]])
     found = text_utilisation(run, FLOPS, 60.0, PEAKS, num_gpus=1)
@@ -56,7 +56,7 @@ def test_a_text_runs_shares_by_hand() -> None:
     assert spread.mfu_prefill == 0.15 and spread.mbu_decode == pytest.approx(60 / 1.5 / 200)
 
 
-def test_what_is_not_known_has_no_share_and_a_reason() -> None:
+def test_what_is_not_known_has_no_fraction_and_a_reason() -> None:
     run = text_run([[(5, 3)]])
     on_cpu = text_utilisation(run, FLOPS, 60.0, NO_PEAKS, 1)
     shares = ("mfu_prefill", "mfu_decode", "mbu_decode")
@@ -78,7 +78,7 @@ def test_bytes_that_decode_steps_must_read_by_hand() -> None:
     assert decode_read_bytes(run, weights, blocks, element_bytes=2) == expected
 
 
-def test_a_settings_shares_are_means_over_samples() -> None:
+def test_a_settings_fractions_are_means_over_samples() -> None:
     flops = StageFlops(vision_flops=200, prefill_flops=100, decode_flops_per_token=20.0)
     # vision 0.5 s, prefill 0.25 s, two steps in 0.25 s; prompts of 422 tokens.
     usual = measured_sample(1, flops=flops)

@@ -51,7 +51,7 @@ def test_a_settings_memory_by_hand() -> None:
     assert found["parts_reason"] is None
 
 
-def test_a_settings_memory_that_cannot_be_told_apart() -> None:
+def test_a_settings_memory_that_cannot_be_split_into_parts() -> None:
     reading = MemoryReading(10_000, 12_000, 777, None)
     batched = setting_memory(reading, [measured_sample(1), answered_sample(2)], MODEL)
     assert batched is not None

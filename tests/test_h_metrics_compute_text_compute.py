@@ -20,7 +20,7 @@ PLAIN = validated({})
 LLAMA_BYTES = 4 * (2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32 + 8)
 
 
-def test_a_generation_has_operations_and_on_the_cpu_no_shares() -> None:
+def test_a_generation_has_operations_and_on_the_cpu_no_fractions() -> None:
     model = causal_model(olmoe_config())
     found = generation_metrics(model, CPU, RUN, {})
     shares = found.pop("hardware_utilisation")

@@ -100,7 +100,7 @@ def test_a_mixture_turns_all_three_knobs(mixture: tuple[ProfilingConfig, Results
     assert (model["model_type"], model["knobs_refused"], model["timed_inside"]) == ("qwen3_vl_moe", {}, "generate")
 
 
-def test_what_is_told_of_the_model_is_documented(mixture: tuple[ProfilingConfig, Results]) -> None:
+def test_what_is_reported_of_the_model_is_documented(mixture: tuple[ProfilingConfig, Results]) -> None:
     model = next(iter(mixture[1].values()))["provenance"]["model"]
     of_all = {each.split(".")[1] for each in first_cells("Provenance") if each.startswith("model.")}
     own = first_cells("Models of transformers")
@@ -158,7 +158,7 @@ def test_answers_in_batches_are_those_of_measured_samples(folder_of: Written, tm
 
 
 @pytest.mark.parametrize("task", ["reference_vqa", "reference_counting"])
-def test_a_text_model_is_asked_without_the_pictures_and_says_so(
+def test_a_text_model_runs_without_the_pictures_and_reports_it(
     folder_of: Written,
     tmp_path: Path,
     task: str,

@@ -116,7 +116,7 @@ def test_a_torn_file_is_no_absence(tmp_path: Path) -> None:
         aggregate_energy_metrics("0001", place(0, 0), tmp_path)
 
 
-def test_what_the_instruments_measured_stands_beside(tmp_path: Path) -> None:
+def test_what_the_instruments_measured_is_beside(tmp_path: Path) -> None:
     append_window(TOLD, emissions_path("0001", tmp_path))
     origin = EnergyOrigin("GPU-1", "gpu", "nvml_counter", "measured", "counter")
     reading = EnergyReading(36.0, (DeviceEnergy(origin, 10700.0, 40.0, None),))

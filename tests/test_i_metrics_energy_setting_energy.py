@@ -128,12 +128,12 @@ def test_an_energy_of_one_window_gives_a_figure_without_an_interval() -> None:
     assert per_correct_answer(entry) == (40.0, None, None, "the uncertainty of the energy is not known")
 
 
-def test_of_several_gpus_the_sum_stands_for_the_setting() -> None:
+def test_of_several_gpus_the_sum_counts_for_the_setting() -> None:
     summary = summary_of(stages_of(origin(), origin(device="GPU-2"), origin(device="all")))
     assert summary is not None and summary.device == "all"
 
 
-def test_where_one_gpu_was_lost_another_source_stands() -> None:
+def test_where_one_gpu_was_lost_another_source_counts() -> None:
     stages = stages_of(origin(), origin(device="GPU-2"), origin("instant_power"))
     whole = stages.figures["end_to_end"]
     lost = (whole[0], replace(whole[1], gross_j=None), whole[2])

@@ -166,7 +166,7 @@ def test_runs_that_stand_out_are_marked_and_stay_in_the_statistics() -> None:
     assert [run.T_total for run in result.per_sample_results[1].runs] == [1000.0, 2000.0, 1000.0]
 
 
-def test_the_ids_are_those_asked_for() -> None:
+def test_the_ids_are_the_requested_ones() -> None:
     samples = (measured_sample(3), measured_sample(7))
     merged = merge_parts([part(*samples, requested_ids=(7, 3))], (9, 7, 3))
     result = result_of(merged, requested=drawn(9, 7, 3))

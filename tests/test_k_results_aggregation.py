@@ -76,12 +76,12 @@ def test_any_split_comes_together(ids: list[int], processes: int) -> None:
         ((1, 2, 5), r"twice \[\], missing \[2\], not requested \[3\]"),
     ],
 )
-def test_missing_and_foreign_samples_are_named(wanted: tuple[int, ...], message: str) -> None:
+def test_missing_and_unknown_samples_are_named(wanted: tuple[int, ...], message: str) -> None:
     with pytest.raises(ResultsError, match=message):
         merge_parts(two_parts(), wanted)
 
 
-def test_what_the_processes_asked_for_must_be_there_and_more_of_what_was_drawn_may() -> None:
+def test_requested_samples_must_be_there_and_other_drawn_ones_may() -> None:
     first, second = two_parts()
     first, second = replace(first, requested_ids=(5,), num_stopped_early=1), replace(second, requested_ids=(3,))
     merged = merge_parts([first, second], (1, 3, 5, 7, 9))
@@ -178,7 +178,7 @@ def test_a_process_that_comes_to_no_end_is_named_with_what_it_owes_after_the_tim
     assert 0.2 <= time.monotonic() - started < 5.0
 
 
-def test_a_process_that_goes_on_finishing_samples_is_not_lost(tmp_path: Path) -> None:
+def test_a_process_that_still_finishes_samples_is_not_lost(tmp_path: Path) -> None:
     keep(tmp_path, header(1), 3)
     keep(tmp_path, header(0), ends=False)
     timers = [
@@ -216,7 +216,7 @@ def test_samples_of_processes_that_this_run_has_no_more_count(tmp_path: Path) ->
     assert merge_parts(parts, (1, 3, 5)).failure is None
 
 
-def test_a_share_that_stopped_early_says_what_it_asked_for(tmp_path: Path) -> None:
+def test_a_shard_that_stopped_early_says_what_it_requested(tmp_path: Path) -> None:
     keep(tmp_path, header(1), 3)
     with Journal(tmp_path, header(0)) as journal:
         journal.append(FinishedSample(measured_sample(1), None, MEMORY))
@@ -226,7 +226,7 @@ def test_a_share_that_stopped_early_says_what_it_asked_for(tmp_path: Path) -> No
     assert [sample.sample_id for sample in merge_parts(parts, (1, 3, 5)).samples] == [1, 3]
 
 
-def test_the_end_of_a_shorter_share_of_the_same_run_is_waited_past(tmp_path: Path) -> None:
+def test_the_end_of_a_shorter_shard_of_the_same_run_is_waited_past(tmp_path: Path) -> None:
     """A setting that is extended: the beginning of the share was measured before."""
     keep(tmp_path, header(1), 3)
     with Journal(tmp_path, replace(header(0), sample_ids=(1,))) as journal:
@@ -319,7 +319,7 @@ def test_a_machine_whose_gpus_were_not_read_leaves_no_total(tmp_path: Path) -> N
     assert pooled["reason"] == "process 1: GPUs in use are not in it"
 
 
-def test_the_instruments_reasons_are_told_too(tmp_path: Path) -> None:
+def test_the_instruments_reasons_are_reported_too(tmp_path: Path) -> None:
     lost = energy(4.0, 2.0) | {"instruments_reason": "GPU is lost"}
     untracked = energy(4.0, 2.0, reason="no file") | {"instruments_reason": "no file"}
     save_energy(tmp_path, lost, untracked)

@@ -97,7 +97,7 @@ def test_rows_by_hand(results: list[SettingResult], tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_each_row_says_who_it_is_in_few_digits(results: list[SettingResult], tmp_path: Path) -> None:
+def test_each_row_identifies_itself_in_few_digits(results: list[SettingResult], tmp_path: Path) -> None:
     made = results[0].provenance
     named = made.with_keys(
         experiment_id="0007",
@@ -119,7 +119,7 @@ def test_each_row_says_who_it_is_in_few_digits(results: list[SettingResult], tmp
     ]
 
 
-def test_parquet_stands_beside_csv_with_all_digits(results: list[SettingResult], tmp_path: Path) -> None:
+def test_parquet_is_beside_csv_with_all_digits(results: list[SettingResult], tmp_path: Path) -> None:
     assert write_tables(results, "some_signs", tmp_path, "parquet") == tmp_path / "some-signs_settings.csv"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         f"some-signs_{table}.{ending}" for table in ("samples", "settings") for ending in ("csv", "parquet")
@@ -226,7 +226,7 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         read_results(tmp_path / "nowhere")
 
 
-def test_shares_of_the_peaks_have_columns_and_older_files_none() -> None:
+def test_fractions_of_the_peaks_have_columns_and_older_files_none() -> None:
     older = result(SETTING, measured_sample(3))
     newer = older.with_keys(hardware_utilisation=HardwareUtilisation.model_construct(mfu_prefill=0.25, mbu_decode=0.5))
     frame = settings_frame([newer, older])
@@ -325,7 +325,7 @@ def test_the_published_list_finds_the_columns_of_the_projects_own_table(tmp_path
     assert path.read_text().splitlines()[0].split(",") == after
 
 
-def test_the_table_of_settings_keeps_its_order_behind_the_columns_that_are_asked_for(tmp_path: Path) -> None:
+def test_the_table_of_settings_keeps_its_order_after_the_requested_columns(tmp_path: Path) -> None:
     path = tmp_path / "settings.csv"
     path.write_text(",".join(SETTING_COLUMNS) + "\n" + ",".join("1" for _ in SETTING_COLUMNS) + "\n")
     reorder_csv_columns(path, ["model_name", "accuracy", "top_k"])

@@ -151,7 +151,7 @@ def test_the_stages_add_up_in_every_run(results: dict[str, dict]) -> None:
                 assert sample["T_LLM_decode"] is None
 
 
-def test_every_setting_saw_the_same_samples_and_did_what_was_asked(results: dict[str, dict]) -> None:
+def test_every_setting_saw_the_same_samples_and_did_what_was_requested(results: dict[str, dict]) -> None:
     ids = {tuple(sample["sample_id"] for sample in result["per_sample_results"]) for result in results.values()}
     assert len(ids) == 1
     for result in results.values():
@@ -370,7 +370,7 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, run_serve
     assert table.loc[0, "num_samples"] == 5
 
 
-def test_fewer_processes_than_asked_for_is_an_error(
+def test_fewer_processes_than_requested_is_an_error(
     tiny_checkpoint: Path, run_server: RunServer, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"

@@ -183,7 +183,7 @@ def test_killed_at_fifty_random_moments_it_comes_to_the_same_results(sweep: Swee
     assert sweeps_ended >= 3
 
 
-def test_on_a_full_disk_it_stops_with_a_line_and_goes_on_when_there_is_room(sweep: Sweep) -> None:
+def test_on_a_full_disk_it_stops_with_a_line_and_resumes_when_there_is_room(sweep: Sweep) -> None:
     seen: Seen = {}
     messages = []
     # Room for the header alone, for a sample or two, for the journal but not for the result, for all.

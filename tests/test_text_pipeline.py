@@ -201,7 +201,7 @@ def test_the_csv_has_a_row_for_each_and_gives_back_what_was_measured(values: dic
         assert row["inference_metrics.ttft_s.mean"] == result["inference_metrics"]["ttft_s"]["mean"]
 
 
-def test_a_stopped_grid_goes_on_with_what_is_missing(values: dict[str, Any], tmp_path: Path) -> None:
+def test_a_stopped_grid_resumes_with_what_is_missing(values: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "results"
     (first,) = ids_of(measured({**values, "cycle_id": [1]}, folder))
     output: list[str] = []
@@ -472,7 +472,7 @@ def no_codecarbon() -> CodecarbonLibrary:
     return scripted_library(fail_at="probe")
 
 
-def test_energy_that_nothing_tells_stops_before_the_model_is_loaded(values: dict[str, Any], tmp_path: Path) -> None:
+def test_energy_that_nothing_measures_stops_before_the_model_is_loaded(values: dict[str, Any], tmp_path: Path) -> None:
     requested = {**values, "track_energy": True}
     with pytest.raises(MeterUnavailable, match="energy cannot be measured here: codecarbon .*set energy: optional"):
         run_text_experiments(

@@ -126,7 +126,7 @@ def test_a_hypercube_is_not_the_regular_design_that_it_starts_from() -> None:
     assert len({(b - a) % 10 for a, b, _ in points}) > 3  # a slipped diagonal would have one or two differences
 
 
-def test_the_size_of_a_hypercube_is_asked_for() -> None:
+def test_the_size_of_a_hypercube_can_be_requested() -> None:
     grid = (TARGETS, [1, 2, 3, 4, 5, 6], [1, 2, 3, 4], 4, None)
     assert len(plan_settings("lhs", *grid, num_configs=11)) == 11
     assert len(plan_settings("lhs", *grid)) == 27

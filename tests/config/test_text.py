@@ -125,7 +125,7 @@ def test_what_is_not_allowed_is_named_in_one_line(given: object, message: str) -
         ({"energy": "required", "track_energy": False}, "track_energy: false contradict each other"),
     ],
 )
-def test_values_that_do_not_go_together_are_told_apart_from_wrong_ones(given: object, message: str) -> None:
+def test_values_that_contradict_each_other_are_distinguished_from_wrong_ones(given: object, message: str) -> None:
     with pytest.raises(ImpossibleCombination, match=message):
         validated(given)
 

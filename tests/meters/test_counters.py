@@ -261,7 +261,7 @@ def test_devices_are_counted_each_and_summed() -> None:
     assert (total.origin.device, total.joules) == ("all", pytest.approx(1200.0))
 
 
-def test_a_counter_that_is_not_supported_is_said_when_the_meter_is_made() -> None:
+def test_a_counter_that_is_not_supported_is_reported_when_the_meter_is_made() -> None:
     with pytest.raises(MeterUnavailable, match="Not Supported"):
         meter_of(SimulatedDevice(ScriptedClock(), constant(1.0), missing=frozenset({"energy"})))
 

@@ -30,7 +30,7 @@ def test_each_window_is_a_row(tmp_path: Path) -> None:
         ("torn\n1,2\n", "row 2 has 2 cells"),
     ],
 )
-def test_a_foreign_or_torn_file_is_one_line_and_stays(text: str, output: str, tmp_path: Path) -> None:
+def test_an_unrelated_or_torn_file_is_one_line_and_stays(text: str, output: str, tmp_path: Path) -> None:
     path = emissions_path("0001", tmp_path)
     path.write_text(text)
     for act in (lambda: read_windows(path), lambda: append_window(WINDOW, path)):

@@ -185,7 +185,7 @@ def test_what_the_gpu_does_not_tell_is_none_with_a_reason_and_the_rest_is_there(
         assert name in found.reason
 
 
-def test_an_old_driver_is_asked_for_throttle_reasons_by_their_old_name() -> None:
+def test_an_old_driver_has_throttle_reasons_under_their_old_name() -> None:
     refused: dict[str, type[Exception]] = {"nvmlDeviceGetCurrentClocksEventReasons": pynvml.NVMLError_FunctionNotFound}
     assert read(ScriptedNvml(refused)).throttle_reasons == ("gpu_idle",)
 

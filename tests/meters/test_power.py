@@ -147,7 +147,7 @@ def test_one_device_that_vanishes_leaves_the_other_its_figure() -> None:
     assert gone.joules is None and there.joules == pytest.approx(60.0)
 
 
-def test_a_power_that_cannot_be_read_at_all_is_said_at_once() -> None:
+def test_a_power_that_cannot_be_read_at_all_is_reported_at_once() -> None:
     clock = ScriptedClock()
     with pytest.raises(MeterUnavailable, match="Not Supported"):
         PowerIntegralMeter([SimulatedPower(SimulatedDevice(clock, constant(1.0), missing=frozenset({"power"})))], clock)

@@ -85,7 +85,7 @@ def test_watch_says_when_a_counter_was_reset_or_a_gpu_is_gone() -> None:
     assert "GPU-12 no longer answers: GPU-12: GPU is lost" in fourth
 
 
-def test_matrix_products_run_where_they_are_told() -> None:
+def test_matrix_products_run_on_the_requested_device() -> None:
     load = matrix_products(torch.device("cpu"))
     load.both()
     # 4 products of 1024 x 1024: 2 * 1024^3 operations each.

@@ -145,7 +145,7 @@ def test_a_gpu_that_vanishes_leaves_reasons_and_no_closure() -> None:
     assert found.idle[0][0].watts is not None and found.idle[0][1].watts is None
 
 
-def test_devices_are_told_apart_and_summed() -> None:
+def test_devices_are_separate_and_summed() -> None:
     clock = ScriptedClock(3.0)
     first, second = (SimulatedDevice(clock, constant(70.0), f"GPU-{n}", read_cost_s=0.001) for n in (0, 1))
     using = Instruments(clock, (SimulatedCounter(first), SimulatedCounter(second)), ()).calibrated()

@@ -96,7 +96,7 @@ def test_the_embedded_model_loads_as_a_language_model() -> None:
     )
 
 
-def test_the_attention_asked_for_is_in_force(llama: Path) -> None:
+def test_the_requested_attention_is_in_force(llama: Path) -> None:
     for name in ("eager", "sdpa"):
         assert loaded(requested(llama, attn_implementation=name)).config._attn_implementation == name
 

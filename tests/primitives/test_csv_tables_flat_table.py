@@ -157,6 +157,6 @@ def test_a_file_that_is_no_table_is_refused(text: str, output: str) -> None:
         read_table(text, "run.csv")
 
 
-def test_nothing_to_write_is_said() -> None:
+def test_nothing_to_write_is_reported() -> None:
     with pytest.raises(ResultsError, match="nothing to write"):
         table_text([])

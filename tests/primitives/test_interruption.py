@@ -82,7 +82,7 @@ def test_a_second_signal_does_not_wait_unless_it_is_the_first_one_passed_on(numb
         stop.note(number, None)
 
 
-def test_a_pause_lasts_as_long_as_asked() -> None:
+def test_a_pause_lasts_as_long_as_requested() -> None:
     started = time.monotonic()
     StopRequest().sleep(0.2)
     assert 0.2 <= time.monotonic() - started < 2

@@ -69,7 +69,7 @@ def test_the_time_left_counts_what_this_run_does(now: list[float]) -> None:
     assert "94/100 [00:20<00:30,  5.00s/sample]" in terminal.getvalue()
 
 
-def test_what_is_done_before_samples_is_said(now: list[float]) -> None:
+def test_what_is_done_before_samples_is_reported(now: list[float]) -> None:
     terminal, log = Terminal(), io.StringIO()
     for stream in (terminal, log):
         with Progress(1, 2, shown=True, stream=stream) as progress:

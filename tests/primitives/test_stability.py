@@ -60,7 +60,7 @@ def runs_of_warm_up(totals: list[float], least: int, most: int) -> int:
         ([], 0, 10, 0),  # switched off
     ],
 )
-def test_a_warm_up_goes_on_until_it_is_stable(totals: list[float], least: int, most: int, runs: int) -> None:
+def test_a_warm_up_continues_until_it_is_stable(totals: list[float], least: int, most: int, runs: int) -> None:
     assert runs_of_warm_up(totals, least, most) == runs
 
 

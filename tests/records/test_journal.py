@@ -59,7 +59,7 @@ def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
     assert content.num_bytes == path.stat().st_size
 
 
-def test_cut_at_any_byte_it_holds_the_whole_lines_and_goes_on_after_them(tmp_path: Path) -> None:
+def test_cut_at_any_byte_it_has_the_whole_lines_and_continues_after_them(tmp_path: Path) -> None:
     content = written(tmp_path, MEASURED, FAILED, END).read_bytes()
     path = tmp_path / PATH_NAME
     lines = content.splitlines(keepends=True)
@@ -104,7 +104,7 @@ ODD: dict[str, tuple[bytes, int | None, str]] = {
 
 
 @pytest.mark.parametrize(("content", "num_lines", "words"), ODD.values(), ids=ODD)
-def test_a_run_goes_on_from_an_odd_journal_or_refuses_it(
+def test_a_run_resumes_from_an_odd_journal_or_refuses_it(
     tmp_path: Path, content: bytes, num_lines: int | None, words: str
 ) -> None:
     path = journal_path(tmp_path, HEADER.key, HEADER.rank)
@@ -213,7 +213,7 @@ def test_a_full_disk_is_one_line_and_what_was_finished_stays(tmp_path: Path) -> 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_no_space_left_is_said_in_the_systems_words(tmp_path: Path) -> None:
+def test_no_space_left_is_reported_in_the_systems_words(tmp_path: Path) -> None:
     with (
         Path("/dev/full").open("wb", buffering=0) as full,
         pytest.raises(ResultsNotSaved, match="/r.json cannot be written .No space left on device.*same command again"),

@@ -181,7 +181,7 @@ def test_splits_are_apart_and_one_id_must_be_one_question(results: Path) -> None
     assert [len(each.comparisons) for each in compare_folder(results, None)] == [0, 0]
 
 
-def test_what_differs_beside_the_knobs_is_told(results: Path) -> None:
+def test_what_differs_beside_the_knobs_is_reported(results: Path) -> None:
     content = json.loads((results / SMALL_FILE).read_text())
     content["provenance"]["experimental_variables"] = {"max_new_tokens": 3}
     (results / SMALL_FILE).write_text(json.dumps(content))

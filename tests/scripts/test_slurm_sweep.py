@@ -181,6 +181,6 @@ def test_outside_a_job_one_line_says_how_to_submit(slurm: dict[str, str]) -> Non
     )
 
 
-def test_a_job_asks_to_be_told_before_the_limit_and_may_be_queued_again() -> None:
+def test_a_job_requests_a_signal_before_the_limit_and_may_be_queued_again() -> None:
     requested = [line for line in SCRIPT.read_text().splitlines() if line.startswith("#SBATCH")]
     assert {"#SBATCH --requeue", "#SBATCH --signal=B:USR1@180", "#SBATCH --ntasks-per-node=1"} <= set(requested)

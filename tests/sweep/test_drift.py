@@ -125,7 +125,7 @@ def test_the_main_process_waits_for_the_last_readings_of_the_others(tmp_path: Pa
     wait_for_last_readings(tmp_path, [], "0007", 60.0, StopRequest())
 
 
-def test_a_run_that_goes_on_has_its_own_start(tmp_path: Path, ledger: Ledger) -> None:
+def test_a_run_that_resumes_has_its_own_start(tmp_path: Path, ledger: Ledger) -> None:
     first = check(tmp_path, Script(times(1.0)))
     first.begin()
     second = check(tmp_path, Script(times(2.0), times(2.0)), run="0008")

@@ -42,7 +42,7 @@ def result(
     return SettingResult.model_construct(aggregate_stats=stats, memory=Memory(peak_memory_bytes=peak))
 
 
-def test_the_largest_share_decides() -> None:
+def test_the_largest_shard_decides() -> None:
     assert SIZE.samples_a_process == 3
     assert SIZE.requests_a_process == 7
 

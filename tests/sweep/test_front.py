@@ -147,7 +147,7 @@ def driver(tiny_checkpoint: Path, run_server: RunServer, tmp_path_factory: pytes
     return Killed(run_server, arguments(tiny_checkpoint, folder), folder)
 
 
-def test_a_search_killed_anywhere_goes_on_and_measures_nothing_twice(driver: Killed) -> None:
+def test_a_search_killed_anywhere_resumes_and_measures_nothing_twice(driver: Killed) -> None:
     calls = driver.folder.parent / "calls"
     assert driver.run(calls_file=str(calls)) == 0, Path(f"{driver.folder}.log").read_text()
     log = Path(f"{driver.folder}.log").read_text()

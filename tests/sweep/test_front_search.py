@@ -199,7 +199,7 @@ def test_two_settings_that_are_the_same_both_stay() -> None:
     assert [each.key for each in result.front] == ["one", "two"]
 
 
-def test_a_setting_that_fails_is_out_and_the_race_goes_on() -> None:
+def test_a_setting_that_fails_is_removed_and_the_search_continues() -> None:
     scores, seconds = {"broken": ALL_RIGHT, "a": ALL_RIGHT, "b": ALL_WRONG}, {"broken": 1.0, "a": 2.0, "b": 3.0}
     result, _ = race(scores, seconds, failing=("broken",))
     assert result.failed == ("broken",)
@@ -329,6 +329,6 @@ def test_the_budget_is_kept_at_any_size(num_samples: int, seed: int) -> None:
     assert len({each.num_samples for each in (*result.front, *result.undecided)}) == 1
 
 
-def test_told_the_same_again_it_asks_the_same_again() -> None:
+def test_the_same_measurements_lead_to_the_same_requests() -> None:
     first, second = drawn_race(5, 200, ACCURACIES, SECONDS), drawn_race(5, 200, ACCURACIES, SECONDS)
     assert first == second

@@ -88,7 +88,7 @@ def test_a_window_that_failed_or_was_stopped_is_kept(tmp_path: Path, error: Exce
     assert load.trace.samples[-1].at_s == pytest.approx(0.7)
 
 
-def test_without_a_window_or_a_wish_there_is_none() -> None:
+def test_without_a_window_or_a_request_there_is_none() -> None:
     assert (loads_of(()), timelines_of(())) == ([], None)
     trace = LoadTrace((LoadSample(0.5, 0.5, 10.0, (), 5, None, None),), 0.5, "no GPU is used")
     loads = [SettingLoad("0001", 0, trace, False)]

@@ -64,7 +64,7 @@ def test_a_model_is_known_by_its_content_not_by_place_and_time(tiny_checkpoint: 
     assert fingerprint(copied, tmp_path) != own
 
 
-def test_a_folder_that_was_begun_by_place_and_time_goes_on_with_them(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_folder_that_was_started_by_place_and_time_resumes_with_them(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """Of the former digest: the parts, the folder, and name, size and time of change of each file of weights."""
     files = sorted(tiny_checkpoint.glob("*.safetensors"))
     stamp = tuple((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
@@ -86,7 +86,7 @@ def refuse(engines: dict[str, str], folder: Path) -> None:
     )
 
 
-def test_a_begun_setting_goes_on_with_its_engines_alone(tmp_path: Path) -> None:
+def test_a_started_setting_resumes_with_its_engines_only(tmp_path: Path) -> None:
     """A journal of another run says nothing, nor does one from before engines were noted."""
     header = JournalHeader(JOURNAL_VERSION, "a", "f00d", 0, 1, "0001", (1,))
     for each in (replace(header, key="b", fingerprint="beef", engines=PLAIN), header):

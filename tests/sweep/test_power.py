@@ -45,7 +45,7 @@ def test_the_power_for_accuracy_is_what_it_says() -> None:
     assert 0.72 <= np.mean(shown) <= 0.86
 
 
-def test_what_nothing_was_measured_of_is_assumed_and_said() -> None:
+def test_what_was_not_measured_is_assumed_and_reported() -> None:
     assert pair_spread({}) == PairSpread(0.1, 0.1, 0)
     (first, second) = power_sentences(16, 16, pair_spread({}), 0.02)
     assert "accuracy none with 16 samples" in first and "assumed" in first

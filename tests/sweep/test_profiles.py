@@ -88,7 +88,7 @@ def test_the_first_sample_of_each_setting_is_profiled_by_the_main_process(tmp_pa
     assert names(tmp_path) == files(0, 1) | files(1, 1)
 
 
-def test_every_sample_is_profiled_in_every_process_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_every_sample_is_profiled_in_every_process_on_request(tmp_path: Path) -> None:
     for is_main, sample_id in ((True, 7), (False, 30), (True, 31)):
         profiles(tmp_path, every_sample=True, is_main_process=is_main).take(
             ScriptedModel(), PLAN[1], sample_id, TEXT, 16

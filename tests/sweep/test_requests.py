@@ -250,7 +250,7 @@ def test_bytes_are_those_of_tensors_and_pixels(task: NotedTask) -> None:
         assert request_bytes(requests._cached[RequestKey(7, LOW)]) == 4 * 4
 
 
-def test_a_request_has_the_tasks_prompt_and_the_crops_asked_for() -> None:
+def test_a_request_has_the_tasks_prompt_and_the_requested_crops() -> None:
     model, task = ScriptedModel(), load_task("reference_vqa", "validation")
     sample = task[0]
     ready = SamplePreparer(task, model, 0).prepare(RequestKey(0, CropRange(4, 8)))

@@ -107,7 +107,7 @@ def test_a_run_that_is_silent_for_long_has_a_long_sample(ledger: Ledger, tmp_pat
     assert lines_of(tmp_path, 1010.0 + 119)[-1].endswith("; last line written 2 min ago")
 
 
-def test_at_the_end_failures_are_named_and_nothing_is_owed(ledger: Ledger, tmp_path: Path) -> None:
+def test_at_the_end_failures_are_named_and_nothing_is_missing(ledger: Ledger, tmp_path: Path) -> None:
     for key in ("a", "c"):
         done(ledger, tmp_path, key, 1100.0)
     ledger.mark_failed("b", SettingFailure("OutOfMemory", "no room", 3))
@@ -122,7 +122,7 @@ def test_at_the_end_failures_are_named_and_nothing_is_owed(ledger: Ledger, tmp_p
     ]
 
 
-def test_a_failure_of_an_earlier_run_is_owed_again(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_failure_of_an_earlier_run_is_missing_again(ledger: Ledger, tmp_path: Path) -> None:
     ledger.mark_failed("a", SettingFailure("OutOfMemory", "no room", 3))
     os.utime(ledger.path, (900.0, 900.0))
     status = read_status(tmp_path, 1001.0, tmp_path / "trackers")

@@ -112,7 +112,7 @@ def test_the_place_in_the_order_is_counted_from_zero() -> None:
     assert order_of("c", order) is None
 
 
-def test_a_warm_up_is_told_in_milliseconds() -> None:
+def test_a_warm_up_is_reported_in_milliseconds() -> None:
     assert warmup_of(warm_up_of([0.5, 0.25, 0.25, 0.25], 2, "0007", 3)).content() == {
         "rank": 3, "experiment_id": "0007", "num_runs": 4, "is_stable": True, "spread_of_last_3": 0.0,
         "T_total": [500.0, 250.0, 250.0, 250.0],

@@ -44,7 +44,7 @@ def test_lookalikes_are_every_combination_of_two_changes(label: str, seed: int) 
         assert len({character.isdecimal() for character in characters}) == 1
 
 
-def test_the_rank_of_the_right_number_tells_nothing() -> None:
+def test_the_rank_of_the_right_number_reveals_nothing() -> None:
     ranks: Counter[int] = Counter()
     for seed in range(400):
         for each in make_questions(FOUR, random.Random(seed)):

@@ -29,7 +29,7 @@ def test_questions_of_a_known_scene(question: str, answer: str, kind: str) -> No
     assert found[question].references == (answer,)
 
 
-def test_one_absent_kind_and_colour_is_asked_for() -> None:
+def test_one_absent_kind_and_colour_is_in_the_questions() -> None:
     zeros = [each for each in make_questions(FOUR, random.Random(3)) if each.question_type == "simple"]
     assert sum(each.answer == "0" for each in zeros) == 2
     assert len(zeros) == 2 + 1 + 3 + 1

@@ -36,7 +36,7 @@ def test_families_ask_about_the_same_pictures(family: type[GeneratedTask]) -> No
 
 
 @families
-def test_types_are_told_without_painting(family: type[GeneratedTask], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_are_known_without_painting(family: type[GeneratedTask], monkeypatch: pytest.MonkeyPatch) -> None:
     task = family("validation")
     painted = [task[index].question_type for index in range(12)]
     assert [task.question_type(index) for index in range(12)] == painted
@@ -69,7 +69,7 @@ def test_expected_answers_score_best_and_registry_agrees(family: type[GeneratedT
 
 
 @families
-def test_splits_and_lengths_are_judged(family: type[GeneratedTask]) -> None:
+def test_splits_and_lengths_are_validated(family: type[GeneratedTask]) -> None:
     with pytest.raises(ConfigurationError, match="has no split 'test': choose one of train, validation"):
         family("test")
     with pytest.raises(ConfigurationError, match="0 samples of .* were requested; request at least 1"):
@@ -79,7 +79,7 @@ def test_splits_and_lengths_are_judged(family: type[GeneratedTask]) -> None:
     assert train[0].image_id == "train-0-000000"
 
 
-def test_options_stand_behind_letters() -> None:
+def test_options_have_letters() -> None:
     assert prompt_of("which one?", ("red", "blue")) == " User: which one?\nA: red\nB: blue\n Assistant:"
     assert prompt_of("how many?") == " User: how many? Assistant:"
 

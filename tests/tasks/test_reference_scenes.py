@@ -59,7 +59,7 @@ def test_items_stay_inside_and_apart() -> None:
                 assert min(x1, a1) < max(x0, a0) or min(y1, b1) < max(y0, b0)
 
 
-def test_items_are_told_apart() -> None:
+def test_items_are_distinguishable() -> None:
     for plan in PLANS:
         assert 3 <= len(plan.items) <= 7
         assert len({(item.colour, item.kind) for item in plan.items}) == len(plan.items)

@@ -145,7 +145,7 @@ def test_ten_references_with_variants() -> None:
     assert {"gray", "grey", "3", "three"} <= everything
 
 
-def test_sample_stands_alone_and_is_repeated() -> None:
+def test_a_sample_needs_no_other_and_is_reproducible() -> None:
     one, other = ReferenceVQA("validation"), ReferenceVQA("validation")
     last = one[1999]
     for index in range(8):
@@ -188,7 +188,7 @@ def test_splits_share_no_seed_and_no_reserved_label() -> None:
     assert not any(is_reserved_label(label) for label in labels if label is not None)
 
 
-def test_text_height_can_be_asked_for() -> None:
+def test_text_height_can_be_requested() -> None:
     task = ReferenceVQA("validation", num_samples=40, h_rel=(0.03, 0.04))
     heights = [task[index].metadata["h_rel"] for index in range(40)]
     assert all(0.03 <= height <= 0.04 for height in heights if height is not None)

@@ -47,7 +47,9 @@ def test_no_number_or_a_large_one_means_all(number: int | None) -> None:
 
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(0, 2**32 - 1))
-def test_a_draw_is_without_replacement_repeatable_and_as_large_as_asked(length: int, wanted: int, seed: int) -> None:
+def test_a_draw_is_without_replacement_repeatable_and_as_large_as_requested(
+    length: int, wanted: int, seed: int
+) -> None:
     ids = create_sampled_dataset(range(length), wanted, seed).sample_ids
     assert len(ids) == len(set(ids)) == min(length, wanted)
     assert set(ids) <= set(range(length))
@@ -56,7 +58,7 @@ def test_a_draw_is_without_replacement_repeatable_and_as_large_as_asked(length: 
         assert list(ids) == np.random.RandomState(seed=seed).choice(length, size=wanted, replace=False).tolist()
 
 
-def test_nothing_is_made_before_it_is_asked_for() -> None:
+def test_nothing_is_made_before_it_is_requested() -> None:
     dataset = Letters("aab" * 10)
     for options in ({}, {"stratify_by_type": True}, {"ids": [3, 1]}):
         assert len(create_sampled_dataset(dataset, 2, **options)) == 2

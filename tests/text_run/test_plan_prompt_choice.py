@@ -51,7 +51,7 @@ def test_more_than_are_short_enough_are_refused() -> None:
         chosen(num_input_prompts=4)
 
 
-def test_none_short_enough_is_refused_where_all_are_asked_for() -> None:
+def test_none_short_enough_is_refused_where_all_are_requested() -> None:
     with pytest.raises(ConfigurationError, match="all prompts of at most 2 tokens are requested, and 0 of 1"):
         choose_prompts(config_of(max_input_tokens=2), [FIVE], TOKENIZER, OlmoeConfig())
 

@@ -22,7 +22,7 @@ def test_each_part_has_its_files_and_an_empty_table_none(tmp_path: Path) -> None
     assert written[1].read_text().split() == ["stage,ms", "vision,1.5", "decode,"]
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ResultsNotSaved):
         AnalysisFiles({"shares": {}}, {}, [], "").write(tmp_path / "file")

@@ -264,7 +264,7 @@ def test_a_result_of_another_kind_or_without_samples_is_due(tmp_path: Path, cont
     assert found is not None and found.content() == stored()
 
 
-def test_an_edited_result_stops_the_run_that_goes_on(tmp_path: Path) -> None:
+def test_an_edited_result_stops_the_run_that_resumes(tmp_path: Path) -> None:
     only_file(tmp_path, json.dumps(edited("aggregate_stats", KeyError)).encode())
     with pytest.raises(ResultsRefused, match="lacks 'aggregate_stats'.*the same command measures it again"):
         ledger(tmp_path).result("a")
@@ -285,7 +285,7 @@ def test_a_ledger_names_files_of_its_folder_only(tmp_path: Path, name: Any) -> N
 
 
 @pytest.mark.parametrize("number", ["1e999", "-2.5E+400", "1e0999", "9" * 400 + ".0", "9" * 250 + ".0e99"])
-def test_a_number_above_every_float_is_found_wherever_it_stands(number: str) -> None:
+def test_a_number_above_every_float_is_found_wherever_it_is(number: str) -> None:
     for text in (number, f"[{number}]", f'{{"a": [1, {number}\n], "b": 2}}', f'{{"a": {number}, "b": 2}}'):
         with pytest.raises(ValueError, match="inf, and numbers are finite"):
             parsed_json(text.encode())
@@ -298,7 +298,7 @@ def test_what_only_looks_like_a_large_number_is_kept() -> None:
 
 @pytest.mark.parametrize("start", ['{"a": NaN, "b": ', '{"a": "\\ud800", "b": '])
 @pytest.mark.parametrize("levels", [300, 100_000])
-def test_deep_nesting_behind_what_the_fast_reader_refuses_is_one_line(start: str, levels: int) -> None:
+def test_deep_nesting_after_what_the_fast_reader_refuses_is_one_line(start: str, levels: int) -> None:
     with pytest.raises(ValueError, match="more than 200 deep|a is nan"):
         parsed_json(f"{start}{'[' * levels}{']' * levels}}}".encode())
 

@@ -49,7 +49,7 @@ def test_an_estimator_is_fitted_to_some_of_many_settings() -> None:
     assert output == "fitted to and validated on 5 of 1001 settings, drawn at random; 996 left out"
 
 
-def test_progress_is_said_of_many_settings_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_for_many_settings_only(capsys: pytest.CaptureFixture[str]) -> None:
     Steps().say(12, "fronts")
     assert capsys.readouterr().err == ""
     Steps().say(5000, "fronts")

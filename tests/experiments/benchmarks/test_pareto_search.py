@@ -47,7 +47,7 @@ def test_a_setting_that_the_full_run_shows_to_be_dominated_is_counted() -> None:
     assert compare_fronts(table, found("a", "b", "c", "d", "e")).wrong == 1
 
 
-def test_the_replay_keeps_to_its_share_and_finds_the_front_of_a_made_up_grid() -> None:
+def test_the_replay_keeps_to_its_budget_and_finds_the_front_of_a_made_up_grid() -> None:
     table = made_up_table(300, seed=1)
     assert len(table.settings) == 60
     for seed in (0, 1):

@@ -47,7 +47,7 @@ def test_cases_have_sizes_of_their_own_and_all_are_named() -> None:
     assert {line.get_markerfacecolor() for line in marks} == {"none"}
 
 
-def test_a_marker_stands_at_what_was_reached() -> None:
+def test_a_marker_is_at_the_measured_value() -> None:
     """2e6 operations of 200 a byte in a millisecond are 2e9 a second; of three ways the middle one is at its place."""
     figure = drawn()
     vision = [line for line in figure.axes[0].lines if line.get_marker() == "s"][: len(WAYS)]

@@ -82,7 +82,7 @@ def test_without_scores_the_first_blocks_run():
     assert setting.active_blocks == tuple(range(13))
 
 
-def test_the_estimator_is_asked_for_all_blocks_and_the_later_top_k():
+def test_the_estimator_gets_all_blocks_and_the_later_top_k():
     found = request_setting(KnobChoice("low", 6, 12), crops=2, vision_tokens=432, text_tokens=30, output_tokens=None)
     assert found == RequestSetting(
         vision_tokens=432, crops=2, text_tokens=30, top_k=6, num_active_blocks=12, output_tokens=None

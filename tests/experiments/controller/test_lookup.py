@@ -69,7 +69,7 @@ def test_none_fits_says_so_and_gives_the_nearest():
     assert lookup.fits(entry, 125)
 
 
-def test_scores_count_as_shares_of_the_best_and_absent_ones_do_not_count():
+def test_scores_count_as_fractions_of_the_best_and_absent_ones_do_not_count():
     made = grid()
     scores = 10 * made.scores
     scores[2, 0] = np.nan

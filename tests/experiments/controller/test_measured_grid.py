@@ -101,7 +101,7 @@ def test_parts_have_no_picture_in_common():
 
 
 @pytest.mark.parametrize("share", [-0.5, 0.0, 1.0, float("nan"), float("inf")])
-def test_a_share_that_is_none_is_refused(share: float):
+def test_an_impossible_fraction_is_refused(share: float):
     """A negative one would cut the drawn pictures from behind."""
     with pytest.raises(
         ConfigurationError, match=f"--calibration_share {share:g} is not possible; give a fraction betw"

@@ -131,7 +131,7 @@ def test_a_controller_of_other_weights_of_the_same_sizes_is_refused_and_on_rando
     refuse_other_controller(made, *source_and_config(tiny_checkpoint, "--random_weights"))
 
 
-def test_a_model_with_more_experts_is_told_apart(tmp_path: Path) -> None:
+def test_a_model_with_more_experts_is_distinguished(tmp_path: Path) -> None:
     """A controller that goes up to 12 experts, in a model of 12 and in one of 8 with the same number per token."""
     knobs = replace(FITTING, top_ks=(4, 12))
     made = checkpoint(tmp_path, knobs, name="x")

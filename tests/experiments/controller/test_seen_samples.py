@@ -70,7 +70,7 @@ def test_samples_of_the_training_are_a_caveat_where_they_are_known_and_where_the
         assert output in caveats[0]
 
 
-def test_a_live_evaluation_looks_at_all_trainings_behind_the_checkpoint(tmp_path: Path):
+def test_a_live_evaluation_checks_all_trainings_of_the_checkpoint(tmp_path: Path):
     """A replay on 1 and 5, then a live training on 7, then one on 8: the evaluation is of 9, 1 and 5."""
     first = trained(tmp_path / "first", replayed(TASK.name, [1, 5]))
     second = trained(tmp_path / "second", live("validation", [7]), first)
@@ -96,7 +96,7 @@ def test_what_an_old_checkpoint_was_started_from_is_not_known(tmp_path: Path):
     assert live_leaks(without_start(trained(tmp_path / "c", {"kind": "synthetic"})), TASK, [9]) == []
 
 
-def test_a_training_that_goes_on_keeps_its_start(tmp_path: Path):
+def test_a_training_that_resumes_keeps_its_start(tmp_path: Path):
     first = trained(tmp_path / "first", live("validation", [5]))
     second = trained(tmp_path / "second", {"kind": "synthetic"}, first)
     tables = synthetic_environment(5, 2, seed=0)
@@ -114,7 +114,7 @@ def parts() -> tuple[MeasuredGrid, MeasuredGrid]:
     return whole.take(torch.tensor([0, 1]).numpy()), whole.take(torch.tensor([2, 3]).numpy())
 
 
-def test_a_replay_looks_at_all_trainings_behind_the_checkpoint(tmp_path: Path):
+def test_a_replay_checks_all_trainings_of_the_checkpoint(tmp_path: Path):
     calibration, validated = parts()
     own = {"kind": "replay", "samples": fingerprints(calibration)}
     fair = trained(tmp_path / "fair", own)

@@ -58,7 +58,7 @@ def test_networks_that_were_taught_are_moved_carefully(
     assert (plan.grpo.kl_weight, plan.grpo.learning_rate) == (kl_weight, learning_rate)
 
 
-def test_a_run_that_is_there_is_not_overwritten_and_goes_on_when_asked(
+def test_an_existing_run_is_not_overwritten_and_resumes_on_request(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [*SMALL, "--controller_dir", str(tmp_path), "--updates", "4"]
@@ -72,7 +72,7 @@ def test_a_run_that_is_there_is_not_overwritten_and_goes_on_when_asked(
     assert "another plan (seed)" in capsys.readouterr().err
 
 
-def test_curves_that_a_finished_training_lacks_are_written_when_it_goes_on(tmp_path: Path) -> None:
+def test_missing_curves_of_a_finished_training_are_written_when_it_resumes(tmp_path: Path) -> None:
     """As after a stop between the last checkpoint and the curves."""
     flags = [*SMALL, "--controller_dir", str(tmp_path), "--updates", "2"]
     assert main(flags) == 0
@@ -123,7 +123,7 @@ def test_curves_that_a_finished_training_lacks_are_written_when_it_goes_on(tmp_p
         (["--environment", "live", "--num_budgets", "4"], "split of a grid; drop --num_budgets"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
+def test_what_cannot_be_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     assert main([*flags, "--controller_dir", str(tmp_path)]) == 2

@@ -115,7 +115,7 @@ def test_a_setting_whose_every_picture_is_unreadable_failed(config: ProfilingCon
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_a_setting_that_keeps_failing_is_tried_as_often_as_asked(config: ProfilingConfig, retries: int) -> None:
+def test_a_setting_that_keeps_failing_is_tried_as_often_as_requested(config: ProfilingConfig, retries: int) -> None:
     task = ScriptedTask({1: [SettingError(f"no room {attempt}") for attempt in range(1, 10)]})
     failed, ledger = profile(config.replaced(max_config_retries=retries), task)
     attempts = retries + 1

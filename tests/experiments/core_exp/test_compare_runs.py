@@ -58,7 +58,7 @@ def test_the_verdict_by_the_interval(ends: tuple[float, float] | None, verdict: 
     assert verdict_of(ends, (1 / 1.02, 1.02), 1.0, ("FASTER", "SLOWER")) == verdict
 
 
-def test_a_slower_run_is_told_and_fails_on_request(tmp_path: Path) -> None:
+def test_a_slower_run_is_reported_and_fails_on_request(tmp_path: Path) -> None:
     before, after = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 1.1)
     found = lines_of(tmp_path, before, after)
     line = found["tier-low_topk2_blocks3", "mean latency"]

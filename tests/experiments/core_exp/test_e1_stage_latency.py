@@ -104,7 +104,7 @@ def test_mfu_needs_a_known_peak(folder: Path) -> None:
     assert points and all(each.mfu is None for each in points)
 
 
-def test_a_sweep_without_operations_or_pictures_still_has_its_shares(tmp_path: Path) -> None:
+def test_a_sweep_without_operations_or_pictures_still_has_its_fractions(tmp_path: Path) -> None:
     samples = [measured_sample(number, has_picture=False) for number in range(3)]
     folder = write(tmp_path, result(setting(), samples))
     assert main([str(folder)]) == 0

@@ -85,7 +85,7 @@ def test_tasks_from_two_folders_are_compared(tmp_path: Path) -> None:
     assert tail["statuses"]["counts"] == "possible" and tail["difference"] == "within_noise"
 
 
-def test_the_percentile_and_the_seed_are_asked_for(tmp_path: Path) -> None:
+def test_the_percentile_and_the_seed_can_be_set(tmp_path: Path) -> None:
     folder = run_of(tmp_path, {("low", 1): 2})
     assert main([str(folder), "--percentile", "99", "--num_draws", "100", "--seed", "7"]) == 0
     grid, fronts, coupling = read(tmp_path / "analysis")
@@ -117,7 +117,7 @@ def test_settings_that_were_only_answered_have_no_front_against_latency(tmp_path
         ([], 1, "nowhere"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
+def test_what_cannot_be_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: int, words: str
 ) -> None:
     try:

@@ -112,7 +112,7 @@ def test_each_sample_has_the_energy_of_its_published_run(folder: Path) -> None:
     assert result["aggregate_stats"]["energy_j_mean"] == pytest.approx(mean)
 
 
-def test_energy_of_a_request_stands_among_the_first_columns(folder: Path) -> None:
+def test_energy_of_a_request_is_among_the_first_columns(folder: Path) -> None:
     frame = pd.read_csv(folder / "reference-vqa_settings.csv")
     summary = result_in(folder)["energy"]["summary"]
     of_energy = [column for column in frame.columns if column.startswith("energy_")]
@@ -169,7 +169,7 @@ def test_optional_energy_is_none_with_the_reason_in_every_place(tiny_checkpoint:
     assert any(each.startswith("energy: not measured: nothing") for each in result["provenance"]["caveats"])
 
 
-def test_an_unknown_wish_is_refused() -> None:
+def test_an_unknown_energy_mode_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--energy"):
         parse_config(["--energy", "yes"])
 

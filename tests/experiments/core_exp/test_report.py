@@ -70,7 +70,7 @@ def findings_of(disturbed: set[str], times: np.ndarray) -> list[str]:
     return [*_extremes(analysis, disturbed), *change_sentences(analysis)]
 
 
-def test_settings_are_named_as_far_as_e2_tells_them_apart() -> None:
+def test_settings_are_named_as_far_as_e2_distinguishes_them() -> None:
     times = np.outer([10.0, 20.0, 30.0], np.linspace(0.95, 1.05, 16))
     named = findings_of(set(), times)
     assert named[0] == (
@@ -86,7 +86,7 @@ def test_settings_are_named_as_far_as_e2_tells_them_apart() -> None:
     assert findings_of(set(), noise)[0].endswith("no setting is surely faster than another.")
 
 
-def test_the_caveats_are_each_said_once_with_their_settings(report: Report) -> None:
+def test_each_caveat_is_shown_once_with_its_settings(report: Report) -> None:
     caveats = {each.text: each for each in report.caveats}
     assert caveats["Only 4 samples per setting: use --num_samples 500 or more before comparing accuracy."].scope is None
     throttled = caveats["Throttling: the GPU's clocks were lowered."]
@@ -144,7 +144,7 @@ def test_every_picture_is_one_for_plotly(report: Report) -> None:
             go.Figure(plot)
 
 
-def test_what_is_missing_is_said(report: Report) -> None:
+def test_what_is_missing_is_reported(report: Report) -> None:
     reasons = {each.name: " ".join(each.reasons) for each in report.sections}
     assert "--use_profiler" in reasons["e1"]
     assert "no sample has an energy" in reasons["e2"]

@@ -23,7 +23,7 @@ def test_each_sample_is_left_out_once() -> None:
     ]  # fmt: skip
 
 
-def test_a_share_of_the_groups_of_each_stratum_is_drawn() -> None:
+def test_a_fraction_of_the_groups_of_each_stratum_is_drawn() -> None:
     groups, strata = ["a", "a", "b", "b", "c"], ["x", "x", "x", "y", "y"]
     for seed in range(5):
         # Of a and b one; b, where it was drawn, is the one of b and c too, or else c is.

@@ -42,7 +42,7 @@ def test_the_fewest_pictures_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("pictures", "is_lower"), [(85, False), (86, True)])
-def test_a_percentile_is_told_apart_from_the_fewest_on(pictures: int, is_lower: bool) -> None:
+def test_a_percentile_is_shown_lower_from_the_fewest_pictures_on(pictures: int, is_lower: bool) -> None:
     one = np.linspace(1.0, 2.0, pictures)
     p_values = tail_p_values(one, np.stack([one + 5, one, one - 5]), 95)
     assert (p_values[0] <= 0.025) == is_lower

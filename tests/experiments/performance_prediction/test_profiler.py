@@ -90,7 +90,7 @@ def test_the_batch_is_in_every_layer() -> None:
     assert report.layers[0].shape.flops == 2 * prod((3, 8, 8, 8)) * 27
 
 
-def test_a_warm_up_goes_on_until_it_is_stable_but_ends() -> None:
+def test_a_warm_up_continues_until_it_is_stable_but_ends() -> None:
     calls = []
     found = whole_times(lambda: calls.append(1), CPU, 0, 2)
     assert len(calls) == 2 and (found.num_warmup, found.is_stable) == (0, None)

@@ -73,13 +73,13 @@ def test_a_combination_that_is_not_covered_ends_with_2_and_leaves_nothing(
     assert not list(tmp_path.rglob("*.csv"))
 
 
-def test_another_gpu_than_the_one_asked_for_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_gpu_than_the_requested_one_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--model", "alexnet", "--algorithm", "gemm", "--gpu", "l40s", "--output-dir", str(tmp_path), *SHORT]
     assert main(argv) == 2
     assert "--gpu l40s was given, but the device here is cpu" in capsys.readouterr().err
 
 
-def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_sweep_resumes_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = [str(size) for size in range(64, 97, 8)]
     argv = ["--model", "alexnet", "--algorithm", "gemm", "--sizes", *sizes, "--output-dir", str(tmp_path), *SHORT]
     table = tmp_path / "3_full" / "alexnet_gemm_cpu" / "alexnet_gemm_overall.csv"

@@ -168,7 +168,7 @@ def test_float8_needs_the_gpu_and_its_kernels(
     assert reason is not None and message in reason
 
 
-def test_4_bit_weights_are_multiplied_in_the_precision_asked_for(llama: Path) -> None:
+def test_4_bit_weights_are_multiplied_in_the_requested_precision(llama: Path) -> None:
     wanted = transformers_config(requested(llama, 4), torch.bfloat16)
     assert (wanted.bnb_4bit_compute_dtype, wanted.bnb_4bit_quant_type) == (torch.bfloat16, "nf4")
     assert transformers_config(requested(llama), torch.bfloat16) is None

@@ -9,7 +9,7 @@ from experiment_core_utils.primitives.errors import SettingError
 PROMPT = torch.tensor([[4, 5, 6]])
 
 
-def test_a_state_begins_behind_its_prompt_and_goes_on() -> None:
+def test_a_state_begins_after_its_prompt_and_continues() -> None:
     holder = RequestSlot[str]("the place")
     state = holder.hold("a", PROMPT)
     assert state == PrefilledRequest("a", PROMPT, 3)
@@ -48,7 +48,7 @@ def test_a_prompt_that_ran_with_another_pause_is_another_request() -> None:
     holder.resume(again)
 
 
-def test_nobody_goes_on_where_nobody_holds() -> None:
+def test_nothing_resumes_from_an_empty_slot() -> None:
     holder = RequestSlot[str]("the place")
     assert not holder.has_prefilled_request
     state = holder.hold("a", PROMPT)

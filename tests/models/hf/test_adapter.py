@@ -207,7 +207,7 @@ def test_without_a_formula_there_are_no_operations() -> None:
     assert "no formula is known for 'opt'" in unknown.describe()["flops_reason"]
 
 
-def test_what_is_told_is_what_is_in_force(model_of: Loaded) -> None:
+def test_what_is_reported_is_what_is_in_force(model_of: Loaded) -> None:
     found = model_of("glm4v_moe").describe()
     assert (found["model_class"], found["model_type"]) == ("Glm4vMoeForConditionalGeneration", "glm4v_moe")
     assert (found["first_routed_block"], found["first_block_top_k"], found["num_experts"]) == (1, 2, 4)
@@ -219,7 +219,7 @@ def test_what_is_told_is_what_is_in_force(model_of: Loaded) -> None:
     assert set(model_of("llava").describe()["knobs_refused"]) == {"vision_tokens"}
 
 
-def test_the_switch_that_the_library_makes_while_decoding_on_a_gpu_is_told(model_of: Loaded) -> None:
+def test_the_switch_that_the_library_makes_while_decoding_on_a_gpu_is_reported(model_of: Loaded) -> None:
     model = model_of("olmoe")
     source = find_model(model.name).hf
     assert source is not None

@@ -79,7 +79,7 @@ def test_nothing_is_left_behind_by_the_marks() -> None:
     assert "get_image_features" not in vars(model.base_model)
 
 
-def test_a_state_that_is_taken_back_goes_on_as_before() -> None:
+def test_a_state_that_is_rewound_continues_as_before() -> None:
     model, inputs = ready(TEXT_FAMILIES["olmoe"]), prompt_of()
     stages = GenerateStages(model)
     with torch.inference_mode():
@@ -92,7 +92,7 @@ def test_a_state_that_is_taken_back_goes_on_as_before() -> None:
         assert_same_floats(one, other)
 
 
-def test_the_checkpoints_wishes_for_sampling_are_dropped_and_its_special_tokens_kept() -> None:
+def test_the_checkpoints_options_for_sampling_are_dropped_and_its_special_tokens_kept() -> None:
     model = TEXT_FAMILIES["llama"].built()
     model.generation_config.update(do_sample=True, temperature=0.1, repetition_penalty=2.0, eos_token_id=[7, 8])
     greedy = greedy_config(model)

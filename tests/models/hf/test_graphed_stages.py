@@ -314,7 +314,7 @@ def test_a_shape_whose_recording_was_let_go_is_made_again(loaded: Loaded) -> Non
     assert passes.new() == 1
 
 
-def test_why_a_model_runs_eagerly_is_said(loaded: Loaded) -> None:
+def test_why_a_model_runs_eagerly_is_reported(loaded: Loaded) -> None:
     _, model = loaded("llama")
     requested = TransformersModel(model.name, model.model, model.requests, "graph")
     assert (requested.describe()["execution"], requested.describe()["execution_reason"]) == ("eager", NO_GRAPHS)

@@ -126,7 +126,7 @@ def test_weights_that_do_not_fit_the_config_are_refused(folder_of: Written, tmp_
 # --- what is in force ---------------------------------------------------------------------------------------------
 
 
-def test_implementations_and_precision_are_told_as_they_are_in_force(folder_of: Written) -> None:
+def test_implementations_and_precision_are_reported_as_they_are_in_force(folder_of: Written) -> None:
     folder = folder_of("qwen3_vl_moe")
     by_default = loaded(folder).describe()
     assert (by_default["dtype"], by_default["attn_implementation"]) == ("float32", "sdpa")
@@ -162,7 +162,7 @@ OTHERS = 2 * 512 * 64 + (2 * 2 + 1) * 64
 
 @NEEDS_BITSANDBYTES
 @pytest.mark.parametrize(("width", "bytes_each"), [("8bit", 1.0), ("4bit", 0.5)])
-def test_quantised_weights_are_told_with_their_share(wide_llama: Path, width: str, bytes_each: float) -> None:
+def test_quantised_weights_are_reported_with_their_fraction(wide_llama: Path, width: str, bytes_each: float) -> None:
     model = loaded(wide_llama, "--quantization", width)
     found = model.describe()
     known = found["quantisation"]

@@ -162,7 +162,7 @@ def test_without_its_config_llava_next_refuses_other_tiles(checkpoint_of: Made) 
 
 
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
-def test_a_text_model_is_asked_without_the_picture(checkpoint_of: Made, family: str) -> None:
+def test_a_text_model_gets_requests_without_the_picture(checkpoint_of: Made, family: str) -> None:
     made = checkpoint_of(family)
     assert not made.requests.has_vision
     assert made.requests.vision_knob_unsupported_reason is not None

@@ -95,7 +95,7 @@ def test_a_question_without_annotation_or_file_is_a_configuration_error(tmp_path
         Coco2014VQA(data_dir=tmp_path)
 
 
-def test_ok_vqa_is_judged_by_raw_answers(tmp_path: Path) -> None:
+def test_ok_vqa_is_scored_by_raw_answers(tmp_path: Path) -> None:
     write_json(
         tmp_path / "OpenEnded_mscoco_val2014_questions.json",
         {"questions": [{"image_id": 7, "question": "What sport?", "question_id": 75}]},

@@ -77,7 +77,7 @@ def test_open_questions(task: MMMU) -> None:
         (5, "question validation_Art_Theory_6 has 0 pictures"),
     ],
 )
-def test_what_cannot_be_asked_fails_alone(task: MMMU, index: int, reason: str) -> None:
+def test_a_row_that_cannot_be_used_fails_alone(task: MMMU, index: int, reason: str) -> None:
     with pytest.raises(SampleError, match=f"^mmmu validation sample {index}: {reason}"):
         task[index]
 

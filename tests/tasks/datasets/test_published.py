@@ -227,7 +227,7 @@ def test_official_files_that_are_not_what_they_are_called(tmp_path: Path) -> Non
         TextVQA(data_dir=tmp_path)
 
 
-def test_pictures_are_decoded_only_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_decoded_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_hub(tmp_path, "validation", layouts.TEXT_VQA, text_vqa_rows()[:1])
 
     def fail(*arguments: object, **options: object) -> None:

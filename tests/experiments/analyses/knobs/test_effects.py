@@ -29,7 +29,7 @@ def shares(found: Effects) -> dict[str, float | None]:
     return {" x ".join(term.knobs): term.share for term in found.terms}
 
 
-def test_shares_are_those_of_the_squared_coefficients() -> None:
+def test_fractions_are_those_of_the_squared_coefficients() -> None:
     # Coefficients 3, 2, 1 and 1: of 9 + 4 + 1 + 1 = 15.
     found = split(lambda v, k, b: 10 + 3 * v + 2 * k + b + v * k)
     assert found.is_full_grid and found.reason is None
@@ -79,7 +79,7 @@ def test_a_grid_with_a_hole_still_gives_the_additive_law() -> None:
     assert found.rest_share is not None and abs(found.rest_share) > 0.1
 
 
-def test_noise_is_told_from_an_effect() -> None:
+def test_noise_is_distinguished_from_an_effect() -> None:
     found = split(lambda v, k, b: 10 + 3 * v + 0.01 * k, noise=0.5)
     vision, top_k = found.terms[0], found.terms[1]
     assert is_beyond_noise(vision) and vision.p_value == pytest.approx(1 / 501)

@@ -213,7 +213,7 @@ def test_tasks_differ_where_a_setting_is_on_one_front_only() -> None:
     assert compare_tasks(compared(([low, high], [10, 20]), ([low, high], [10, 20]))) == []
 
 
-def test_a_measured_grid_has_the_front_that_the_search_is_judged_by() -> None:
+def test_a_measured_grid_has_the_front_that_the_search_is_compared_with() -> None:
     table = read_table(REPOSITORY / "docs" / "core_exp" / "pareto_table.json")
     accuracy, seconds = table.scores.mean(axis=1), table.seconds.mean(axis=1)
     standings = [

@@ -29,7 +29,7 @@ def test_settings_are_compared_on_the_samples_that_all_have() -> None:
     assert found.left_out == {}
 
 
-def test_a_setting_without_times_is_left_out_and_said_so() -> None:
+def test_a_setting_without_times_is_left_out_and_reported() -> None:
     made = grid(POINTS, [[1.0, 0.0], [1.0, 1.0]], [[10.0, 20.0], [NAN, NAN]])
     found = measured(made)
     assert [each.key for each in found.points] == [POINTS[0].key]

@@ -69,7 +69,7 @@ def test_more_crops_hide_launches_and_the_first_token_is_not_earlier() -> None:
     assert found.times["T_first_token"][1] >= found.times["T_first_token"][0]
 
 
-def test_intervals_hold_their_share_of_new_samples_at_new_settings() -> None:
+def test_intervals_contain_their_fraction_of_new_samples_at_new_settings() -> None:
     fractions: dict[str, list[float]] = {name: [] for name in PREDICTED}
     for seed in range(1, 4):
         fitted = LatencyEstimator(0.8).fit(working_samples(noise=0.1, seed=seed, samples_each=12))

@@ -42,7 +42,7 @@ def test_work_is_recovered_from_noise() -> None:
     )
 
 
-def test_a_floor_and_the_work_above_it_are_told_apart() -> None:
+def test_a_floor_and_the_work_above_it_are_distinguished() -> None:
     samples = launching_samples()
     found = fit_stage(
         form("T_vision_total", "roofline"), samples.requests, samples.times["T_vision_total"], np.zeros(len(samples))

@@ -17,7 +17,7 @@ from experiments.analyses.stages.scaling import points_of, stage_lines
 ONE = Generation("signs", "tier-low_topk2_blocks4", "low", 2, 4, "a", 432, 100, 10.0, 30.0, (20.0, 40.0))
 
 
-def test_shares_of_two_generations_by_hand() -> None:
+def test_fractions_of_two_generations_by_hand() -> None:
     other = replace(ONE, picture="b", vision_ms=20.0, prefill_ms=20.0, inter_token_ms=(10.0, 10.0))
     regime = regimes_of([([ONE, other], None, None)])[0]
     assert regime is not None

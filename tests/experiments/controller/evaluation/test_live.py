@@ -110,7 +110,7 @@ def test_settings_of_the_same_reason_share_a_line():
     ]
 
 
-def test_accuracy_of_answers_in_groups_is_a_share_of_the_best(tiny_checkpoint: Path):
+def test_accuracy_of_answers_in_groups_is_a_fraction_of_the_best(tiny_checkpoint: Path):
     """Every answer is worth 2 of 8; one of two requests is measured."""
     job = opened(tiny_checkpoint)
     policy = StaticPolicy(KnobChoice("low", 2, 3))

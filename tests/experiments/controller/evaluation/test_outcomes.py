@@ -49,7 +49,7 @@ def test_absent_scores_do_not_count_and_are_not_0():
     assert found.violation_rate_possible is None
 
 
-def test_the_share_of_the_oracles_gain():
+def test_the_fraction_of_the_oracles_gain():
     assert fraction_of_gain(0.75, 0.5, 1.0) == 0.5
     assert fraction_of_gain(0.25, 0.5, 1.0) == -0.5
     assert fraction_of_gain(0.75, 1.0, 1.0) is None

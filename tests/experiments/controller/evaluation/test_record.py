@@ -34,7 +34,7 @@ def made():
     return evaluate("replay", outcomes, requests_in(found), budgets, could, ("lookup_mean", "absent"))
 
 
-def test_the_oracles_gain_is_shared_out():
+def test_the_oracles_gain_is_allocated():
     """At 0.5 s static and lookup have 2 of 4 in time, the oracle 3; at 1 s static and lookup 3, the oracle 4."""
     content = content_of(made())
     at = {name: [each["share_of_oracle_gain"] for each in policy["at_budgets"]]
@@ -131,7 +131,7 @@ def test_a_lookup_of_the_same_samples_is_a_caveat(folder: Path, tmp_path: Path, 
     assert "caveat: the lookup was built of 8 of the 8 requests" in capsys.readouterr().out
 
 
-def test_a_lookup_of_some_samples_is_judged_on_the_others(folder: Path, tmp_path: Path, capsys):
+def test_a_lookup_of_some_samples_is_evaluated_on_the_others(folder: Path, tmp_path: Path, capsys):
     """Of 8 samples 3 are behind the lookup, and each has a picture of its own: 5 are left."""
     whole = load_grid([folder])
     assert len(set(whole.pictures)) == 8
@@ -172,7 +172,7 @@ def test_a_lookup_of_some_samples_is_judged_on_the_others(folder: Path, tmp_path
         (["--mode", "live", "--dataset_name", "a", "--seed", "1", "--dataset_name", "b"], 2, "one task, and"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(folder: Path, capsys, flags, code, message):
+def test_what_cannot_be_is_refused_in_one_line(folder: Path, capsys, flags, code, message):
     assert main([str(folder), *flags]) == code
     error = capsys.readouterr().err
     assert message in error

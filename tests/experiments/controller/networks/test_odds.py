@@ -37,7 +37,7 @@ def test_a_prompt_is_the_mean_of_its_embeddings() -> None:
     assert mean_embedding(rows.numpy(), torch.tensor([], dtype=torch.long)).tolist() == [0.0, 0.0]
 
 
-def test_on_a_cpu_the_host_is_asked(tiny_checkpoint: Path) -> None:
+def test_on_a_cpu_the_host_decides(tiny_checkpoint: Path) -> None:
     model = eager_and_graph(tiny_checkpoint)["eager"]
     networks = TwoStageNetworks(action_space(KNOBS, BlockChoice(), pauses=(1, 2)), 32, embedding_rms=0.2, seed=1)
     odds = odds_for(model, networks)

@@ -55,7 +55,7 @@ def test_a_block_that_has_run_cannot_be_left_out() -> None:
     assert space.possible[2:] == ((False, False, False, False, True),) * 3
 
 
-def test_a_pause_behind_which_nothing_is_possible_is_no_choice() -> None:
+def test_a_pause_after_which_nothing_is_possible_is_no_choice() -> None:
     few = KnobSpace(("low",), (8,), (12, 13), 16, 8)
     assert action_space(few, SCORES).pauses == (1, 2)
     with pytest.raises(ConfigurationError, match="pause earlier"):

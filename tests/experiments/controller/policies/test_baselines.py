@@ -38,7 +38,7 @@ def test_one_knob_alone_leaves_the_others_at_their_highest() -> None:
     assert [each.choose(request(), 0.25) for each in (tier, top_k, blocks)] == [choices[0], choices[1], SLOW]
 
 
-def test_a_regression_tells_kinds_of_prompts_apart() -> None:
+def test_a_regression_distinguishes_kinds_of_prompts() -> None:
     policy = InTimeRegression(many())
     requests = replace(request(99), prompt="read the word"), replace(request(98), prompt="count the dogs")
     assert [policy.choose(each, 0.3) for each in requests] == [MIDDLE, FAST]

@@ -87,7 +87,7 @@ def test_without_a_length_the_task_s_expected_one_is_taken():
         policy().choose(request(task="captions"), 1.0)
 
 
-def test_the_estimator_is_asked_for_each_choice_at_its_own_tier():
+def test_the_estimator_predicts_each_choice_at_its_own_tier():
     request_settings = policy().request_settings(request(output_tokens=3))
     assert [(each.crops, each.vision_tokens, each.top_k, each.num_active_blocks) for each in request_settings] == [
         (2, 400, 4, 12),

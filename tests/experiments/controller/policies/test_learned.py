@@ -134,7 +134,7 @@ def test_calibration_samples_without_states_are_a_caveat_alone(tmp_path: Path, p
     assert found.caveats[1].startswith("two_stage was trained on other samples than the calibration ones")
 
 
-def test_a_training_that_began_from_another_is_judged_by_both(tmp_path: Path, parts):
+def test_a_training_that_began_from_another_is_checked_against_both(tmp_path: Path, parts):
     calibration, rest = parts
     leaking = trained(tmp_path, rest)
     states = states_of(networks_with(0), range(8))

@@ -60,7 +60,7 @@ def test_a_stream_may_be_late_a_stated_fraction_of_the_time() -> None:
         build(grid(), "stream", max_late=0.3, confidence=0.9)
 
 
-def test_a_stream_tells_similar_prompts_apart() -> None:
+def test_a_stream_distinguishes_similar_prompts() -> None:
     made = replace(grid(), prompts=("read the sign", "read the word", "count the cars", "count the dogs"))
     lookup = build(made, "stream", neighbourhood=0.5)
     # Readings are right at middle, 200 ms, countings gain nothing beyond fast, 150 ms.

@@ -50,7 +50,7 @@ def request_(models: dict[str, MolmoeStagedModel]) -> AdaptiveRequest:
     return AdaptiveRequest(sample, prompt, LIMIT, prepared)
 
 
-def test_what_is_asked_for_runs(models: dict[str, MolmoeStagedModel]) -> None:
+def test_what_is_requested_runs(models: dict[str, MolmoeStagedModel]) -> None:
     assert isinstance(models["eager"].split, EagerPausedPrefill)
     assert isinstance(models["graph"].split, EnginePausedPrefill)
 
@@ -129,7 +129,7 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_marks(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_captured_answers_are_those_of_the_modules(tiny_checkpoint: Path, request_: AdaptiveRequest) -> None:
+def test_graphed_answers_are_those_of_the_modules(tiny_checkpoint: Path, request_: AdaptiveRequest) -> None:
     space = action_space(KNOBS, BlockChoice(), pauses=(1, 2, 3))
     networks = TwoStageNetworks(space, 32, embedding_rms=0.2, seed=1).cuda()
     runs: dict[str, list[tuple[tuple[int, ...], KnobChoice, int]]] = {}

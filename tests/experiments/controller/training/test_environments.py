@@ -201,7 +201,7 @@ def captioned(picture: str, reference: str) -> LiveRequest:
     return LiveRequest("captions", sample, "", {}, RequestFeatures("captions", 0, 10, {}, None))
 
 
-def test_a_caption_is_worth_the_same_whatever_else_is_asked() -> None:
+def test_a_caption_is_worth_the_same_whatever_else_is_requested() -> None:
     """CIDEr-D of "one two five six" against "one two three four", one bigram of each three the same.
 
     Of three pictures "one", "two" and "one two" are in two, all else in one: their weights are ln 1.5 and ln 3. The

@@ -126,7 +126,7 @@ def test_grpo_finds_the_best_policy() -> None:
     assert (on_others - lookup) / (best - lookup) > 0.9
 
 
-def test_a_training_that_was_stopped_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+def test_a_stopped_training_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     environment = synthetic_environment(num_samples=8, num_budgets=4, seed=0)
     whole = TrainingRun(networks_for(environment), environment, plan(6))
     while not whole.is_finished:

@@ -73,7 +73,7 @@ def recorded(model: MolmoeStagedModel, networks: TwoStageNetworks, output: io.St
 
 
 @pytest.mark.parametrize("execution", ["eager", "graph"])
-def test_states_are_those_of_each_sample_alone_in_the_order_asked(
+def test_states_are_those_of_each_sample_alone_in_the_order_requested(
     models: dict[str, MolmoeStagedModel], networks: TwoStageNetworks, execution: str
 ) -> None:
     model, output = models[execution], io.StringIO()
@@ -100,7 +100,7 @@ def test_states_are_those_of_each_sample_alone_in_the_order_asked(
 
 
 @pytest.mark.parametrize("execution", ["eager", "graph"])
-def test_modules_run_where_they_are_asked_for_alone_and_the_setting_stays(
+def test_modules_run_where_they_alone_are_requested_and_the_setting_stays(
     models: dict[str, MolmoeStagedModel], networks: TwoStageNetworks, execution: str
 ) -> None:
     model, ran = models[execution], []

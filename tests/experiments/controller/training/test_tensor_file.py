@@ -89,7 +89,7 @@ def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "run", result(setting("low", 2, 3), low), result(setting("high", 2, 3), high))
 
 
-def test_commands_say_it_of_what_they_were_given(
+def test_commands_name_the_file_that_they_were_given(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--learned` and `--states` of the evaluation, `--states` and `--init_from` of a training."""

@@ -56,7 +56,7 @@ def test_a_status_of_the_workspace_query_is_the_reason() -> None:
     assert fake.described == {} and fake.ran == []
 
 
-def test_a_workspace_that_is_told_is_no_grant_where_the_forward_call_refuses() -> None:
+def test_a_reported_workspace_does_not_mean_support_where_the_forward_call_refuses() -> None:
     fake = FakeCudnn(refused_when_run={4: NOT_SUPPORTED})
     with pytest.raises(AlgorithmRefused, match="CUDNN_STATUS_NOT_SUPPORTED to cudnnConvolutionForward"):
         prepared(fake, "fft")
@@ -80,7 +80,7 @@ def test_each_status_has_its_error(status: int, error: type[Exception]) -> None:
     assert fake.described == {}
 
 
-def test_what_older_and_newer_versions_answer_is_judged_by_name() -> None:
+def test_statuses_of_older_and_newer_versions_are_compared_by_name() -> None:
     assert type(status_error("CUDNN_STATUS_NOT_SUPPORTED_ARCH_MISMATCH", "f")) is AlgorithmRefused
     assert type(status_error("CUDNN_STATUS_ALLOC_FAILED", "f")) is OutOfMemory
     assert type(status_error("CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED", "f")) is ConfigurationError
@@ -137,7 +137,9 @@ def test_guess_is_refused_where_nothing_of_the_ranking_runs() -> None:
         (torch.bfloat16, "half", 1, 9),
     ],
 )
-def test_math_and_data_type_are_told(dtype: torch.dtype, precision: Precision, math_type: int, data_type: int) -> None:
+def test_math_and_data_type_are_passed_on(
+    dtype: torch.dtype, precision: Precision, math_type: int, data_type: int
+) -> None:
     fake = FakeCudnn()
     CudnnConvolution(CudnnLibrary(fake), SHAPE, dtype, precision, CPU)
     kinds = [values["kind"] for values in fake.described.values() if "kind" in values]

@@ -97,7 +97,7 @@ def test_a_forest_of_each_algorithm_knows_what_it_saw_and_nothing_beyond() -> No
     assert forest.layers_s(sides, ["gemm", "gemm", "gemm", "fft"]) == pytest.approx([1e-3, 2e-3, 2e-3, 4e-3], rel=0.05)
 
 
-def test_multiprocessors_are_asked_of_a_device_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multiprocessors_are_read_from_a_device_that_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     here = SimpleNamespace(name="NVIDIA New", multi_processor_count=160)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: here)
@@ -118,7 +118,7 @@ def sided(side: int, kernel: int = 3) -> ConvShape:
     return ConvShape(1, 8, side, side, 8, (kernel, kernel))
 
 
-def test_support_is_what_was_answered_and_else_what_alike_layers_say() -> None:
+def test_support_is_what_was_observed_and_else_that_of_alike_layers() -> None:
     refused = [RequestedShape(sided(side), "too large") for side in (300, 400)]
     granted = [RequestedShape(sided(side), None) for side in (10, 200)]
     rules = SupportRules("fft", [*granted, *refused, RequestedShape(sided(50, 5), None)])
@@ -138,7 +138,7 @@ def test_where_the_side_does_not_decide_the_nearest_layer_does() -> None:
     assert "the nearest measured layer" in rules.of(sided(19)).basis
 
 
-def test_only_layers_that_were_asked_for_an_algorithm_tell_of_it() -> None:
+def test_only_layers_requested_with_an_algorithm_say_whether_it_is_supported() -> None:
     fell_back = MeasuredLayer("b", SHAPE, "winograd", "implicit gemm", True, "no", 4.0)
     assert observed([fell_back], "winograd") == [RequestedShape(SHAPE, "no")]
     assert observed([fell_back], "guess") == []

@@ -27,7 +27,7 @@ def test_a_rest_is_so_much_an_operation_and_a_byte() -> None:
     assert RestModel(2.0, 0.5, 0.1).seconds(operations(10, 200, 3000)) == pytest.approx(420.0)
 
 
-def test_the_host_is_asked_by_algorithm_and_one_that_never_waited_counts_nothing() -> None:
+def test_host_time_is_fitted_by_algorithm_and_is_0_where_nothing_waited() -> None:
     # Two FFTs at 3, one unknown at 0, 10 other operations at 2.
     host = HostModel({"fft": 3.0}, 2.0)
     assert host.seconds(["fft", "winograd", "fft"], operations(10)) == pytest.approx(26.0)

@@ -29,7 +29,7 @@ def test_too_few_numbers_for_the_sizes_are_refused(count: int) -> None:
         evenly_spread(5, 7, count)
 
 
-def test_given_sizes_are_sorted_and_judged_by_the_model() -> None:
+def test_given_sizes_are_sorted_and_validated_by_the_model() -> None:
     assert checked_sizes((96, 64, 96), "alexnet", 63) == (64, 96)
     with pytest.raises(ConfigurationError, match="alexnet takes inputs of 63 pixels and more, not 32"):
         checked_sizes((96, 32), "alexnet", 63)

@@ -11,7 +11,7 @@ def test_a_list_is_parted_at_its_first_name() -> None:
     assert parted([], 0) is None
 
 
-def test_a_repeated_name_stands_once_with_its_count() -> None:
+def test_a_repeated_name_is_listed_once_with_its_count() -> None:
     assert counted(["fft", "gemv", "gemv", "fft", "gemv"]) == "fft x2 + gemv x3"
     assert counted(["one"]) == "one"
 

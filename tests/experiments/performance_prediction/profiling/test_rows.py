@@ -65,7 +65,7 @@ def test_the_whole_model_and_its_layers_stand_side_by_side() -> None:
     assert (row["peak_memory_bytes"], row["status"]) == (4096, "ok")
 
 
-def test_a_layer_has_its_shape_its_time_and_its_share() -> None:
+def test_a_layer_has_its_shape_its_time_and_its_fraction() -> None:
     first, second = layer_rows(PROFILE, 4, 67e12, TOLD)
     assert tuple(first) == LAYER_COLUMNS
     assert (first["layer"], first["kernel_size"], first["stride"], first["padding"]) == ("a", "3x3", "2x2", "1x1")

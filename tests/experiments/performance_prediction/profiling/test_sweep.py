@@ -25,7 +25,7 @@ def rows(path: Path) -> list[dict[str, Cell]]:
     return read_table(path.read_text(), path.name)
 
 
-def test_sizes_that_do_not_fit_into_memory_are_rows_and_the_sweep_goes_on(tmp_path: Path) -> None:
+def test_sizes_that_do_not_fit_into_memory_are_rows_and_the_sweep_continues(tmp_path: Path) -> None:
     profiler = profiler_of(OnePlain(largest=20))
     tables = tables_of(profiler, tmp_path)
     assert sweep(profiler, tables, (16, 24, 20), "cpu", StopRequest()) == SweepCount(2, 1, 0)
@@ -75,7 +75,7 @@ def test_a_model_that_is_not_covered_is_refused_before_anything_runs() -> None:
     assert model.hooks_seen == []
 
 
-def test_with_fallback_it_is_said_and_recorded(tmp_path: Path) -> None:
+def test_a_fallback_is_reported_and_recorded(tmp_path: Path) -> None:
     profiler = profiler_of(TwoConvolutions(), algorithm="winograd", on_unsupported="fallback")
     assert check_support(profiler, (16,))[0].startswith("at 16 pixels: winograd does not cover 1 of 2")
     tables = tables_of(profiler, tmp_path)

@@ -73,7 +73,7 @@ def test_experts_are_counted_by_block(decoder: DecoderWeights) -> None:
         ([[3, 0, 1], [1, 2, 3]], "block 2 used 3 experts, not 2, for 2 of 2 tokens in the decode"),
     ],
 )
-def test_more_or_fewer_experts_than_asked_for(decoder: DecoderWeights, ids: list[list[int]], seen: str) -> None:
+def test_more_or_fewer_experts_than_requested(decoder: DecoderWeights, ids: list[list[int]], seen: str) -> None:
     with pytest.raises(KnobDidNotAct, match=f"^{seen}$"):
         count_experts("decode", {0: FOUR, 2: torch.tensor(ids)}, decoder, TOP_2)
 

@@ -165,7 +165,9 @@ def test_a_setting_that_is_refused_can_be_chosen_anew(model: MolmoeForConditiona
     split.finish(4, (0, 1))
 
 
-def test_modules_finish_what_was_begun_whatever_ran_in_between_and_once(model: MolmoeForConditionalGeneration) -> None:
+def test_modules_finish_what_was_started_whatever_ran_in_between_and_once(
+    model: MolmoeForConditionalGeneration,
+) -> None:
     """Their cache is the request's own."""
     stages = EagerStages(model)
     split = EagerPausedPrefill(model, stages)
@@ -219,7 +221,7 @@ def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> Non
 @pytest.mark.parametrize("with_row", [True, False])
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("tokens", [1, 63, 64, 70])
-def test_captured_parts_are_the_straight_ones(tokens: int, choice: Any, with_row: bool) -> None:
+def test_graphed_parts_are_the_reference_ones(tokens: int, choice: Any, with_row: bool) -> None:
     pause, knobs = choice[0], EngineKnobs(*choice[1:])
     decoder = fuse_decoder_weights(model_on("cuda"))
     graphed, reference = (
@@ -241,7 +243,7 @@ def test_captured_parts_are_the_straight_ones(tokens: int, choice: Any, with_row
 
 
 @needs_a_gpu
-def test_captured_answers_are_those_of_the_modules_at_every_choice() -> None:
+def test_graphed_answers_are_those_of_the_modules_at_every_choice() -> None:
     """Graphs of many shapes and choices in turn, in memory that they share."""
     model = model_on("cuda")
     graphed, eager = EnginePausedPrefill(model, EngineStages(model)), EagerPausedPrefill(model, EagerStages(model))

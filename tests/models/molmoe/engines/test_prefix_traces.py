@@ -178,7 +178,7 @@ def test_a_store_without_room_is_refused() -> None:
 
 
 @needs_a_gpu
-def test_captured_prefills_leave_what_the_modules_see() -> None:
+def test_graphed_prefills_leave_what_the_modules_see() -> None:
     """Padding behind the shared tokens lies where texts and rows go."""
     model = model_of(32, 2).to("cuda")
     traces = PromptTraces(model, EngineStages(model))

@@ -97,7 +97,7 @@ def test_the_proof_counts_what_ran(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
-def test_captured_stages_prove_themselves() -> None:
+def test_graphed_stages_prove_themselves() -> None:
     torch.manual_seed(7)
     stages = EngineStages(MolmoeForConditionalGeneration(tiny_config()).eval().to("cuda"))
     inputs = {"input_ids": torch.randint(6, 100, (1, 70), device="cuda")}
@@ -213,7 +213,7 @@ def test_a_decoder_that_cannot_be_packed_runs_eagerly(
     assert proof.execution == "eager" and "clip_qkv" in str(proof.execution_reason)
 
 
-def test_a_tower_that_cannot_be_packed_runs_eagerly_before_a_straight_decoder(
+def test_a_tower_that_cannot_be_fused_runs_eagerly_before_a_reference_decoder(
     models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
 ) -> None:
     def gelu(config: Any) -> None:

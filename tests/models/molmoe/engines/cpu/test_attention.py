@@ -82,7 +82,7 @@ def test_it_refuses_what_it_would_read_wrongly() -> None:
         attention(given[:, :, :1], given, given, False)
 
 
-def test_why_it_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_it_cannot_be_had_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="heads in multiples of 32, not 24"):
         cpu_attention(24)
     monkeypatch.setenv("CXX", "no-such-compiler")

@@ -36,13 +36,13 @@ def test_a_blank_name_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
         ("g++ 'open", r"^CXX=g\+\+ 'open cannot be read as a command: No closing quotation$"),
     ],
 )
-def test_what_is_no_compiler_is_said(command: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_compiler_is_refused(command: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", command)
     with pytest.raises(ConfigurationError, match=output):
         built("vision_block.cpp")
 
 
-def test_a_machine_without_a_compiler_is_told_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_compiler_gets_the_advice_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigurationError, match=r"^there is no C\+\+ compiler; install one of g\+\+, c\+\+"):
@@ -101,7 +101,7 @@ def test_a_library_that_lacks_a_function_is_refused(tmp_path: Path, monkeypatch:
         built("attention.cpp", HEAD=32)
 
 
-def test_a_temporary_folder_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_that_is_not_there_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "true")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     with pytest.raises(

@@ -33,7 +33,7 @@ def filled(decoder: DecoderWeights, rows: int, length: int, batch: int = 1) -> K
 @pytest.mark.parametrize(("heads", "kv_heads", "normalised"), [(2, 2, False), (2, 1, True), (4, 2, False)])
 @pytest.mark.parametrize("knobs", [EngineKnobs(4, (0, 1, 2, 3)), EngineKnobs(1, (0, 2, 3)), EngineKnobs(2, (0,))])
 @pytest.mark.parametrize("length", [0, 1, 16, 37])
-def test_steps_are_those_of_the_straight_engine(
+def test_steps_are_those_of_the_reference_engine(
     heads: int, kv_heads: int, normalised: bool, knobs: EngineKnobs, length: int
 ) -> None:
     """Also with nothing in the store, where a token sees itself alone."""
@@ -54,7 +54,7 @@ def test_steps_are_those_of_the_straight_engine(
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def test_several_requests_go_the_straight_way() -> None:
+def test_several_requests_run_by_the_reference_engine() -> None:
     decoder, knobs = decoder_of(), EngineKnobs(2, (0, 1))
     kv_caches = [filled(decoder, 2, 9, batch=2) for _ in range(2)]
     found, expected = CpuDecode(decoder).step(knobs, kv_caches[0]), ReferenceDecode(decoder).step(knobs, kv_caches[1])
@@ -62,7 +62,7 @@ def test_several_requests_go_the_straight_way() -> None:
     assert found.shape[0] == 2
 
 
-def test_it_runs_on_the_cpu_also_where_the_prefill_is_straight() -> None:
+def test_it_runs_on_the_cpu_also_with_a_reference_prefill() -> None:
     """For attention in steps, heads may be of any even width."""
     engines = decoder_engines(decoder_of(heads=4, kv_heads=4))
     assert isinstance(engines.decode, CpuDecode)

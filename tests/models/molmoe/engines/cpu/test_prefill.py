@@ -40,7 +40,7 @@ def run(
 @needs_compiler
 @pytest.mark.parametrize(("kv_heads", "normalised"), [(2, False), (1, True)])
 @pytest.mark.parametrize("knobs", [EngineKnobs(4, (0, 1, 2, 3)), EngineKnobs(1, (0, 2, 3)), EngineKnobs(2, (0,))])
-def test_it_does_what_the_straight_one_does(kv_heads: int, normalised: bool, knobs: EngineKnobs) -> None:
+def test_it_does_what_the_reference_engine_does(kv_heads: int, normalised: bool, knobs: EngineKnobs) -> None:
     """Prompts of several lengths in the same memory, the longest neither first nor last, and more than one span."""
     decoder = decoder_of(kv_heads, normalised)
     compiled, reference = CpuPrefill(decoder), ReferencePrefill(decoder)
@@ -112,7 +112,7 @@ def test_a_state_at_a_pause_is_gone_on_from_twice() -> None:
     assert_same_floats(split.finish(knobs, kv_cache), split.finish(knobs, kv_cache))
 
 
-def test_the_straight_one_runs_where_it_cannot() -> None:
+def test_the_reference_engine_runs_where_it_cannot() -> None:
     narrow = decoder_engines(decoder_of(heads=4, kv_heads=4))
     assert type(narrow.prefill) is ReferencePrefill
     assert narrow.reasons["prefill"] == (

@@ -140,7 +140,7 @@ def begun(kv_caches: tuple[KVCache, KVCache]) -> None:
     ("batch", "fewest"),
     [(FEWEST_TOGETHER - 1, FEWEST_TOGETHER), (1, 1), (3, 2), (16, 2), (33, FEWEST_TOGETHER), (70, FEWEST_TOGETHER)],
 )
-def test_requests_of_several_lengths_get_the_tokens_of_the_straight_step(batch: int, fewest: int) -> None:
+def test_requests_of_several_lengths_get_the_tokens_of_the_reference_step(batch: int, fewest: int) -> None:
     """Also where all have all experts, and where each has one."""
     decoder = packed("cuda")
     kv_cache, other = filled_kv_caches(decoder, batch, 16)
@@ -158,7 +158,7 @@ def test_requests_of_several_lengths_get_the_tokens_of_the_straight_step(batch: 
 
 
 @needs_gpu
-def test_in_bfloat16_requests_together_are_as_near_as_the_straight_step() -> None:
+def test_in_bfloat16_requests_together_are_as_near_as_the_reference_step() -> None:
     exact = packed("cuda")
     decoder = fuse_decoder_weights(tiny_model("cuda").bfloat16())
     kv_caches = filled_kv_caches(decoder, 8, 16)
@@ -175,7 +175,7 @@ def test_in_bfloat16_requests_together_are_as_near_as_the_straight_step() -> Non
 
 @needs_gpu
 @pytest.mark.parametrize("batch", [1, 2, FEWEST_TOGETHER, 20])
-def test_replays_note_the_experts_of_the_straight_step(batch: int) -> None:
+def test_replays_note_the_experts_of_the_reference_step(batch: int) -> None:
     """Also where a setting before took more experts and blocks, and where more are requested than the model's own 4."""
     decoder = packed("cuda")
     kv_cache, other = filled_kv_caches(decoder, batch, 16)

@@ -107,7 +107,7 @@ def test_a_short_prompt_is_made_ready_after_a_long_one() -> None:
 
 @needs_a_gpu
 @pytest.mark.parametrize("tokens", [1, 64, 70])
-def test_replays_note_the_experts_of_the_straight_prefill(tokens: int) -> None:
+def test_replays_note_the_experts_of_the_reference_prefill(tokens: int) -> None:
     """Without the padding, and of the last block the last position alone.
 
     Also where a setting before took more, and where more are requested than the model's 4.

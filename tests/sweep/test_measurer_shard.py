@@ -29,7 +29,7 @@ def measure(shard: Shard, seconds: dict[int, float], most: int = 1000) -> list[i
     return done
 
 
-def test_without_a_goal_every_sample_is_asked_for() -> None:
+def test_without_a_goal_every_sample_is_requested() -> None:
     shard = Shard(IDS, {50: finished(50), 999: finished(999)}, None)
     assert (shard.num_requested, shard.num_finished, shard.is_done) == (50, 1, False)
     assert measure(shard, {}) == list(IDS[1:])
@@ -42,13 +42,13 @@ def test_it_ends_as_soon_as_there_are_enough() -> None:
     assert (shard.num_requested, shard.is_done) == (10, True)
 
 
-def test_a_share_that_never_gets_precise_goes_to_its_end() -> None:
+def test_a_shard_that_never_gets_precise_is_measured_to_its_end() -> None:
     shard = Shard(IDS, {}, GOAL)
     assert measure(shard, {each: 1.0 + each % 2 for each in IDS}) == list(IDS)
     assert shard.is_done and shard.num_requested == 50
 
 
-def test_a_killed_share_goes_on_and_ends_at_the_same_place() -> None:
+def test_a_killed_shard_resumes_and_ends_at_the_same_place() -> None:
     # The first sample is far off, so that it takes more than ten.
     seconds = {50: 1.3}
     whole = Shard(IDS, {}, GOAL)
@@ -70,7 +70,7 @@ def test_a_beginning_can_be_extended_to_more() -> None:
     assert measure(longer, {}) == list(IDS[5:8])
 
 
-def test_samples_that_failed_are_done_with_but_say_nothing_of_times() -> None:
+def test_samples_that_failed_are_done_but_have_no_times() -> None:
     failed = {each: FinishedSample(None, failed_sample(each, "x"), MEMORY) for each in IDS[:3]}
     shard = Shard(IDS, failed, GOAL)
     assert measure(shard, {}) == list(IDS[3:13])
