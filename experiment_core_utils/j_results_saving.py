@@ -109,17 +109,17 @@ def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> Visi
     Crops are counted over the pictures that are cut, target tokens over all pictures, actual tokens over all samples; a
     mean over none of them is None.
     """
-    geometries, tiles, typical = _geometries(samples), _tiles(samples), typical_geometry(samples)
+    geometries, numbers, typical = _geometries(samples), _numbers_of_crops(samples), typical_geometry(samples)
     return VisionPart.model_construct(
         tier=target.tier,
         tier_range=asdict(target.crops),
         vision_tokens_target=target.tokens,
-        selected_crops_mean=mean_of(tiles),
-        selected_crops_distribution={str(number): count for number, count in sorted(Counter(tiles).items())},
+        selected_crops_mean=mean_of(numbers),
+        selected_crops_distribution={str(number): count for number, count in sorted(Counter(numbers).items())},
         target_vision_tokens_mean=target.tokens or mean_of([each.pooled_features for each in geometries]),
         actual_vision_tokens_mean=mean_of([sample.shape.vision_tokens for sample in samples]),
         max_crops=target.crops.max_crops,
-        theoretical_num_crops=typical.tiles if typical else None,
+        theoretical_num_crops=typical.crops_if_cut if typical else None,
         theoretical_tiling=listed(typical.tiling) if typical else None,
         theoretical_image_size=listed(typical.image_size) if typical else None,
         theoretical_vision_tokens=typical.pooled_features if typical else None,
@@ -133,7 +133,7 @@ def listed(pair: tuple[int, int] | None) -> list[int] | None:
 
 def mean_crops(samples: Sequence[MeasuredSample]) -> float | None:
     """Mean number of crops of the pictures that are cut into crops; None where there are none."""
-    return mean_of(_tiles(samples))
+    return mean_of(_numbers_of_crops(samples))
 
 
 def typical_geometry(samples: Sequence[MeasuredSample]) -> VisionGeometry | None:
@@ -142,8 +142,8 @@ def typical_geometry(samples: Sequence[MeasuredSample]) -> VisionGeometry | None
     return Counter(geometries).most_common(1)[0][0] if geometries else None
 
 
-def _tiles(samples: Sequence[MeasuredSample]) -> list[int]:
-    return [geometry.tiles for geometry in _geometries(samples) if geometry.tiles is not None]
+def _numbers_of_crops(samples: Sequence[MeasuredSample]) -> list[int]:
+    return [geometry.crops_if_cut for geometry in _geometries(samples) if geometry.crops_if_cut is not None]
 
 
 def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:
@@ -168,7 +168,7 @@ def sample_result(
     return SampleResult.model_construct(
         sample_id=sample.sample_id,
         target_vision_tokens=setting.vision.tokens or (theoretical.pooled_features if theoretical else None),
-        target_crops=theoretical.tiles if theoretical else None,
+        target_crops=theoretical.crops_if_cut if theoretical else None,
         actual_vision_tokens=shape.vision_tokens,
         vision_tokens_diff=shape.vision_tokens_difference,
         pooled_image_features=actual.pooled_features if actual else None,
@@ -179,11 +179,11 @@ def sample_result(
         prompt_tokens=shape.prompt_tokens,
         output_tokens=sample.output_tokens,
         output_ended=sample.ended,
-        theoretical_num_crops=theoretical.tiles if theoretical else None,
+        theoretical_num_crops=theoretical.crops_if_cut if theoretical else None,
         theoretical_tiling=listed(theoretical.tiling) if theoretical else None,
         theoretical_image_size=listed(theoretical.image_size) if theoretical else None,
         theoretical_vision_tokens=theoretical.pooled_features if theoretical else None,
-        actual_num_crops=actual.tiles if actual else None,
+        actual_num_crops=actual.crops_if_cut if actual else None,
         actual_tiling=listed(actual.tiling) if actual else None,
         actual_image_size=listed(actual.image_size) if actual else None,
         **score_fields(score),

@@ -30,7 +30,7 @@ from experiment_core_utils.records.text import SavedExperiment, ShownExperiment,
 from experiment_core_utils.text_run.experiment import measure_experiment
 from experiment_core_utils.text_run.plan import TextPlan, plan_experiments
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Acceler
 
 
 def run_text_experiments(
-    grid: Sequence[Combination], results_dir: Path, say: Say, sources: EnergySources | None = None
+    grid: Sequence[Combination], results_dir: Path, say: Report, sources: EnergySources | None = None
 ) -> TextReport:
     """Measure what is due of a grid; each combination is saved as soon as it is measured.
 
@@ -125,7 +125,7 @@ def _run_alone(
     grid: Sequence[Combination],
     results_dir: Path,
     accelerator: Accelerator,
-    say: Say,
+    say: Report,
     sources: EnergySources | None,
 ) -> TextReport:
     plan = plan_of(grid, results_dir, accelerator)

@@ -120,7 +120,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """A run that is not told its threads takes all cores; what comes after it in this process does not."""
+    """A run without a number of threads takes all cores; what comes after it in this process does not."""
     torch.set_num_threads(1)
 
 

@@ -66,7 +66,7 @@ def measured_sample(
     has_picture: bool = True,
     flops: StageFlops | None = None,
 ) -> MeasuredSample:
-    """384 vision tokens of 1 x 2 tiles, 28 markers and 10 text tokens, a picture of its own, unless asked otherwise."""
+    """384 vision tokens of 1 x 2 crops, 28 markers and 10 text tokens, a picture of its own, unless given otherwise."""
     geometry = (geometry or one_by_two()) if has_picture else None
     shape = (
         RequestShape(geometry, geometry, 384, 28, 10, 0.002)

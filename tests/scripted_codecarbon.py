@@ -1,4 +1,4 @@
-"""A codecarbon that gives what it was told to, and what the real one gives for a CPU alone."""
+"""A codecarbon that returns scripted figures, and what the real one gives for a CPU alone."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""A staged model that says what its script says, sleeps as long as it is told, and remembers what was asked of it."""
+"""A staged model that answers and sleeps by its script, and remembers its calls."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

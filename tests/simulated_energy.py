@@ -26,7 +26,7 @@ def instruments_of(*devices: SimulatedDevice, sample_every_s: float = 0.05) -> I
 
 
 def scripted_device(**changes: Any) -> SimulatedDevice:
-    """On a clock that stands still until it is told to go on."""
+    """On a clock that moves only when it is set forward."""
     return device_of(ScriptedClock(3.0), **{"read_cost_s": 0.001, "power_read_cost_s": 0.00001, **changes})
 
 

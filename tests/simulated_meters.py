@@ -83,7 +83,7 @@ class _ScriptedRepeating:
 
 
 class PowerCurve:
-    """Power in straight lines between points; as at the first point before it, as at the last behind it.
+    """Power interpolated linearly between points; constant before the first and after the last.
 
     Args:
         points: (seconds, watts) with ascending times; two at the same time are a jump.
@@ -123,13 +123,13 @@ def constant(watts: float) -> PowerCurve:
 
 @dataclass
 class SimulatedDevice:
-    """One device: what it draws by its curve, more while something runs on it, and what it tells of that.
+    """One device: what it draws by its curve, more while something runs on it, and what it reports of that.
 
     Attributes:
         clock: a scripted one, or the host's, on which the script is played in real time.
         idle: power while nothing runs.
         tick_s, phase_s: the counter shows the energy up to the last of the moments phase + k * tick.
-        read_cost_s, power_read_cost_s: time that a reading takes; it tells of the middle of it.
+        read_cost_s, power_read_cost_s: time that a reading takes; its value is that of the middle of it.
         starts_at_j: what the counter shows at time 0.
         wraps_at_j: where it begins again at 0.
         resets_at_s: moments at which it is set to 0.
@@ -206,7 +206,7 @@ class SimulatedDevice:
         return self.true_watts(at_s)
 
     def _reading(self, what: str, cost_s: float) -> float:
-        """Lets the time of a reading pass; returns the moment that it tells of."""
+        """Lets the time of a reading pass; returns the moment of its value."""
         self.num_readings += 1
         if what in self.missing:
             raise MeterUnavailable(f"{self.name}: Not Supported")

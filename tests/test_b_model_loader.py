@@ -1,4 +1,4 @@
-"""Finding a checkpoint before any weight is read, and loading it in the precision and implementation asked for."""
+"""Finding a checkpoint before any weight is read, and loading it in the requested precision and implementation."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Start and stop: what is written, what is said, and what is refused."""
+"""Start and stop: what is written, what is reported, and what is refused."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,7 +128,7 @@ def test_several_gpus_are_separate_and_summed_over_two_windows(tmp_path: Path) -
 
 
 class _Ticking(ScriptedEnergyNvml):
-    """300 W and 80 W, told in steps of 0.1 s; a reading takes 1 ms."""
+    """300 W and 80 W, counted in steps of 0.1 s; a reading takes 1 ms."""
 
     def __init__(self, clock: ScriptedClock) -> None:
         super().__init__(energy_mj={"GPU-0": 0, "GPU-1": 0})

@@ -164,8 +164,10 @@ def test_every_key_of_the_compute_metrics_is_documented_and_no_other() -> None:
     }
     keys = {*ComputeMetrics.__annotations__, *GenerationFlops.__annotations__, "memory_by_process"}
     for group, inner in groups.items():
-        told = {name.removeprefix(f"{group}.") for name in named}
-        assert {key for key in inner if key not in told and not (key.endswith("_max") and "…_max" in told)} == set()
+        named_keys = {name.removeprefix(f"{group}.") for name in named}
+        assert {
+            key for key in inner if key not in named_keys and not (key.endswith("_max") and "…_max" in named_keys)
+        } == set()
     assert keys - named - set(groups) == set()
 
 

@@ -110,7 +110,7 @@ def test_each_stage_gets_its_own_time_and_the_stages_add_up() -> None:
     model = ScriptedModel(script=(1, 2, 3, EOS), vision_s=0.06, prefill_s=0.04, decode_s=0.01)
     run = run_staged(model, PICTURE, 16)
     assert run.vision_s is not None and run.decode_s is not None and run.tpot_s is not None
-    # Sleeps last at least as long as asked; how much longer depends on who else is at work.
+    # Sleeps last at least as long as requested; how much longer depends on who else is at work.
     assert run.vision_s >= 0.06
     assert run.prefill_s >= 0.04
     assert len(run.inter_token_s) == 3

@@ -16,7 +16,7 @@ from tests.simulated_energy import device_of, instruments_of, scripted_device
 from tests.simulated_meters import ScriptedClock, SimulatedDevice
 from tests.tiny_text_model import EOS, PAD, NumberTokenizer, ScriptedTextModel, left_padded
 
-# The first id of a prompt chooses what is said.
+# The first id of a prompt chooses the answer.
 SCRIPTS = {60: (1, 2, EOS), 61: (EOS,), 62: (1, 2, 3, 4), 63: (1, EOS, 5, EOS), 64: (6,)}
 ROWS = [[60, 1], [61, 1, 1, 1], [62], [63, 1, 1], [64]]
 

@@ -90,7 +90,7 @@ def test_the_configuration_chooses_method_and_time_limit() -> None:
 
 
 class Weighed(ScriptedModel):
-    """Tells its bytes."""
+    """A model with known bytes."""
 
     def count_bytes(self, setting: KnobSetting) -> ModelBytes:
         return ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, cache_bytes_per_token=2)

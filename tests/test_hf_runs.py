@@ -49,7 +49,7 @@ def by_key(report: RunReport) -> Results:
 
 
 def assert_whole(result: Mapping[str, Any], experts: Sequence[int | None]) -> None:
-    """What must hold in every result: what ran is what was asked, and the stages are all of the time."""
+    """What must hold in every result: what ran is what was requested, and the stages are all of the time."""
     blocks = result["active_block_indices"]
     # On a CPU a decode step takes the kernels of the prefill.
     kernels = None if all(each is None for each in experts) else "grouped_mm"

@@ -14,7 +14,7 @@ from experiment_core_utils.records.energy import DeviceEnergy, EnergyOrigin, Ene
 from experiment_core_utils.records.text import EnergyFigures, EnergyMetrics
 from tests.scripted_codecarbon import WINDOW
 
-TOLD = WINDOW | {"cpu_energy_source": "rapl", "emissions_basis": "electricity mix of FRA", "gpus_in_use": 1}
+READ_WINDOW = WINDOW | {"cpu_energy_source": "rapl", "emissions_basis": "electricity mix of FRA", "gpus_in_use": 1}
 
 
 BESIDE = instrument_energy((), "none here")
@@ -29,7 +29,7 @@ def place(rank: int, local_rank: int) -> Any:
 
 
 def test_two_windows_are_summed(tmp_path: Path) -> None:
-    for window in (TOLD, TOLD | {"duration": 4.0, "cpu_energy": 3e-4, "energy_consumed": 3.5e-3}):
+    for window in (READ_WINDOW, READ_WINDOW | {"duration": 4.0, "cpu_energy": 3e-4, "energy_consumed": 3.5e-3}):
         append_window(window, emissions_path("0001", tmp_path))
     estimate = {"source": "rapl + nvml_counter + codecarbon_estimate", "kind": "estimated"}
     assert aggregate_energy_metrics("0001", place(0, 0), tmp_path) == {
@@ -67,7 +67,7 @@ def test_two_windows_are_summed(tmp_path: Path) -> None:
     ],
 )
 def test_gpu_energy_that_was_not_read_is_none(window: dict[str, Any], output: str, has_total: bool) -> None:
-    metrics = whole([TOLD | window])
+    metrics = whole([READ_WINDOW | window])
     assert metrics["gpu_energy_kwh"] is None and "gpu_energy_kwh" not in metrics["sources"]
     assert output in str(metrics["reason"])
     assert (metrics["total_energy_kwh"] is not None) is has_total
@@ -77,11 +77,11 @@ def test_gpu_energy_that_was_not_read_is_none(window: dict[str, Any], output: st
 
 
 def test_one_window_without_its_gpu_leaves_none_for_all() -> None:
-    assert whole([TOLD, TOLD | {"gpu_energy": 0.0}])["gpu_energy_kwh"] is None
+    assert whole([READ_WINDOW, READ_WINDOW | {"gpu_energy": 0.0}])["gpu_energy_kwh"] is None
 
 
 def test_a_zero_is_not_a_measurement() -> None:
-    metrics = whole([TOLD | {"cpu_energy": 0.0}])
+    metrics = whole([READ_WINDOW | {"cpu_energy": 0.0}])
     assert metrics["cpu_energy_kwh"] is None and metrics["reason"] == "cpu_energy_kwh: codecarbon read nothing"
 
 
@@ -94,14 +94,17 @@ def test_a_file_that_codecarbon_wrote_itself_does_not_say_how_the_cpu_was_read()
 
 
 def test_windows_of_two_countries_say_both() -> None:
-    windows = [TOLD, TOLD | {"emissions_basis": "electricity mix of USA", "cpu_energy_source": "codecarbon_estimate"}]
+    windows = [
+        READ_WINDOW,
+        READ_WINDOW | {"emissions_basis": "electricity mix of USA", "cpu_energy_source": "codecarbon_estimate"},
+    ]
     metrics = whole(windows)
     assert metrics["emissions_basis"] == "electricity mix of FRA, electricity mix of USA"
     assert metrics["sources"]["cpu_energy_kwh"]["kind"] == "estimated"
 
 
 def test_a_process_that_did_not_track_has_no_figure_and_says_why(tmp_path: Path) -> None:
-    append_window(TOLD, emissions_path("0001", tmp_path))
+    append_window(READ_WINDOW, emissions_path("0001", tmp_path))
     shares = aggregate_energy_metrics("0001", place(5, 1), tmp_path)
     absent = aggregate_energy_metrics("0002", place(0, 0), tmp_path)
     for metrics in (shares, absent):
@@ -117,7 +120,7 @@ def test_a_torn_file_is_no_absence(tmp_path: Path) -> None:
 
 
 def test_what_the_instruments_measured_is_beside(tmp_path: Path) -> None:
-    append_window(TOLD, emissions_path("0001", tmp_path))
+    append_window(READ_WINDOW, emissions_path("0001", tmp_path))
     origin = EnergyOrigin("GPU-1", "gpu", "nvml_counter", "measured", "counter")
     reading = EnergyReading(36.0, (DeviceEnergy(origin, 10700.0, 40.0, None),))
     append_energy_window(EnergyWindow(reading, (), (), {}, None), "0001", energy_path("0001", tmp_path))

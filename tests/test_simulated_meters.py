@@ -76,7 +76,7 @@ def test_the_counter_shows_the_last_tick_in_millijoules_in_the_middle_of_the_rea
     clock = ScriptedClock(start_s=10.0)
     device = SimulatedDevice(clock, constant(100.0), tick_s=0.1, phase_s=0.03, read_cost_s=0.02, starts_at_j=7.0)
     counter = SimulatedCounter(device)
-    # Tells of second 10.01; the last tick was at 9.93: 993 J and the 7 it began with.
+    # The value of second 10.01; the last tick was at 9.93: 993 J and the 7 it began with.
     assert counter.read_j() == 1000.0
     assert clock.now_s() == pytest.approx(10.02)
     # The tick at 10.03 adds 0.1 s of 100 W.

@@ -51,11 +51,11 @@ class ScriptedTextModel(torch.nn.Module):
 
     Args:
         largest_batch: more rows do not fit into memory.
-        tells_of_tokens: whether it asks its stopping criteria for each position, as transformers does.
+        reports_tokens: whether it asks its stopping criteria for each position, as transformers does.
     """
 
     def __init__(
-        self, scripts: Mapping[int, Sequence[int]], largest_batch: int = 1000, tells_of_tokens: bool = True
+        self, scripts: Mapping[int, Sequence[int]], largest_batch: int = 1000, reports_tokens: bool = True
     ) -> None:
         super().__init__()
         self.generation_config = GenerationConfig(eos_token_id=EOS, pad_token_id=PAD)
@@ -64,7 +64,7 @@ class ScriptedTextModel(torch.nn.Module):
         self.limits: list[int] = []
         self._scripts = scripts
         self._largest_batch = largest_batch
-        self._tells_of_tokens = tells_of_tokens
+        self._reports_tokens = reports_tokens
         self._embeddings = torch.nn.Embedding(1, 1)
 
     def get_input_embeddings(self) -> torch.nn.Embedding:
@@ -83,13 +83,13 @@ class ScriptedTextModel(torch.nn.Module):
         for place in range(max(map(len, scripts))):
             column = [script[place] if place < len(script) else PAD for script in scripts]
             input_ids = torch.cat([input_ids, torch.tensor(column)[:, None]], dim=1)
-            if self._tells_of_tokens:
+            if self._reports_tokens:
                 assert not stopping_criteria(input_ids, None).any()
         return input_ids
 
 
 class NumberTokenizer:
-    """Ids as words: [3, 4] is "3 4"; leaves out end-of-sequence and padding where told to."""
+    """Ids as words: [3, 4] is "3 4"; leaves out end-of-sequence and padding on request."""
 
     bos_token_id = None
     eos_token_id = EOS

@@ -39,7 +39,7 @@ class AnswerScorer:
     Samples that cannot be read or used are left out.
 
     Args:
-        vision: tiles of each picture.
+        vision: crops of each picture.
         top_k: experts per token in the blocks after the first.
         batch_size: most samples answered together, fewer where memory runs out.
 

@@ -13,7 +13,7 @@ MOST_CROPS = 512
 
 @dataclass(frozen=True)
 class CropRange:
-    """How many tiles (crops without the one of the whole picture) a picture may be cut into, both ends included."""
+    """How many crops a picture may be cut into, the overview crop not counted, both ends included."""
 
     min_crops: int
     max_crops: int
@@ -35,7 +35,7 @@ class VisionTarget:
     label: str  #: part of result file names: ``tier-low`` or ``tokens1008``
     tier: str | None  #: name of the tier, None for a token target
     tokens: int | None  #: the token target, None for a tier
-    crops: CropRange  #: the tiles that a picture may be cut into
+    crops: CropRange  #: how many crops a picture may be cut into
 
 
 def own_target() -> VisionTarget:
@@ -51,7 +51,7 @@ def tier_target(name: str) -> VisionTarget:
 
 
 def token_target(tokens: int) -> VisionTarget:
-    """The target of exactly `tokens // 144 - 1` tiles; raises ConfigurationError below one or above 512."""
+    """The target of exactly `tokens // 144 - 1` crops; raises ConfigurationError below one or above 512."""
     crops = tokens // FEATURES_PER_CROP - 1
     if crops < 1:
         raise ConfigurationError(
@@ -75,7 +75,7 @@ def decoder_label(top_k: int | None, num_active_blocks: int) -> str:
 class KnobSetting:
     """One setting of all knobs."""
 
-    vision: VisionTarget  #: tiles per picture
+    vision: VisionTarget  #: crops per picture
     #: experts per token in the blocks after the first with experts, which keeps the model's own number; None in a model
     #: without experts
     top_k: int | None

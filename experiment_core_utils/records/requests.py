@@ -26,7 +26,7 @@ class VisionGeometry:
     patch_grid: tuple[int, int] | None = None  #: (rows, columns) of these; None where it is cut, or has several frames
 
     @property
-    def tiles(self) -> int | None:
+    def crops_if_cut(self) -> int | None:
         """`num_crops`; None for a picture that is not cut because it is taken in its own shape."""
         return None if self.patches is not None else self.num_crops
 

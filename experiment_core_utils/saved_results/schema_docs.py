@@ -217,11 +217,11 @@ def _flag_tables() -> str:
         rows = []
         for name, field in part.annotation.model_fields.items():  # type: ignore[union-attr]
             text = (actions[name].help or "").replace("%%", "%")
-            default, said = field.default, _DEFAULT.search(text)
+            default, stated = field.default, _DEFAULT.search(text)
             if isinstance(default, str | int | float | Path) and name != "model_path":
                 shown = "off" if default is False else f"`{default}`"
             else:
-                shown = said[1] if said else "none"
+                shown = stated[1] if stated else "none"
             choices = ", ".join(f"`{each}`" for each in actions[name].choices or ())
             rows.append((f"--{name}", shown, _DEFAULT.sub("", text) + (f"; one of {choices}" if choices else "")))
         title = (part.title or "").capitalize()

@@ -104,7 +104,7 @@ def request_setting(
     """The request for the latency estimator: its top-k is that after the first block, its blocks are the active ones.
 
     Args:
-        crops: tiles that the picture is cut into at the choice's tier, without the crop of the whole; 0 without one.
+        crops: of the picture at the choice's tier, without the overview; 0 without a picture.
         vision_tokens: image features at that tier; 0 without a picture.
         output_tokens: those really generated where they are known, else those expected for the task.
     """

@@ -53,7 +53,7 @@ class Stage:
     """A stretch of the curriculum."""
 
     until: float  #: fraction of the whole training time at which the stage ends
-    tiers: dict[str, float]  #: weight of each vision tier among the batches; "single" is one tile on a small canvas
+    tiers: dict[str, float]  #: weight of each vision tier among the batches; "single" is one crop on a small canvas
     items: tuple[int, int]  #: most items in a scene at the stage's start and end (it grows linearly)
     #: fraction of batches whose text is large enough for their tier; the rest draws text as the task
     readable_share: float
@@ -82,7 +82,7 @@ SINGLE_CROPS = CropRange(1, 1)
 
 
 def crops_of(tier: str) -> CropRange:
-    """The range of tiles of a training tier."""
+    """The range of crops of a training tier."""
     return SINGLE_CROPS if tier == "single" else TIERS[tier]
 
 

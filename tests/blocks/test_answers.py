@@ -55,7 +55,7 @@ class ShortTask:
         return self._task.question_type(index)
 
 
-def said(model: MolmoeStagedModel, task: ShortTask, blocks: tuple[int, ...]) -> dict[int, str]:
+def answers_with(model: MolmoeStagedModel, task: ShortTask, blocks: tuple[int, ...]) -> dict[int, str]:
     model.apply(KnobSetting(ONE_TILE, 4, blocks))
     texts = {}
     for index in task.ids:
@@ -71,7 +71,7 @@ def drawn(model: MolmoeStagedModel, task: ShortTask) -> DrawnTask:
 
 def test_a_set_of_blocks_scores_what_the_model_answers_with_it(tiny: MolmoeStagedModel) -> None:
     task = ShortTask("short", (0, 1, 4))
-    task.answers = said(tiny, task, (0, 2, 3))
+    task.answers = answers_with(tiny, task, (0, 2, 3))
     scorer = AnswerScorer(tiny, [drawn(tiny, task)], ONE_TILE, 4, 2)
     right, other = scorer.measured([(0, 2, 3), (0, 1)])
     assert right["short"].values == (1.0, 1.0, 1.0)
@@ -91,7 +91,7 @@ def test_leaving_out_block_0_is_passing_its_input_on(tiny: MolmoeStagedModel) ->
         block.self_attn.o_proj.weight.zero_()
         block.mlp.experts.down_proj.zero_()
     try:
-        task.answers = said(tiny, task, (0, 1, 2, 3))
+        task.answers = answers_with(tiny, task, (0, 1, 2, 3))
         scores, whole = leave_one_out(AnswerScorer(tiny, [drawn(tiny, task)], ONE_TILE, 4, 2), 4)
         changes = activation_changes(tiny, [drawn(tiny, task)], ONE_TILE)
         gradients = gradient_importances(tiny, [drawn(tiny, task)], ONE_TILE)

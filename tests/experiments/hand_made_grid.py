@@ -25,7 +25,7 @@ def grid(
     best: float = 1.0,
     pictures: Sequence[str] | None = None,
 ) -> TaskGrid:
-    """Every sample has a picture of its own unless said otherwise; operations are ten times the milliseconds."""
+    """Every sample has a picture of its own unless given otherwise; operations are ten times the milliseconds."""
     rows = np.array(scores, dtype=float)
     times = np.array(total_ms, dtype=float)
     energies = np.full(rows.shape, np.nan) if energy_j is None else np.array(energy_j, dtype=float)

@@ -63,7 +63,7 @@ def test_unaligned_windows_by_hand() -> None:
     (energy,) = window(0.25, device).devices
     assert (energy.origin.source, energy.origin.kind, energy.origin.basis) == ("simulated", "measured", "counter")
     assert energy.joules == pytest.approx(90.0)
-    # At constant power: one tick of 300 W; the mean that the counter tells is 360 W, and the larger one stands.
+    # At constant power: one tick of 300 W; the mean that the counter gives is 360 W, and the larger one counts.
     assert energy.bound_j == pytest.approx(0.1 * 360.0)
     assert abs(90.0 - 75.0) <= energy.bound_j
 

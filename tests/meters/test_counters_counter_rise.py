@@ -1,4 +1,4 @@
-"""Rises of counters by hand: what wrapped, what was reset, and what cannot be told."""
+"""Rises of counters by hand: what wrapped, what was reset, and what is not known."""
 
 from experiment_core_utils.meters.counters import CounterReading, counter_delta, rise_along
 

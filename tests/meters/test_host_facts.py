@@ -1,4 +1,4 @@
-"""What is said of the machine and the checkout."""
+"""Facts of the machine and the checkout."""
 
 import re
 import sys

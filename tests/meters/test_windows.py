@@ -1,4 +1,4 @@
-"""Energy of an act repeated on simulated devices: counts by hand, bounds that hold, what goes wrong is said."""
+"""Energy of an act repeated on simulated devices: counts by hand, bounds that hold, and reported failures."""
 
 import math
 from dataclasses import replace

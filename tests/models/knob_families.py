@@ -1,7 +1,7 @@
 """Tiny random models of the families whose knobs are turned, each also as it is *built* with a smaller setting.
 
 All have 4 blocks. `make(kept, top_k)` is the config of the model that has the blocks `kept` only and chooses `top_k`
-experts in each, written by hand: what follows from the places of the blocks is said here again, not derived.
+experts in each, written by hand: what follows from the places of the blocks is written here again, not derived.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What is judged before weights are read, what is loaded, and what is refused in one line."""
+"""What is validated before weights are read, what is loaded, and what is refused in one line."""
 
 import json
 import os

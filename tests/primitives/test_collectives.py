@@ -1,4 +1,4 @@
-"""What a process that is alone tells itself, and which processes share a local main process."""
+"""Collective calls of a single process, and which processes share a local main process."""
 
 import os
 from pathlib import Path

@@ -64,7 +64,7 @@ def test_cells_by_hand(value: Any, written: str) -> None:
 def test_any_value_comes_back_equal(rows: list[list[Any]]) -> None:
     written = csv_text([[raw_cell(value, "x") for value in row] for row in rows])
     found = [[cell_value(cell) for cell in row] for row in parse_csv(written, "a file")]
-    # repr tells 1 from 1.0 and True, and -0.0 from 0.0.
+    # repr distinguishes 1 from 1.0 and True, and -0.0 from 0.0.
     assert repr(found) == repr(rows)
 
 

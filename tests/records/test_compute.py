@@ -1,8 +1,8 @@
-"""Load of a window by hand: each sample stands for the time before it, what was not told counts nowhere."""
+"""Load of a window by hand: each sample stands for the time before it, what was not reported counts nowhere."""
 
 from experiment_core_utils.records.compute import LoadSample, LoadTrace, memory_timeline, utilisation_of
 
-# 1 s, then 3 s; the second GPU is told once, the third never.
+# 1 s, then 3 s; the second GPU is reported once, the third never.
 TRACE = LoadTrace(
     (
         LoadSample(1.0, 1.0, None, (80.0, 10.0, None), 100, 7, 9),

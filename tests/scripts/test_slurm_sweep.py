@@ -1,4 +1,4 @@
-"""The Slurm script under stand-ins for Slurm's commands that say what they were asked, node by node."""
+"""The Slurm script under stand-ins for Slurm's commands that write down their arguments, node by node."""
 
 import json
 import os

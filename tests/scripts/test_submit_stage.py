@@ -1,4 +1,4 @@
-"""The scripts of the stages under stand-ins for sbatch and Python that say what they were asked."""
+"""The scripts of the stages under stand-ins for sbatch and Python that write down their arguments."""
 
 import os
 import subprocess

@@ -71,7 +71,7 @@ def test_each_window_is_a_line_of_the_journal_and_an_entry_of_the_file(tmp_path:
     }
 
 
-@pytest.mark.parametrize("error", [OutOfMemory("too large"), Stopped("asked")])
+@pytest.mark.parametrize("error", [OutOfMemory("too large"), Stopped("requested")])
 def test_a_window_that_failed_or_was_stopped_is_kept(tmp_path: Path, error: Exception) -> None:
     clock = ScriptedClock()
 

@@ -1,4 +1,4 @@
-"""A run as it is requested: judged by model and task without any weight, one order and one control setting."""
+"""A run as it is requested: validated against model and task without any weight, one order and one control setting."""
 
 import shutil
 from pathlib import Path

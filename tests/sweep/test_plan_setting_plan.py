@@ -1,4 +1,4 @@
-"""The settings that a run is asked for, from flags and a model's limits, without a model."""
+"""The requested settings of a run, from flags and a model's limits, without a model."""
 
 from pathlib import Path
 

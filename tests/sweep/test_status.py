@@ -70,7 +70,7 @@ def test_a_run_in_the_middle_of_its_second_setting(ledger: Ledger, tmp_path: Pat
     assert (status.done, status.failed, status.left) == (("a",), {}, ("b", "c"))
     assert status.at_work is not None
     assert (status.at_work.key, status.at_work.finished) == ("b", {0, 1, 2})
-    # 4 of a and 3 of b less the one before; 1 of b and 4 of c are owed: 100 s / 6 * 5 = 83.3 s.
+    # 4 of a and 3 of b less the one before; 1 of b and 4 of c are missing: 100 s / 6 * 5 = 83.3 s.
     assert (status.samples_by_run, status.samples_missing) == (6, 5)
     assert status.left_s == pytest.approx(83.333, abs=1e-3)
     lines = lines_of(tmp_path, 1130.0)

@@ -83,12 +83,12 @@ class RequestSlot(Generic[Setting]):
         Raises:
             SettingError: another request is in the KV cache.
         """
-        held = self._prefilled
-        if held is not state:
+        current = self._prefilled
+        if current is not state:
             is_same = (
-                held is not None
-                and held.prompt is state.prompt
-                and (held.setting, held.pause) == (state.setting, state.pause)
+                current is not None
+                and current.prompt is state.prompt
+                and (current.setting, current.pause) == (state.setting, state.pause)
             )
             if not is_same or state.length != state.prompt.shape[1]:
                 raise SettingError(f"{self._place} is used by another request now; prefill this one again")

@@ -60,24 +60,24 @@ def vendor_line(error: BaseException) -> str:
 def _logged() -> Iterator[list[logging.LogRecord]]:
     """A context that delays what transformers logs; whatever is in the list at the end is logged then."""
     logger = transformers_logging.get_logger("transformers")
-    held: list[logging.LogRecord] = []
+    records: list[logging.LogRecord] = []
     handlers, propagates = logger.handlers, logger.propagate
-    logger.handlers, logger.propagate = [_Keeper(held)], False
+    logger.handlers, logger.propagate = [_RecordKeeper(records)], False
     try:
-        yield held
+        yield records
     finally:
         logger.handlers, logger.propagate = handlers, propagates
-        for record in held:
+        for record in records:
             logger.handle(record)
 
 
-class _Keeper(logging.Handler):
+class _RecordKeeper(logging.Handler):
     def __init__(self, kept: list[logging.LogRecord]) -> None:
         super().__init__()
-        self._kept = kept
+        self._records = kept
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._kept.append(record)
+        self._records.append(record)
 
 
 @contextmanager

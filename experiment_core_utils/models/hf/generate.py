@@ -275,5 +275,7 @@ def loose_tensors(model: PreTrainedModel) -> frozenset[str]:
 
 def _is_filled(layer: Any) -> bool:
     """Whether a layer of a cache contains anything; a recurrent one has numbered states in place of keys."""
-    held = [each for value in vars(layer).values() for each in (value.values() if isinstance(value, dict) else [value])]
-    return bool(getattr(layer, "is_initialized", False)) or any(isinstance(each, torch.Tensor) for each in held)
+    values = [
+        each for value in vars(layer).values() for each in (value.values() if isinstance(value, dict) else [value])
+    ]
+    return bool(getattr(layer, "is_initialized", False)) or any(isinstance(each, torch.Tensor) for each in values)

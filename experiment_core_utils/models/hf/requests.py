@@ -279,7 +279,7 @@ class HFRequests:
     def _counted_geometry(
         self, inputs: Mapping[str, Any], expected: VisionGeometry | None, features: int
     ) -> VisionGeometry:
-        """Crops and patches counted from the tensors; the places of tiles are as expected if there are as many."""
+        """Crops and patches counted from the tensors; the places of crops are as expected if there are as many."""
         if "image_grid_thw" in inputs:
             frames, rows, cols = inputs["image_grid_thw"][0].tolist()
             patch = self._processor.image_processor.patch_size

@@ -1,8 +1,8 @@
 """The options of transformers image processors that set the number of vision tokens, and their values.
 
-A kind of processor is an entry in `_KINDS`, under the name of its class. A `CropRange` counts tiles without the crop of
-the whole picture. For a processor that cuts pictures into tiles it bounds the tiles; for one that takes pictures in
-their own shape it bounds the vision tokens, 144 for each tile and for the whole picture. The upper bound always holds;
+A kind of processor is an entry in `_KINDS`, under the name of its class. A `CropRange` counts crops without the
+overview. For a processor that cuts pictures into crops it bounds the crops; for one that takes pictures in
+their own shape it bounds the vision tokens, 144 for each crop and for the whole picture. The upper bound always holds;
 where the lower bound cannot be reached, the counts of the request show it.
 """
 

@@ -82,7 +82,7 @@ class MolmoeImageProcessor(ImageProcessingMixin):
         patch_size: side of a patch in pixels.
         pooling_size: side in patches of the window that becomes one feature.
         overlap_margins: patches at the (left/top, right/bottom) of a crop that it shares with its neighbours.
-        max_crops: most tiles under the official rule, used when no range is requested.
+        max_crops: most crops under the official rule, used when no range is requested.
         image_mean, image_std: per channel, on values in [0, 1].
     """
 
@@ -143,7 +143,7 @@ class MolmoeImageProcessor(ImageProcessingMixin):
 
         Args:
             image: PIL image (EXIF orientation is applied, any mode) or uint8 array [H, W, 3].
-            crops: range of tiles to choose from; None applies the official rule up to `max_crops`.
+            crops: range of crops to choose from; None applies the official rule up to `max_crops`.
         """
         pixels = _as_float_tensor(image)
         tiling = self.tiling_for(pixels.shape[1], pixels.shape[2], crops)

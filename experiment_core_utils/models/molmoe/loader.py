@@ -169,7 +169,7 @@ def _refuse_unfit(pictures: MolmoeImageProcessor, source: MolmoeSource) -> None:
         "image_mean": (_are_numbers(pictures.image_mean, 3), "give 3 numbers"),
         "image_std": (_are_numbers(pictures.image_std, 3) and all(pictures.image_std), "give 3 numbers above 0"),
         "overlap_margins": (_are_numbers(pictures.overlap_margins, 2), "give 2 numbers of patches"),
-        "max_crops": (_are_numbers((pictures.max_crops,), 1), "give a number of tiles"),
+        "max_crops": (_are_numbers((pictures.max_crops,), 1), "give a number of crops"),
     }
     for name, (is_satisfied, rule) in rules.items():
         if not is_satisfied:

@@ -86,7 +86,7 @@ class MolmoeProcessor:
         Args:
             text: the prompt without image tokens.
             image: the picture, or None.
-            crops: range of tiles; None applies the official rule.
+            crops: range of crops; None applies the official rule.
 
         Returns:
             `input_ids` [1, T]; with a picture also `pixel_values` [1, K, 3, S, S], `image_masks` [1, K, P] and

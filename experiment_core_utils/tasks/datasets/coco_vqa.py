@@ -17,7 +17,7 @@ from experiment_core_utils.tasks.datasets.published import (
 from experiment_core_utils.tasks.datasets.questions import QuestionRow, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
-_KEPT = ("answer_type", "question_type", "multiple_choice_answer")
+_METADATA_KEYS = ("answer_type", "question_type", "multiple_choice_answer")
 
 
 def answer_texts(answers: Sequence[Any] | Mapping[str, Any]) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class _CocoVQA(PublishedTask):
             question=row["question"],
             answers=() if row["answers"] is None else answer_texts(row["answers"]),
             picture=row["image"],
-            metadata=present(row, _KEPT),
+            metadata=present(row, _METADATA_KEYS),
         )
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
@@ -66,7 +66,7 @@ class _CocoVQA(PublishedTask):
             name = f"COCO_{self.split.replace('validation', 'val')}2014_{int(entry['image_id']):012d}.jpg"
             rows.append(
                 {
-                    **present(annotation, _KEPT),
+                    **present(annotation, _METADATA_KEYS),
                     "question_id": entry["question_id"],
                     "image_id": entry["image_id"],
                     "question": entry["question"],

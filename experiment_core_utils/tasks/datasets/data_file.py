@@ -231,7 +231,7 @@ def _question(row: Row, where: str) -> QuestionRow:
     if options:
         index = _right_option(options, answers)
         answers = (options[index],)
-    others = {name: value for name, value in row.items() if name not in COLUMNS and _is_kept(value)}
+    others = {name: value for name, value in row.items() if name not in COLUMNS and _is_metadata(value)}
     question = QuestionRow(where, where, given["question"], answers, None, others | {"row": where}, options, index)
     check_texts(question)
     return question
@@ -271,7 +271,7 @@ def _right_option(options: Sequence[Any], answers: Sequence[Any]) -> int:
     raise SampleError(f"its answer is {shown(repr(answer))}, which is neither one of its options nor a letter of one")
 
 
-def _is_kept(value: Any) -> bool:
+def _is_metadata(value: Any) -> bool:
     """Whether a cell of a further column can stand in a result file: a text or a number."""
     return is_text(value) or (isinstance(value, int | float) and value - value == 0)
 

@@ -79,7 +79,7 @@ class HubTable:
         """See `OfficialTable`."""
         # The struct's parts, bytes and path; a missing struct has neither.
         parts = [part.is_valid().to_pylist() for part in self._rows.data.column(column).flatten()]
-        return [any(held) for held in zip(*parts, strict=True)]
+        return [any(has) for has in zip(*parts, strict=True)]
 
 
 def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:

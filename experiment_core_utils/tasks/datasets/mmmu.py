@@ -15,7 +15,7 @@ from experiment_core_utils.tasks.datasets.tables import Row
 from experiment_core_utils.tasks.interface import Sample
 
 _PICTURES = tuple(f"image_{number}" for number in range(1, 8))
-_KEPT = ("subfield", "topic_difficulty", "img_type")
+_METADATA_KEYS = ("subfield", "topic_difficulty", "img_type")
 _OPEN_STYLE = "vqa2"
 
 
@@ -53,7 +53,11 @@ class MMMU(PublishedTask):
         pictures = [row[name] for name in _PICTURES if row[name] is not None]
         if len(pictures) != 1:
             raise SampleError(f"question {row['id']} has {len(pictures)} pictures, and the models here take one")
-        metadata = {**present(row, _KEPT), "question_format": row["question_type"], "num_images": len(pictures)}
+        metadata = {
+            **present(row, _METADATA_KEYS),
+            "question_format": row["question_type"],
+            "num_images": len(pictures),
+        }
         fields = {"question_id": row["id"], "image_id": row["id"], "question": row["question"], "picture": pictures[0]}
         form = row["question_type"].replace("_", "-").lower()
         if form not in ("multiple-choice", "open"):

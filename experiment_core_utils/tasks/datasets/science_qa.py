@@ -12,7 +12,7 @@ from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _FILES = ("problems.json", "pid_splits.json")
 _NEEDED = ("question", "choices", "answer", "hint", "image", "subject")
-_KEPT = ("subject", "topic", "category", "skill", "grade", "task")
+_METADATA_KEYS = ("subject", "topic", "category", "skill", "grade", "task")
 
 
 class ScienceQAImages(PublishedTask):
@@ -36,7 +36,7 @@ class ScienceQAImages(PublishedTask):
 
     def arrange(self, table: Table) -> Sequence[Place]:
         """See `PublishedTask`: only the rows with a picture."""
-        return [Place(row) for row, held in enumerate(table.has_picture("image")) if held]
+        return [Place(row) for row, has in enumerate(table.has_picture("image")) if has]
 
     def ask(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. The hub's rows have no ids: their number in the split is used instead."""
@@ -55,7 +55,7 @@ class ScienceQAImages(PublishedTask):
             question=f"{row['hint']}\n{row['question']}" if row["hint"] else row["question"],
             answers=(options[row["answer"]],),
             picture=row["image"],
-            metadata={**present(row, _KEPT), "hint": row["hint"]},
+            metadata={**present(row, _METADATA_KEYS), "hint": row["hint"]},
             options=options,
             answer_index=row["answer"],
         )
@@ -76,7 +76,7 @@ class ScienceQAImages(PublishedTask):
             picture = None if problem["image"] is None else picture_file(f"{number}/{problem['image']}")
             rows.append(
                 {
-                    **present(problem, ("question", "choices", "answer", "hint", *_KEPT)),
+                    **present(problem, ("question", "choices", "answer", "hint", *_METADATA_KEYS)),
                     "question_id": number,
                     "image": picture,
                 }

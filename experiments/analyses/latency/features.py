@@ -22,7 +22,7 @@ class RequestSetting:
     """One request at one setting of the knobs."""
 
     vision_tokens: int  #: image features that enter the language model; 0 without a picture
-    crops: int  #: tiles of the picture, without the crop of the whole; 0 without a picture
+    crops: int  #: crops of the picture, without the overview; 0 without a picture
     text_tokens: int  #: of the prompt, without image features and image markers
     top_k: int  #: experts per token in the blocks after the first
     num_active_blocks: int  #: all blocks that run, block 0 counted

@@ -11,7 +11,7 @@ from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiments.controller.networks.on_device import DeviceOdds
-from experiments.controller.networks.on_host import KEPT_BUDGETS, HostBudget, HostNetworks, Odds
+from experiments.controller.networks.on_host import CACHED_BUDGETS, HostBudget, HostNetworks, Odds
 from experiments.controller.networks.two_stage import TwoStageNetworks
 
 
@@ -59,7 +59,7 @@ class HostOdds:
         self._device = device
         self._prompt, self._token = torch.empty(0), torch.empty(0)
         self._states = torch.zeros(2, networks.hidden_size)
-        self._budget = lru_cache(KEPT_BUDGETS)(self._new_budget)
+        self._budget = lru_cache(CACHED_BUDGETS)(self._new_budget)
 
     def warm_up(self, most_ids: int) -> None:
         """See `StageOdds.warm_up`; nothing has to be prepared."""

@@ -15,7 +15,7 @@ from torch import nn
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphs, GraphCapturer
 from experiment_core_utils.models.common.triton_build import built
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.controller.networks.on_host import KEPT_BUDGETS, HostNetworks, Odds
+from experiments.controller.networks.on_host import CACHED_BUDGETS, HostNetworks, Odds
 from experiments.controller.networks.two_stage import FREQUENCIES, TwoStageNetworks
 
 
@@ -91,7 +91,7 @@ class DeviceOdds:
     ) -> None:
         self._kernels = _kernels()
         self._host = HostNetworks(networks)
-        self._features = lru_cache(KEPT_BUDGETS)(lambda budget_s: self._host.features(budget_s).view(np.int32))
+        self._features = lru_cache(CACHED_BUDGETS)(lambda budget_s: self._host.features(budget_s).view(np.int32))
         self._pauses = len(networks.space.pauses)
         self._embeddings = embeddings
         self._device = embeddings.device

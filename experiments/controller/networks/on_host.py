@@ -20,7 +20,7 @@ Odds = tuple[list[float], list[float]]
 # As of `layer_norm`, and of the budget token.
 NORM_EPS, RMS_EPS = 1e-5, 1e-8
 # Budgets of which what depends on them alone is kept.
-KEPT_BUDGETS = 256
+CACHED_BUDGETS = 256
 # OpenBLAS wakes its threads for a product of 9216 weights or more, which takes longer than the product.
 MOST_WEIGHTS = 8192
 

@@ -16,7 +16,7 @@ DRAWS = 2**64
 class PictureShape:
     """The sizes of a picture at a tier; both 0 without a picture."""
 
-    crops: int  #: tiles, without the crop of the whole
+    crops: int  #: without the overview
     vision_tokens: int  #: image features that enter the language model
 
 

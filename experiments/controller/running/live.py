@@ -104,9 +104,9 @@ def prepare_requests(
 def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str]) -> LiveRequest:
     prompt = task.prompt(sample)
     prepared = {tier: model.prepare(sample, prompt, tier_target(tier).crops) for tier in tiers}
-    # Without a picture, or with one that is not cut, there are no tiles.
+    # Without a picture, or with one that is not cut, there are no crops.
     shapes = {
-        tier: PictureShape((each.shape.actual and each.shape.actual.tiles) or 0, each.shape.vision_tokens)
+        tier: PictureShape((each.shape.actual and each.shape.actual.crops_if_cut) or 0, each.shape.vision_tokens)
         for tier, each in prepared.items()
     }
     text_tokens = prepared[tiers[0]].shape.text_tokens

@@ -119,8 +119,8 @@ class CudnnLibrary:
 
     def _handles(self) -> dict[torch.device, c_void_p]:
         # Each thread sees only the attributes that it has set itself.
-        held: dict[torch.device, c_void_p] = self._of_thread.__dict__.setdefault("handles", {})
-        return held
+        handles: dict[torch.device, c_void_p] = self._of_thread.__dict__.setdefault("handles", {})
+        return handles
 
 
 def status_error(status: str, function: str) -> Exception:

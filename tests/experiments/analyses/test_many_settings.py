@@ -1,4 +1,4 @@
-"""What is left out of the analyses of many settings, that it is said, and that the fast ways find what the plain do."""
+"""Analyses of many settings: what is left out is reported, and the fast ways find what the plain ones find."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The roofline: ways that take the same time are all to be seen, and cases are told apart."""
+"""The roofline: ways that take the same time are all visible, and cases are distinguishable."""
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -89,7 +89,7 @@ def test_a_live_evaluation_of_another_task_or_split_than_the_grids_is_a_caveat(g
         "the grid is of the split validation of signs, and test was measured"
     ]
     assert task_caveats(found, "words", "validation") == ["the grid is of signs, and words was measured"]
-    # A grid that does not tell its split.
+    # A grid that does not name its split.
     assert task_caveats(hand_made(), "signs", "test") == []
     with pytest.raises(ConfigurationError, match="is of the model folder/tiny, and the answers are of small; give"):
         refuse_other_model(found, "small", "the answers are", "give another")

@@ -101,7 +101,7 @@ def test_a_killed_sweep_resumes_where_it_was(tmp_path: Path, capsys: pytest.Capt
     assert 1 <= found < len(sizes)
     assert f"{found} of 5 sizes ({found} ok), not done" in next(status_lines(tmp_path))
 
-    # A row holds for one thread count or another; whatever else is asked stays the same.
+    # A row holds for one thread count or another; all else stays the same.
     assert main(argv) == 0
     assert f"{5 - found} sizes measured, 0 not measurable, {found} there already" in capsys.readouterr().out
     after = table.read_text().splitlines()

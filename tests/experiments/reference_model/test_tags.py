@@ -1,4 +1,4 @@
-"""Where the features look, and what they are asked to tell."""
+"""Where the features look, and what they have to encode."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from experiments.reference_model.tags import CHARACTERS, NO_CHARACTER, TagHead, 
 
 @pytest.mark.parametrize(("size", "tiling"), [((300, 500), (1, 2)), ((640, 410), (3, 2)), ((336, 336), (1, 1))])
 def test_feature_centres_match_the_crops_that_are_cut(size: tuple[int, int], tiling: tuple[int, int]) -> None:
-    """A picture whose red is x and whose green is y tells itself where each feature looks."""
+    """A picture whose red is x and whose green is y shows where each feature looks."""
     processor = MolmoeImageProcessor()
     height, width = size
     x = (torch.arange(width) + 0.5) / width

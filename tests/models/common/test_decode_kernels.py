@@ -1,4 +1,4 @@
-"""Decode steps take the experts' kernels that `generate()` takes, and what ran is what is told.
+"""Decode steps take the experts' kernels that `generate()` takes, and what ran is what is reported.
 
 The switch looks at the type of the device alone, so that a model which says that it is elsewhere makes it on the CPU.
 """

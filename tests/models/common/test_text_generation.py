@@ -152,7 +152,7 @@ def test_marking_stops_nothing() -> None:
 
 
 def test_a_model_that_tells_nothing_of_single_tokens_has_a_total_only() -> None:
-    batch = generator(ScriptedTextModel({60: (1, 2), 70: (3,)}, tells_of_tokens=False)).generate(PROMPT, 0, 6)
+    batch = generator(ScriptedTextModel({60: (1, 2), 70: (3,)}, reports_tokens=False)).generate(PROMPT, 0, 6)
     assert batch.token_ids == [[1, 2], [3, PAD]]
     assert (batch.ttft_s, batch.inter_token_s) == (None, [])
     assert batch.inference_time_s > 0

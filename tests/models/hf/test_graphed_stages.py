@@ -1,4 +1,4 @@
-"""`--execution graph` of a model of transformers: `generate()`'s tokens at every setting, and what is said of it."""
+"""`--execution graph` of a model of transformers: `generate()`'s tokens at every setting, and its description."""
 
 from collections.abc import Callable
 from functools import cache
@@ -255,7 +255,7 @@ class Passes:
         self._count += 1
 
     def new(self) -> int:
-        """Since it was asked last."""
+        """Since the last call."""
         count, self._count = self._count, 0
         return count
 

@@ -139,7 +139,7 @@ def test_tokens_stay_below_the_upper_bound(picture: tuple[int, int], crops: Crop
 
 @given(PICTURES, st.sampled_from([QWEN, GLM]))
 def test_tokens_reach_the_lower_bound_of_a_wide_range(picture: tuple[int, int], options: VisionOptions) -> None:
-    # Twice as many tokens are allowed as are wished for; rounding both sides up takes less than that, except for
+    # Twice as many tokens are allowed as are requested; rounding both sides up takes less than that, except for
     # strips of few rows.
     tokens = options.geometry_for(CropRange(15, 31), *picture).pooled_features
     assert tokens >= 16 * 144 or max(picture) > 20 * min(picture)

@@ -32,7 +32,7 @@ def write_published_folder(folder: Path, tensors: dict[str, torch.Tensor] | None
     """Config, sharded weights with their index, and tokenizer; `config` changes keys of the goldens' config."""
     folder.mkdir(exist_ok=True)
     tensors = golden_tensors() if tensors is None else tensors
-    # The code that the hub's config names must never be asked for.
+    # The code that the hub's config names must never be fetched.
     code = {"AutoConfig": "config_molmo.MolmoConfig", "AutoModelForCausalLM": "modeling_molmo.MolmoForCausalLM"}
     content = load_goldens().spec["config"] | {"auto_map": code} | config
     (folder / "config.json").write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""What the nine published datasets share: how they are found, what is said where they are not, templates, errors."""
+"""What the nine published datasets share: how they are found, the message where they are not, templates, errors."""
 
 import json
 import os

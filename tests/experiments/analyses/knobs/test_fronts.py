@@ -118,7 +118,7 @@ def test_a_percentile_of_few_pictures_gives_no_verdict() -> None:
     assert tail.no_verdict == "P95 of end-to-end latency needs 86 pictures for a verdict and has 30"
     assert mean.no_verdict is None
     assert [each.status for each in front(mean).points] == ["established", "dominated"]
-    # Twice as slow on every sample, but nothing is said of a P95, nor has it an interval.
+    # Twice as slow on every sample, but a P95 has neither a verdict nor an interval.
     assert [(each.status, each.cost_ci95) for each in front(tail).points] == [
         ("within_noise", None),
         ("possible", None),

@@ -61,7 +61,7 @@ def launching_samples(noise: float = 0.0, seed: int = 0, samples_each: int = 4) 
 
 @cache
 def working_estimator(noise: float = 0.0) -> LatencyEstimator:
-    """Fitted to `working_samples` when first asked for: a fit takes most of a second."""
+    """Fitted to `working_samples` when first needed: a fit takes most of a second."""
     return LatencyEstimator().fit(working_samples(noise))
 
 

@@ -1,4 +1,4 @@
-"""Columns of requests, the terms of the model by hand, and which of them samples can tell apart."""
+"""Columns of requests, the terms of the model by hand, and which of them samples can identify."""
 
 import numpy as np
 import pandas as pd

@@ -1,4 +1,4 @@
-"""What is said beside a live evaluation: samples of a training, requests that run eagerly for want of memory."""
+"""The caveats of a live evaluation: samples of a training, requests that run eagerly for want of memory."""
 
 import json
 from dataclasses import replace

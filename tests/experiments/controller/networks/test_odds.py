@@ -51,7 +51,7 @@ def test_on_a_cpu_the_host_decides(tiny_checkpoint: Path) -> None:
     "error", [OutOfMemory("no room"), torch.OutOfMemoryError("no room"), ConfigurationError("no room")]
 )
 def test_a_gpu_without_memory_for_them_leaves_them_to_the_host(error: Exception) -> None:
-    """The model is said to be on a GPU; its embeddings are here, where nothing is launched before it is recorded."""
+    """A model that claims to be on a GPU; its embeddings are here, where nothing is launched before it is captured."""
     pytest.importorskip("triton")
     networks = TwoStageNetworks(action_space(KNOBS, BlockChoice(), pauses=(1, 2)), 32, embedding_rms=0.2, seed=1)
     embeddings = torch.nn.Embedding(50, 32)

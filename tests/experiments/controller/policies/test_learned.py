@@ -1,4 +1,4 @@
-"""A trained policy on a grid: which requests it is judged on, what is said of its training, and the command."""
+"""A trained policy on a grid: which requests it is evaluated on, the caveats of its training, and the command."""
 
 import json
 from dataclasses import replace

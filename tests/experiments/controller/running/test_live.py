@@ -48,7 +48,7 @@ def test_a_request_shows_what_each_tier_makes_of_its_picture(requests):
     assert list(first.features.shapes) == ["low", "medium"]
     for tier, shape in first.features.shapes.items():
         prepared = first.prepared[tier].shape
-        assert shape == PictureShape(prepared.actual.tiles, prepared.vision_tokens)
+        assert shape == PictureShape(prepared.actual.crops_if_cut, prepared.vision_tokens)
     assert 1 <= first.features.shapes["low"].crops <= 3
     assert 4 <= first.features.shapes["medium"].crops <= 8
     assert first.features.text_tokens == first.prepared["low"].shape.text_tokens

@@ -81,7 +81,7 @@ def test_the_known_best_policy_is_what_the_tables_say() -> None:
         (KNOBS.tiers[tier], KNOBS.top_ks[top_k], KNOBS.block_counts[blocks])
         for tier, top_k, blocks in environment.trained_choices(REWARD, "per_sample").flatten(0, 1).tolist()
     ]
-    # Budgets are 0.12, 0.15, … 0.45 s. The easy sample is asked at the fastest choice, 0.1 + 0.001 x 4 x 12 = 0.148 s;
+    # Budgets are 0.12, 0.15, … 0.45 s. The easy sample runs at the fastest choice, 0.1 + 0.001 x 4 x 12 = 0.148 s;
     # the others at the fastest that is right where the budget allows it: to see well takes 0.3 + 0.048 = 0.348 s (from
     # 0.36 s on), to think 0.1 + 0.001 x 8 x 16 = 0.228 s (from 0.24 s on). Both together would take 0.428 s.
     fastest = ("low", 4, 12)

@@ -1,4 +1,4 @@
-"""Pictures are told apart by their pixels, their sides and their mode."""
+"""Pictures are distinguished by their pixels, their sides and their mode."""
 
 from PIL import Image
 

@@ -46,7 +46,7 @@ def test_a_granted_algorithm_is_the_one_that_runs(algorithm: AlgorithmName) -> N
     expected = functional.conv2d(given, weight, None, (2, 1), (1, 0), (1, 2), 2)
     assert expected.shape == (2, 6, 5, 6)
     torch.testing.assert_close(convolution.run(given, weight), expected)
-    assert fake.ran == [number, number]  # once when asked, once here
+    assert fake.ran == [number, number]  # once in the trial, once here
 
 
 def test_a_status_of_the_workspace_query_is_the_reason() -> None:

@@ -28,7 +28,7 @@ FIRST = ConvShape(2, 3, 16, 16, 8, (3, 3), (2, 2), (1, 1))
 SECOND = ConvShape(2, 8, 8, 8, 8, (3, 3), padding=(1, 1))
 # 2 images of 8 channels of 8x8, from 27 and from 72 products each.
 FIRST_FLOPS, SECOND_FLOPS = 2 * prod((2, 8, 8, 8)) * 27, 2 * prod((2, 8, 8, 8)) * 72
-TOLD = {"model": "small", "device_name": "NVIDIA H200", "precision": "fma"}
+IDENTITY_CELLS = {"model": "small", "device_name": "NVIDIA H200", "precision": "fma"}
 PROFILE = SizeProfile(
     input_size=16,
     report=CombinationReport(
@@ -66,7 +66,7 @@ def test_the_whole_model_and_its_layers_stand_side_by_side() -> None:
 
 
 def test_a_layer_has_its_shape_its_time_and_its_fraction() -> None:
-    first, second = layer_rows(PROFILE, 4, 67e12, TOLD)
+    first, second = layer_rows(PROFILE, 4, 67e12, IDENTITY_CELLS)
     assert tuple(first) == LAYER_COLUMNS
     assert (first["layer"], first["kernel_size"], first["stride"], first["padding"]) == ("a", "3x3", "2x2", "1x1")
     assert (first["algorithm_asked"], first["algorithm_run"], first["fell_back"]) == ("winograd", "guess", True)
@@ -84,7 +84,7 @@ def test_a_layer_has_its_shape_its_time_and_its_fraction() -> None:
 
 
 def test_what_is_not_known_is_none() -> None:
-    row = layer_rows(PROFILE, 4, None, TOLD)[0]
+    row = layer_rows(PROFILE, 4, None, IDENTITY_CELLS)[0]
     assert row["share_of_peak"] is None
     empty = complete_row(unmeasured_row(16, "out_of_memory", "CUDA out of memory"), {"model": "small"})
     assert tuple(empty) == OVERALL_COLUMNS

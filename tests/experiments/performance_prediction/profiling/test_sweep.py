@@ -1,4 +1,4 @@
-"""A sweep over sizes: what is there is skipped, what does not fit is a row, what is not covered is said before."""
+"""A sweep over sizes: what is there is skipped, what does not fit is a row, what is not covered is reported before."""
 
 import signal
 from pathlib import Path

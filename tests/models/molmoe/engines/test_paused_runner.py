@@ -1,4 +1,4 @@
-"""A prefill with a pause by engines gives what the modules give; captured ones are held against the straight ones."""
+"""A paused prefill by engines gives what the modules give; graphed ones are compared with the reference engine."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

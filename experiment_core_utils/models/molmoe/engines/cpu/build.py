@@ -32,7 +32,7 @@ SEAL_BYTES = hashlib.sha256().digest_size
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def kept_file(command: Sequence[str], sources: Iterable[Path]) -> Path:
+def cached_file(command: Sequence[str], sources: Iterable[Path]) -> Path:
     """The file of the library that this command makes of these sources on a processor like this one.
 
     A file in the user's cache folder (`$XDG_CACHE_HOME`, else `~/.cache`). Its name is a digest of the command's words,
@@ -46,7 +46,7 @@ def kept_file(command: Sequence[str], sources: Iterable[Path]) -> Path:
     return _cache_folder() / "inference_knob_profiler" / "cpu_kernels" / f"{digest[:32]}.so"
 
 
-def keep(library: Path, kept: Path) -> None:
+def store(library: Path, cached: Path) -> None:
     """Put the library there whole, whichever other process does the same at that time; see `verified_content`.
 
     Raises:
@@ -54,23 +54,23 @@ def keep(library: Path, kept: Path) -> None:
     """
     content = library.read_bytes()
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _own_folder(kept.parent) as folder:
-            unfinished = f"{kept.name}.{secrets.token_hex(8)}"
+        cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _own_folder(cached.parent) as folder:
+            unfinished = f"{cached.name}.{secrets.token_hex(8)}"
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
             try:
                 with open(descriptor, "wb") as file:
                     file.write(content + _seal(content))
-                os.replace(unfinished, kept.name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.replace(unfinished, cached.name, src_dir_fd=folder, dst_dir_fd=folder)
             except OSError:
                 os.unlink(unfinished, dir_fd=folder)
                 raise
     except OSError as error:
-        raise ConfigurationError(f"{kept.parent} does not keep compiled kernels: {first_line(error)}") from None
+        raise ConfigurationError(f"{cached.parent} does not keep compiled kernels: {first_line(error)}") from None
 
 
-def verified_content(kept: Path) -> bytes | None:
-    """The library as `keep` left it; None where there is none, or a truncated one, which would end the process.
+def verified_content(cached: Path) -> bytes | None:
+    """The library as `store` left it; None where there is none, or a truncated one, which would end the process.
 
     The last bytes of the file are a digest of all before them. The digest proves that the file is whole, not who wrote
     it: a library runs as soon as it is loaded, so that the owner and the mode of the folder and of the file are read
@@ -80,13 +80,13 @@ def verified_content(kept: Path) -> bytes | None:
         ConfigurationError: the folder or the file belongs to another user, or others may write to it.
     """
     try:
-        with _own_folder(kept.parent) as folder:
+        with _own_folder(cached.parent) as folder:
             # A pipe would wait for a writer.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-            with open(os.open(kept.name, flags, dir_fd=folder), "rb") as file:
+            with open(os.open(cached.name, flags, dir_fd=folder), "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                     return None
-                _refuse_others(file.fileno(), kept)
+                _refuse_others(file.fileno(), cached)
                 content = file.read()
     except OSError:
         return None
@@ -178,22 +178,24 @@ def built(source: str, **constants: int) -> ctypes.CDLL:
     """
     compiler, options = found_compiler(), [*FLAGS, *(f"-D{name}={value}" for name, value in constants.items())]
     try:
-        kept = kept_file([*compiler, *options, source], [*sorted(FOLDER.glob("*.cpp")), *sorted(FOLDER.glob("*.h"))])
+        cached = cached_file(
+            [*compiler, *options, source], [*sorted(FOLDER.glob("*.cpp")), *sorted(FOLDER.glob("*.h"))]
+        )
     except ConfigurationError:
         # A user without a folder of his own.
         return _compile_library(compiler, options, source, None)
     try:
-        content = verified_content(kept)
+        content = verified_content(cached)
     except ConfigurationError as error:
         _warn_once(str(error))
         return _compile_library(compiler, options, source, None)
     if content is not None:
         # Of a system that is no longer this one it may not load; then it is made again.
         with suppress(ConfigurationError), _private_folder(source) as folder:
-            library = folder / kept.name
+            library = folder / cached.name
             library.write_bytes(content)
             return _loaded(library, source)
-    return _compile_library(compiler, options, source, kept)
+    return _compile_library(compiler, options, source, cached)
 
 
 def declared(library: Any, **arguments: Sequence[Any]) -> Any:
@@ -225,18 +227,18 @@ def _warn_once(reason: str) -> None:
     LOGGER.warning("compiled CPU kernels are neither loaded from the cache nor kept there: %s", reason)
 
 
-def _compile_library(compiler: Sequence[str], options: Sequence[str], source: str, kept: Path | None) -> ctypes.CDLL:
-    """A newly compiled library, and a copy of it at `kept` where that is possible."""
+def _compile_library(compiler: Sequence[str], options: Sequence[str], source: str, cached: Path | None) -> ctypes.CDLL:
+    """A newly compiled library, and a copy of it at `cached` where that is possible."""
     refuse_other_openmp(compiler)
     with _private_folder(source) as folder:
         code, library = folder / "code.o", folder / "library.so"
         _run([*compiler, *options, "-c", str(FOLDER / source), "-o", str(code)], source)
         _run([*compiler, "-shared", str(code), "-o", str(library)], source)
         loaded = _loaded(library, source)
-        if kept is not None:
+        if cached is not None:
             with suppress(ConfigurationError):
                 # Then the next process compiles it, too.
-                keep(library, kept)
+                store(library, cached)
         return loaded
 
 

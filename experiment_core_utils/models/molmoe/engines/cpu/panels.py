@@ -81,12 +81,12 @@ class Workspace:
     """Float32 buffers on the CPU by name; a buffer's content is lost when another size is requested under its name."""
 
     def __init__(self) -> None:
-        self._held: dict[str, torch.Tensor] = {}
+        self._buffers: dict[str, torch.Tensor] = {}
 
     @torch.inference_mode(False)
     def buffer(self, name: str, *size: int) -> torch.Tensor:
         """A contiguous buffer of this size, in memory that grows with the largest one."""
         elements = torch.Size(size).numel()
-        if name not in self._held or self._held[name].numel() < elements:
-            self._held[name] = torch.empty(elements)
-        return self._held[name][:elements].view(size)
+        if name not in self._buffers or self._buffers[name].numel() < elements:
+            self._buffers[name] = torch.empty(elements)
+        return self._buffers[name][:elements].view(size)

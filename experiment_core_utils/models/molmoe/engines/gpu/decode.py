@@ -123,7 +123,7 @@ class GraphedDecode:
         self._kv_caches[id(kv_cache)] = kv_cache
         step = self._new_step(knobs, kv_cache)
         building = built("the decode step's kernels", ConfigurationError)
-        with torch.cuda.device(self._decoder.device), _kept(kv_cache), building:
+        with torch.cuda.device(self._decoder.device), _restored_afterwards(kv_cache), building:
             self._graphs.capture(name, partial(step.launch, knobs))
         return name
 
@@ -151,7 +151,7 @@ def _decode_step_modules() -> tuple[Any, Any]:
 
 
 @contextmanager
-def _kept(kv_cache: KVCache) -> Iterator[None]:
+def _restored_afterwards(kv_cache: KVCache) -> Iterator[None]:
     """A context in which the last positions may be written to; they, the lengths and the tokens are restored
     afterwards.
     """

@@ -67,12 +67,12 @@ class GraphedVision:
         if crops not in self._crops:
             with torch.inference_mode(False):
                 self._crops[crops] = self._new_crops(crops)
-        held, vision = self._crops[crops], self._vision
+        static, vision = self._crops[crops], self._vision
         pixels = 3 * vision.patch_side**2
 
         def run() -> torch.Tensor:
-            real = real_crops(held.patches, crops, pixels)
-            features: torch.Tensor = self._kernels.encode(vision, held.patches, real, held.masks)
+            real = real_crops(static.patches, crops, pixels)
+            features: torch.Tensor = self._kernels.encode(vision, static.patches, real, static.masks)
             return features
 
         with built("the kernels of the vision tower", ConfigurationError):
@@ -83,11 +83,11 @@ class GraphedVision:
         """See `VisionEngine.encode`; requests of several pictures may be placed one after the other."""
         crops = pixel_values.shape[0]
         self.warm_up(crops)
-        held = self._crops[crops]
+        static = self._crops[crops]
         cut = cut_patches(pixel_values, self._vision.patch_side)
         pixels = cut[0, 0, 0].numel()
-        held.patches[:, :pixels].view(cut.shape).copy_(cut)
-        held.masks.copy_(image_masks)
+        static.patches[:, :pixels].view(cut.shape).copy_(cut)
+        static.masks.copy_(image_masks)
         return self._graphs.replay(("vision", crops))
 
     def _new_crops(self, crops: int) -> _Crops:

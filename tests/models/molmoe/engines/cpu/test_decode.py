@@ -1,4 +1,4 @@
-"""Steps by one compiled call give the straight ones' logits, tokens, keys and values, and note the same experts."""
+"""Steps by one compiled call give the reference engine's logits, tokens, keys and values, and note the same experts."""
 
 from dataclasses import replace
 

@@ -11,9 +11,9 @@ import pytest
 from experiment_core_utils.models.molmoe.engines.cpu.build import (
     FOLDER,
     built,
+    cached_file,
     found_compiler,
-    keep,
-    kept_file,
+    store,
     verified_content,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -48,7 +48,7 @@ def runs(notes: Path) -> int:
 def test_a_library_is_compiled_once(cache: Path, noted: Path) -> None:
     for _ in range(2):
         assert callable(built("vision_block.cpp").tile_width)
-    # Once asked for its macros, once compiled, once linked.
+    # Once called for its macros, once compiled, once linked.
     assert runs(noted) == 3 and len(list(cache.iterdir())) == 1
 
 
@@ -67,23 +67,23 @@ def test_other_constants_and_another_compiler_are_another_library(
 def test_a_file_that_was_cut_off_is_made_again(cache: Path, noted: Path, share: float) -> None:
     """Loaded as it is, such a file ends the process by a bus error."""
     built("vision_block.cpp")
-    (kept,) = cache.iterdir()
+    (cached,) = cache.iterdir()
     # A new file: the old one is in use here.
-    content = kept.read_bytes()
-    kept.unlink()
-    kept.write_bytes(content[: int(share * len(content))])
+    content = cached.read_bytes()
+    cached.unlink()
+    cached.write_bytes(content[: int(share * len(content))])
     assert callable(built("vision_block.cpp").tile_width)
-    assert runs(noted) == 6 and kept.read_bytes() == content
+    assert runs(noted) == 6 and cached.read_bytes() == content
 
 
 def test_a_file_that_is_no_library_is_made_again(cache: Path, noted: Path) -> None:
     built("vision_block.cpp")
-    (kept,) = cache.iterdir()
-    kept.unlink()
+    (cached,) = cache.iterdir()
+    cached.unlink()
     no_library = cache.parent / "no_library"
     no_library.write_bytes(b"no library")
-    keep(no_library, kept)
-    assert verified_content(kept) == b"no library"
+    store(no_library, cached)
+    assert verified_content(cached) == b"no library"
     assert callable(built("vision_block.cpp").tile_width)
     assert runs(noted) == 6 and len(list(cache.iterdir())) == 1
 
@@ -94,7 +94,7 @@ def test_without_a_folder_it_is_compiled_each_time(tmp_path: Path, cache: Path, 
         assert callable(built("vision_block.cpp").tile_width)
     assert runs(noted) == 6
     with pytest.raises(ConfigurationError, match=r"cpu_kernels does not keep compiled kernels: .*Not a directory"):
-        keep(SOURCES[0], cache / "library.so")
+        store(SOURCES[0], cache / "library.so")
 
 
 def test_the_name_tells_sources_and_programs_apart(tmp_path: Path, cache: Path) -> None:
@@ -102,44 +102,44 @@ def test_the_name_tells_sources_and_programs_apart(tmp_path: Path, cache: Path) 
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     source.write_text("int one;")
-    first = kept_file([str(program), "-O3"], [source])
-    assert first.parent == cache and first == kept_file([str(program), "-O3"], [source])
-    assert first != kept_file([str(program), "-O2"], [source])
+    first = cached_file([str(program), "-O3"], [source])
+    assert first.parent == cache and first == cached_file([str(program), "-O3"], [source])
+    assert first != cached_file([str(program), "-O2"], [source])
     program.write_text("#!/bin/sh\n# A newer one.\n")
-    newer = kept_file([str(program), "-O3"], [source])
+    newer = cached_file([str(program), "-O3"], [source])
     source.write_text("int two;")
-    assert len({first, newer, kept_file([str(program), "-O3"], [source])}) == 3
+    assert len({first, newer, cached_file([str(program), "-O3"], [source])}) == 3
 
 
 def test_a_relative_cache_folder_is_not_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As the XDG base directory specification has it."""
     monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert kept_file(["g++"], SOURCES).is_relative_to(tmp_path / ".cache")
+    assert cached_file(["g++"], SOURCES).is_relative_to(tmp_path / ".cache")
 
 
-def plant(kept: Path, marker: Path) -> bytes:
+def plant(cached: Path, marker: Path) -> bytes:
     """A whole library in the cache that makes the marker file as soon as it is loaded."""
     source, library = marker.with_suffix(".c"), marker.with_suffix(".so")
     source.write_text(
         f'#include <stdio.h>\n__attribute__((constructor)) static void run(void) {{ fclose(fopen("{marker}", "w")); }}'
     )
     subprocess.run([*found_compiler(), "-x", "c", "-shared", "-fPIC", source, "-o", library], check=True)
-    keep(library, kept)
-    return kept.read_bytes()
+    store(library, cached)
+    return cached.read_bytes()
 
 
-def given_away(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def given_away(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if another user owned folder and file."""
-    monkeypatch.setattr(os, "geteuid", lambda: kept.stat().st_uid + 1)
+    monkeypatch.setattr(os, "geteuid", lambda: cached.stat().st_uid + 1)
 
 
-def open_folder(kept: Path, _: pytest.MonkeyPatch) -> None:
-    kept.parent.chmod(0o777)
+def open_folder(cached: Path, _: pytest.MonkeyPatch) -> None:
+    cached.parent.chmod(0o777)
 
 
-def open_file(kept: Path, _: pytest.MonkeyPatch) -> None:
-    kept.chmod(0o620)
+def open_file(cached: Path, _: pytest.MonkeyPatch) -> None:
+    cached.chmod(0o620)
 
 
 REFUSED = pytest.mark.parametrize(
@@ -156,56 +156,56 @@ REFUSED = pytest.mark.parametrize(
 def test_what_another_user_may_have_written_is_not_read(
     make: Callable[[Path, pytest.MonkeyPatch], None], output: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = cache / "library.so"
-    keep(SOURCES[0], kept)
-    assert verified_content(kept) == SOURCES[0].read_bytes()
-    make(kept, monkeypatch)
+    cached = cache / "library.so"
+    store(SOURCES[0], cached)
+    assert verified_content(cached) == SOURCES[0].read_bytes()
+    make(cached, monkeypatch)
     with pytest.raises(ConfigurationError, match=output):
-        verified_content(kept)
+        verified_content(cached)
 
 
 def test_nothing_is_kept_in_a_folder_that_others_may_write_to(cache: Path) -> None:
     cache.mkdir(parents=True)
     cache.chmod(0o770)
     with pytest.raises(ConfigurationError, match="other users may write to"):
-        keep(SOURCES[0], cache / "library.so")
+        store(SOURCES[0], cache / "library.so")
     assert list(cache.iterdir()) == []
 
 
 def test_links_and_pipes_are_not_followed(tmp_path: Path, cache: Path) -> None:
-    kept, elsewhere = cache / "library.so", tmp_path / "elsewhere"
-    keep(SOURCES[0], kept)
-    kept.rename(cache / "moved.so")
-    kept.symlink_to(cache / "moved.so")
-    assert verified_content(kept) is None
-    kept.unlink()
-    os.mkfifo(kept, 0o600)
-    assert verified_content(kept) is None
-    kept.unlink()
-    (cache / "moved.so").rename(kept)
+    cached, elsewhere = cache / "library.so", tmp_path / "elsewhere"
+    store(SOURCES[0], cached)
+    cached.rename(cache / "moved.so")
+    cached.symlink_to(cache / "moved.so")
+    assert verified_content(cached) is None
+    cached.unlink()
+    os.mkfifo(cached, 0o600)
+    assert verified_content(cached) is None
+    cached.unlink()
+    (cache / "moved.so").rename(cached)
     cache.rename(elsewhere)
     cache.symlink_to(elsewhere)
-    assert verified_content(kept) is None
+    assert verified_content(cached) is None
     with pytest.raises(ConfigurationError, match="does not keep compiled kernels"):
-        keep(SOURCES[0], kept)
+        store(SOURCES[0], cached)
 
 
 def test_a_planted_library_is_not_loaded(
     tmp_path: Path, cache: Path, noted: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     built("vision_block.cpp")
-    (kept,) = cache.iterdir()
-    kept.unlink()
+    (cached,) = cache.iterdir()
+    cached.unlink()
     marker = tmp_path / "marker"
-    planted = plant(kept, marker)
-    open_folder(kept, monkeypatch)
+    planted = plant(cached, marker)
+    open_folder(cached, monkeypatch)
     assert callable(built("vision_block.cpp").tile_width)
-    assert not marker.exists() and kept.read_bytes() == planted
+    assert not marker.exists() and cached.read_bytes() == planted
     assert [record.getMessage() for record in caplog.records] == [
         "compiled CPU kernels are neither loaded from the cache nor kept there: other users may write to "
         f"{cache}; run: chmod go-w {cache}"
     ]
     # It is what would have been loaded.
     cache.chmod(0o700)
-    content = verified_content(kept)
+    content = verified_content(cached)
     assert content is not None and planted.startswith(content)

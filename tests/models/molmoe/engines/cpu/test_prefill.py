@@ -1,4 +1,4 @@
-"""The prefill with compiled kernels gives the straight one's logits, keys and values, and notes the same experts."""
+"""The prefill with compiled kernels gives the reference engine's logits, keys and values, and the same experts."""
 
 import pytest
 import torch

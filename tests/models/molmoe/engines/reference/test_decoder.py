@@ -1,4 +1,4 @@
-"""The straight decoder gives eager's logits and tokens, for every kind of decoder that can be packed."""
+"""The reference engine gives eager's logits and tokens, for every kind of decoder whose weights can be fused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -98,8 +98,8 @@ def test_bfloat16_is_as_near_to_float32_as_eager_bfloat16() -> None:
     prompt = PROMPTS[0]
     reference = eager_run(exact, prompt, knobs)[:1]
     eager = eager_run(rounded, prompt, knobs)[:1].float()
-    straight = reference_run(fuse_decoder_weights(rounded), prompt, knobs)[:1].float()
-    assert (straight - reference).norm() <= 1.5 * (eager - reference).norm()
+    engine = reference_run(fuse_decoder_weights(rounded), prompt, knobs)[:1].float()
+    assert (engine - reference).norm() <= 1.5 * (eager - reference).norm()
 
 
 def test_requests_of_different_lengths_decode_together() -> None:

@@ -1,4 +1,4 @@
-"""The straight vision stages give the modules' features, also where crops or patches are padding."""
+"""The reference vision engine gives the modules' features, also where crops or patches are padding."""
 
 import pytest
 import torch
