@@ -45,8 +45,8 @@ from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.sweep.plan import max_new_tokens_of
 from experiments.benchmarks.execution import shape_config
 from experiments.controller.knob_choices import published_space
-from experiments.controller.networks.odds import HostOdds, odds_for
-from experiments.controller.networks.on_device import DeviceOdds
+from experiments.controller.networks.action_logits import HostActionLogits, action_logits_for
+from experiments.controller.networks.on_device import DeviceActionLogits
 from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
 from experiments.controller.running.deciders import NetworkDecider
 from experiments.controller.running.live import prepare_requests
@@ -89,22 +89,22 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     requests = _requests_within(loaded, networks.space.knobs.tiers, given.budgets_ms)
     if not requests:
         raise ConfigurationError("no sample and no budget leave nothing to measure; give some of both")
-    odds = odds_for(loaded.model, networks)
-    adaptive = AdaptiveModel(loaded.model, NetworkDecider(odds, networks.space), loaded.blocks)
+    logits = action_logits_for(loaded.model, networks)
+    adaptive = AdaptiveModel(loaded.model, NetworkDecider(logits, networks.space), loaded.blocks)
     started = time.perf_counter()
     adaptive.warm_up([request for request, _ in requests])
     ready_s = time.perf_counter() - started
     ways = {"adaptive": adaptive, "new_budget": adaptive}
-    if isinstance(odds, DeviceOdds):
-        host = HostOdds(networks, loaded.model.host_embeddings, loaded.model.device)
+    if isinstance(logits, DeviceActionLogits):
+        host = HostActionLogits(networks, loaded.model.host_embeddings, loaded.model.device)
         ways["on_host"] = AdaptiveModel(loaded.model, NetworkDecider(host, networks.space), loaded.blocks)
     # Warm-ups come before what counts.
     warm_ups = (requests * WARM_UPS)[:WARM_UPS]
     return {
         "device": str(loaded.model.device),
         **_execution(loaded.model),
-        "decided_on": "device" if isinstance(odds, DeviceOdds) else "host",
-        "decided_on_reason": odds.reason,
+        "decided_on": "device" if isinstance(logits, DeviceActionLogits) else "host",
+        "decided_on_reason": logits.reason,
         "make_ready_s": ready_s,
         "num_parameters": sum(each.numel() for each in networks.parameters()),
         **_summary(*_run_each_way(loaded.model, ways, [*warm_ups, *requests * given.rounds])),

@@ -24,7 +24,7 @@ from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
 from experiments.controller.knob_choices import KnobSpace, published_space
 from experiments.controller.measured_grid import MeasuredGrid
-from experiments.controller.networks.odds import odds_for
+from experiments.controller.networks.action_logits import action_logits_for
 from experiments.controller.policies.interface import Policy
 from experiments.controller.policies.learned import TwoStageController
 from experiments.controller.provenance import live_leaks, refuse_other_controller, refuse_other_model
@@ -152,8 +152,8 @@ def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
         return controllers
     networks = load_networks(learned)
     assert isinstance(job.model, MolmoeStagedModel)
-    odds = odds_for(job.model, networks)
-    two_stage = TwoStageController(odds, networks.space, job.model, job.blocks, job.max_new_tokens)
+    logits = action_logits_for(job.model, networks)
+    two_stage = TwoStageController(logits, networks.space, job.model, job.blocks, job.max_new_tokens)
     two_stage.warm_up(job.measured)
     return [*controllers, two_stage]
 

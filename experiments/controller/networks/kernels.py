@@ -1,4 +1,4 @@
-"""Triton kernels of the controller's networks: the odds of a stage in a few launches.
+"""Triton kernels of the controller's networks: the logits of a stage in a few launches.
 
 All sums are in float32. Importing this module needs Triton.
 """
@@ -113,20 +113,20 @@ def inner_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def odds_kernel(  # type: ignore[no-untyped-def]
-    inner, weight, bias, odds, width, values, WIDTH: tl.constexpr, VALUES: tl.constexpr
+def logits_kernel(  # type: ignore[no-untyped-def]
+    inner, weight, bias, logits, width, values, WIDTH: tl.constexpr, VALUES: tl.constexpr
 ):
-    """Compute odds [values] = weight [values, width] times inner + bias; one program, padded to WIDTH and VALUES."""
+    """Compute logits [values] = weight [values, width] times inner + bias; one program, padded to WIDTH and VALUES."""
     value, column = tl.arange(0, VALUES), tl.arange(0, WIDTH)
     there = (value < values)[:, None] & (column < width)[None, :]
     weights = tl.load(weight + value[:, None] * width + column[None, :], mask=there, other=0.0)
     given = tl.load(inner + column, mask=column < width, other=0.0)
     total = tl.sum(weights * given[None, :], axis=1) + tl.load(bias + value, mask=value < values, other=0.0)
-    tl.store(odds + value, total, mask=value < values)
+    tl.store(logits + value, total, mask=value < values)
 
 
 @dataclass(frozen=True)
-class OddsLayers:
+class LogitsLayers:
     """The two layers of one stage, in float32 on the device."""
 
     weight: torch.Tensor  #: [w, S, H] of S states; the norms have no weights
@@ -184,13 +184,13 @@ def launch_mean_row(ids: torch.Tensor, count: torch.Tensor, table: torch.Tensor,
     mean_row_kernel[grid](ids, count, table, mean, WIDTH=width, COLUMNS=COLUMNS, ROWS=ROWS)
 
 
-def launch_odds(
-    layers: OddsLayers, states: torch.Tensor, known_row: torch.Tensor, inner: torch.Tensor, odds: torch.Tensor
+def launch_logits(
+    layers: LogitsLayers, states: torch.Tensor, known_row: torch.Tensor, inner: torch.Tensor, logits: torch.Tensor
 ) -> None:
-    """Compute log odds [V], not normalised, of states [S, H] in float32; `known_row` [1]; `inner` [w] is workspace."""
+    """Compute logits [V] of states [S, H] in float32; `known_row` [1]; `inner` [w] is workspace."""
     neurons, number, width = layers.weight.shape
     sizes: dict[str, Any] = {"WIDTH": width, "PADDED": triton.next_power_of_2(width), "STATES": number}
     inner_kernel[(neurons,)](states, layers.weight, layers.known, known_row, inner, **sizes)
     values = len(layers.out_bias)
     padded = {"WIDTH": triton.next_power_of_2(neurons), "VALUES": triton.next_power_of_2(values)}
-    odds_kernel[(1,)](inner, layers.out_weight, layers.out_bias, odds, neurons, values, **padded)
+    logits_kernel[(1,)](inner, layers.out_weight, layers.out_bias, logits, neurons, values, **padded)

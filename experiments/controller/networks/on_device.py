@@ -1,7 +1,7 @@
-"""The odds of both stages on a GPU, each by one launch of a CUDA graph.
+"""The logits of both stages on a GPU, each by one launch of a CUDA graph.
 
 The inputs of a stage are written where the device fetches them, the stage's graph is launched, and the graph copies its
-odds back: the host waits once. Importing this module does not need Triton; making the odds does.
+logits back: the host waits once. Importing this module does not need Triton; computing the logits does.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch import nn
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphs, GraphCapturer
 from experiment_core_utils.models.common.triton_build import built
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.controller.networks.on_host import CACHED_BUDGETS, HostNetworks, Odds
+from experiments.controller.networks.on_host import CACHED_BUDGETS, HostNetworks, Logits
 from experiments.controller.networks.two_stage import FREQUENCIES, TwoStageNetworks
 
 
@@ -73,8 +73,8 @@ BEFORE_IDS = 1 + 2 * FREQUENCIES
 USUAL_IDS = 256
 
 
-class DeviceOdds:
-    """`StageOdds` by Triton's kernels in CUDA graphs; networks as they were when this was made, in float32.
+class DeviceActionLogits:
+    """`ActionLogits` by Triton's kernels in CUDA graphs; networks as they were when this was made, in float32.
 
     Args:
         embeddings: of tokens, [V, H] on the device.
@@ -112,7 +112,7 @@ class DeviceOdds:
         if most_ids > len(self._first.inputs) - BEFORE_IDS:
             self._first = self._stage_of_prompt(2 * most_ids)
 
-    def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
+    def first(self, ids: torch.Tensor, budget_s: float) -> Logits:
         """See `StageOdds.first`."""
         self.warm_up(len(ids))
         inputs = self._first.inputs
@@ -128,7 +128,7 @@ class DeviceOdds:
     def rehearse(self) -> None:
         """See `StageOdds.rehearse`; the host computes next to nothing."""
 
-    def second(self, states: torch.Tensor, tier: int, pause: int) -> Odds:
+    def second(self, states: torch.Tensor, tier: int, pause: int) -> Logits:
         """See `StageOdds.second`."""
         self._states.copy_(states)
         self._second.inputs[0] = tier * self._pauses + pause
@@ -141,19 +141,19 @@ class DeviceOdds:
     def _stage_of_prompt(self, ids: int) -> DeviceQuestion:
         """The inputs of the first stage: a number of ids, a budget's features by their bits, and ids."""
 
-        def work(inputs: torch.Tensor, odds: torch.Tensor) -> None:
+        def work(inputs: torch.Tensor, logits: torch.Tensor) -> None:
             features = inputs[1:BEFORE_IDS].view(torch.float32)
             self._kernels.launch_budget(self._budget_layers, features, self._known, self._token)
             self._kernels.launch_mean_row(inputs[BEFORE_IDS:], inputs[:1], self._embeddings, self._prompt[0])
-            self._kernels.launch_odds(self._first_layers, self._prompt, self._known_row, self._inner, odds)
+            self._kernels.launch_logits(self._first_layers, self._prompt, self._known_row, self._inner, logits)
 
         return self._question(BEFORE_IDS + ids, len(self._first_layers.out_bias), work)
 
     def _stage_of_states(self) -> DeviceQuestion:
         """The inputs of the second stage: the position of stage 1's choice; the states are on the device."""
 
-        def work(inputs: torch.Tensor, odds: torch.Tensor) -> None:
-            self._kernels.launch_odds(self._second_layers, self._states, inputs, self._inner, odds)
+        def work(inputs: torch.Tensor, logits: torch.Tensor) -> None:
+            self._kernels.launch_logits(self._second_layers, self._states, inputs, self._inner, logits)
 
         return self._question(1, len(self._second_layers.out_bias), work)
 
@@ -179,7 +179,7 @@ class DeviceOdds:
     def _layers(self, into: nn.Linear, known: torch.Tensor, out: nn.Linear) -> Any:
         """The weights of both layers as they are now; `known` includes the first one's bias."""
         weight = self._copied(into.weight).unflatten(1, (-1, self._prompt.shape[1]))
-        return self._kernels.OddsLayers(weight, known, self._copied(out.weight), self._copied(out.bias))
+        return self._kernels.LogitsLayers(weight, known, self._copied(out.weight), self._copied(out.bias))
 
     def _copied(self, weight: torch.Tensor) -> torch.Tensor:
         return weight.detach().to(self._device, torch.float32, copy=True).contiguous()
@@ -190,7 +190,7 @@ class DeviceOdds:
 
 def _kernels() -> Any:
     try:
-        from experiments.controller.networks import kernels as odds_kernels
+        from experiments.controller.networks import kernels as logits_kernels
     except ImportError as error:
         raise ConfigurationError(f"the controller's kernels need Triton: {error}") from error
-    return odds_kernels
+    return logits_kernels

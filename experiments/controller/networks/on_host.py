@@ -1,4 +1,4 @@
-"""The odds of trained networks for one request, by a few products of arrays on the host.
+"""The logits of trained networks for one request, by a few products of arrays on the host.
 
 At batch 1 networks of some ten thousand parameters cost a GPU their launches and nothing else, and as modules they cost
 the host more than their arithmetic does. What is called once a request is seldom in the host's caches, so that the
@@ -15,8 +15,8 @@ import torch
 from experiments.controller.networks.two_stage import FREQUENCIES, LONGEST_PERIOD, SHORTEST_PERIOD, TwoStageNetworks
 
 Array = np.ndarray
-# Log odds of a stage's two actions, not normalised.
-Odds = tuple[list[float], list[float]]
+# Logits of a stage's two actions.
+Logits = tuple[list[float], list[float]]
 # As of `layer_norm`, and of the budget token.
 NORM_EPS, RMS_EPS = 1e-5, 1e-8
 # Budgets of which what depends on them alone is kept.
@@ -69,25 +69,25 @@ class HostNetworks:
         token = raw * (weights["budget.embedding_rms"] / math.sqrt(float(raw @ raw) / len(raw) + RMS_EPS))
         return HostBudget(weights["code_in.weight"] @ code + weights["prompt_in.bias"], token.astype(np.float32))
 
-    def first(self, prompt: Array, budget: HostBudget) -> Odds:
-        """Stage 1: odds of tiers and of pauses, from the prompt [H] and the budget."""
-        return self.split_first(self._odds("first_out", budget.known + self._normed_product(self._prompt_in, prompt)))
+    def first(self, prompt: Array, budget: HostBudget) -> Logits:
+        """Stage 1: logits of tiers and of pauses, from the prompt [H] and the budget."""
+        return self.split_first(self._logits("first_out", budget.known + self._normed_product(self._prompt_in, prompt)))
 
-    def second(self, states: Array, tier: int, pause: int) -> Odds:
-        """Stage 2: odds of top-k and of numbers of blocks, from states [2, H] and the places of stage 1's choice."""
+    def second(self, states: Array, tier: int, pause: int) -> Logits:
+        """Stage 2: logits of top-k and of numbers of blocks, from states [2, H] and the places of stage 1's choice."""
         inner = self.chosen[tier, pause]
         for pieces, state in zip(self._states_in, states, strict=True):
             inner = inner + self._normed_product(pieces, state)
-        return self.split_second(self._odds("second_out", inner), pause)
+        return self.split_second(self._logits("second_out", inner), pause)
 
-    def split_first(self, odds: list[float]) -> Odds:
-        """The odds of tiers and of pauses in stage 1's outputs."""
-        return odds[: self._tiers], odds[self._tiers :]
+    def split_first(self, logits: list[float]) -> Logits:
+        """The logits of tiers and of pauses in stage 1's outputs."""
+        return logits[: self._tiers], logits[self._tiers :]
 
-    def split_second(self, odds: list[float], pause: int) -> Odds:
-        """The odds of top-k and of numbers of blocks in stage 2's outputs; what is no longer possible has -inf."""
-        possible = zip(odds[self._top_ks :], self._possible[pause], strict=True)
-        return odds[: self._top_ks], [each if is_possible else -math.inf for each, is_possible in possible]
+    def split_second(self, logits: list[float], pause: int) -> Logits:
+        """The logits of top-k and of numbers of blocks in stage 2's outputs; what is no longer possible has -inf."""
+        possible = zip(logits[self._top_ks :], self._possible[pause], strict=True)
+        return logits[: self._top_ks], [each if is_possible else -math.inf for each, is_possible in possible]
 
     def _normed_product(self, pieces: Array, state: Array) -> Array:
         """The product [w] of [P, w / P, H] and the state [H] brought to mean 0 and variance 1."""
@@ -95,9 +95,9 @@ class HostNetworks:
         scale = 1 / math.sqrt(float(centred @ centred) / len(centred) + NORM_EPS)
         return (pieces @ centred).reshape(-1) * scale
 
-    def _odds(self, name: str, inner: Array) -> list[float]:
-        odds = (self._weights[f"{name}.weight"] @ _gelu(inner)).tolist()
-        return [each + bias for each, bias in zip(odds, self._biases[name], strict=True)]
+    def _logits(self, name: str, inner: Array) -> list[float]:
+        logits = (self._weights[f"{name}.weight"] @ _gelu(inner)).tolist()
+        return [each + bias for each, bias in zip(logits, self._biases[name], strict=True)]
 
 
 def _pieces(weight: Array) -> Array:

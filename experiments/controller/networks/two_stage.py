@@ -1,4 +1,4 @@
-"""The networks of the two-stage controller: the odds of tier, pause, top-k and blocks at a budget.
+"""The networks of the two-stage controller: the logits of tier, pause, top-k and blocks at a budget.
 
 Stage 1 reads the prompt's embedding and the budget, before the vision encoder: it chooses the tier, and how many blocks
 run before stage 2. Stage 2 reads the states of the prompt's last token and of the budget token after it, which has seen
@@ -138,38 +138,38 @@ class TwoStageNetworks(nn.Module):
         return self.budget.token(self.code_of(budgets_s))
 
     def first(self, prompts: torch.Tensor, code: torch.Tensor) -> torch.Tensor:
-        """Stage 1: log odds [B, tiers + pauses] from prompts [B, H] and the budgets' codes [B, CODE_WIDTH]."""
+        """Stage 1: logits [B, tiers + pauses] from prompts [B, H] and the budgets' codes [B, CODE_WIDTH]."""
         return self.first_out(nn.functional.gelu(self.prompt_in(_normed(prompts)) + self.code_in(code)))
 
     def second(self, states: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Stage 2: log odds [B, top_ks + counts] from states [B, 2, H] and stage 1's actions [B, 2].
+        """Stage 2: logits [B, top_ks + counts] from states [B, 2, H] and stage 1's actions [B, 2].
 
         What is no longer possible has -inf.
         """
         tiers, _, top_ks, _ = self.space.sizes
         known = self.chosen_in(chosen[:, 0]) + self.chosen_in(chosen[:, 1] + tiers)
         inner = nn.functional.gelu(self.states_in(_normed(states).flatten(1)) + known)
-        odds = self.second_out(inner)
-        counts = odds[:, top_ks:].masked_fill(~self.possible[chosen[:, 1]], float("-inf"))
-        return torch.cat([odds[:, :top_ks], counts], dim=1)
+        logits = self.second_out(inner)
+        counts = logits[:, top_ks:].masked_fill(~self.possible[chosen[:, 1]], float("-inf"))
+        return torch.cat([logits[:, :top_ks], counts], dim=1)
 
-    def log_odds(
+    def log_probs(
         self, prompts: torch.Tensor, budgets_s: torch.Tensor, states: torch.Tensor, chosen: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Normalised log-probabilities of each action's values: four of [B, values]."""
         first, second = self.first(prompts, self.code_of(budgets_s)), self.second(states, chosen)
         return (*self.split_first(first), *self.split_second(second))
 
-    def split_first(self, odds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def split_first(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities of tiers and pauses."""
         tiers, pauses, _, _ = self.space.sizes
-        tier, pause = odds.split([tiers, pauses], dim=-1)
+        tier, pause = logits.split([tiers, pauses], dim=-1)
         return tier.log_softmax(dim=-1), pause.log_softmax(dim=-1)
 
-    def split_second(self, odds: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def split_second(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities of top-k and numbers of blocks."""
         _, _, top_ks, counts = self.space.sizes
-        top_k, blocks = odds.split([top_ks, counts], dim=-1)
+        top_k, blocks = logits.split([top_ks, counts], dim=-1)
         return top_k.log_softmax(dim=-1), blocks.log_softmax(dim=-1)
 
 

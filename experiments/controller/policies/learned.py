@@ -12,7 +12,7 @@ from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
-from experiments.controller.networks.odds import StageOdds
+from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.on_host import HostNetworks
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
 from experiments.controller.policies.interface import RequestFeatures, check_budget
@@ -52,12 +52,12 @@ class RecordedTwoStage:
             raise ConfigurationError(
                 f"sample {request.sample_id} of {request.task} has no recorded states; record them, or evaluate live"
             )
-        odds = self._networks.first(self._states.prompts[place].numpy(), self._networks.budget(budget_s))
-        tier, pause = (each.index(max(each)) for each in odds)
+        logits = self._networks.first(self._states.prompts[place].numpy(), self._networks.budget(budget_s))
+        tier, pause = (each.index(max(each)) for each in logits)
         level = int((self._states.budgets_s.log() - torch.tensor(budget_s, dtype=torch.float64).log()).abs().argmin())
         states = torch.stack([self._states.last[place, tier, pause], self._states.tokens[place, tier, pause, level]])
-        odds = self._networks.second(states.numpy(), tier, pause)
-        top_k, blocks = (each.index(max(each)) for each in odds)
+        logits = self._networks.second(states.numpy(), tier, pause)
+        top_k, blocks = (each.index(max(each)) for each in logits)
         knobs = self._space.knobs
         return KnobChoice(knobs.tiers[tier], knobs.top_ks[top_k], knobs.block_counts[blocks])
 
@@ -75,15 +75,15 @@ class TwoStageController:
 
     def __init__(
         self,
-        odds: StageOdds,
+        logits: ActionLogits,
         space: ActionSpace,
         model: MolmoeStagedModel,
         blocks: BlockChoice,
         max_new_tokens: int,
         name: str = "two_stage",
     ) -> None:
-        self.host_reason = odds.reason
-        self._answering = AdaptiveModel(model, NetworkDecider(odds, space), blocks)
+        self.host_reason = logits.reason
+        self._answering = AdaptiveModel(model, NetworkDecider(logits, space), blocks)
         self._limit = max_new_tokens
         self.name = name
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from experiments.controller.knob_choices import KnobChoice
-from experiments.controller.networks.odds import StageOdds
+from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.two_stage import ActionSpace
 
 
@@ -89,7 +89,7 @@ class NetworkDecider:
     """The networks' decisions: the likeliest, or drawn where there is a generator.
 
     Args:
-        odds: that the networks give.
+        logits: that the networks give.
         space: theirs.
         generator: of the CPU; None takes the likeliest.
 
@@ -97,8 +97,8 @@ class NetworkDecider:
         seen: prompt [H], states [2, H] and actions (tier, pause, top-k, blocks) of the last request, on the CPU.
     """
 
-    def __init__(self, odds: StageOdds, space: ActionSpace, generator: torch.Generator | None = None) -> None:
-        self._odds = odds
+    def __init__(self, logits: ActionLogits, space: ActionSpace, generator: torch.Generator | None = None) -> None:
+        self._logits = logits
         self._space = space
         self._generator = generator
         self._actions: list[int] = []
@@ -106,7 +106,7 @@ class NetworkDecider:
     @property
     def seen(self) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
         """See the attribute `seen` of the class."""
-        return (*self._odds.seen(), tuple(self._actions))
+        return (*self._logits.seen(), tuple(self._actions))
 
     def possible(self) -> Sequence[Decisions]:
         """See `Decider.possible`."""
@@ -122,28 +122,28 @@ class NetworkDecider:
 
     def warm_up(self, most_ids: int) -> None:
         """See `Decider.warm_up`."""
-        self._odds.warm_up(most_ids)
+        self._logits.warm_up(most_ids)
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor]:
         """See `Decider.first`."""
-        tier, pause = (self._pick(each) for each in self._odds.first(ids, budget_s))
+        tier, pause = (self._pick(each) for each in self._logits.first(ids, budget_s))
         self._actions = [tier, pause]
-        return FirstDecision(self._space.knobs.tiers[tier], self._space.pauses[pause]), self._odds.token()
+        return FirstDecision(self._space.knobs.tiers[tier], self._space.pauses[pause]), self._logits.token()
 
     def rehearse(self) -> None:
         """See `Decider.rehearse`."""
-        self._odds.rehearse()
+        self._logits.rehearse()
 
     def second(self, states: torch.Tensor) -> SecondDecision:
         """See `Decider.second`."""
         tier, pause = self._actions[:2]
-        top_k, blocks = self._odds.second(states, tier, pause)
+        top_k, blocks = self._logits.second(states, tier, pause)
         self._actions = [tier, pause, self._pick(top_k), self._pick(blocks)]
         knobs = self._space.knobs
         return SecondDecision(knobs.top_ks[self._actions[2]], knobs.block_counts[self._actions[3]])
 
-    def _pick(self, odds: list[float]) -> int:
+    def _pick(self, logits: list[float]) -> int:
         if self._generator is None:
-            return odds.index(max(odds))
-        fractions = torch.tensor(odds).softmax(dim=-1)
+            return logits.index(max(logits))
+        fractions = torch.tensor(logits).softmax(dim=-1)
         return int(torch.multinomial(fractions, 1, generator=self._generator))

@@ -56,17 +56,17 @@ class Environment(Protocol):
         """A description (JSON values only) for the results, by which a resumed training recognises the environment."""
 
 
-def drawn(log_odds: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
-    """Places [B] drawn by the odds [B, values]; None takes the likeliest."""
+def drawn(log_probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """Places [B] drawn by log-probabilities [B, values]; None takes the likeliest."""
     if generator is None:
-        return log_odds.argmax(dim=-1)
-    return torch.multinomial(log_odds.exp(), 1, generator=generator)[:, 0]
+        return log_probs.argmax(dim=-1)
+    return torch.multinomial(log_probs.exp(), 1, generator=generator)[:, 0]
 
 
-def log_probabilities(log_odds: tuple[torch.Tensor, ...], actions: torch.Tensor) -> torch.Tensor:
+def log_probabilities(log_probs: tuple[torch.Tensor, ...], actions: torch.Tensor) -> torch.Tensor:
     """The log-probability [B] of a row's four actions together."""
     columns = (TIER, PAUSE, TOP_K, BLOCKS)
-    each = [odds.gather(1, actions[:, at, None])[:, 0] for at, odds in zip(columns, log_odds, strict=True)]
+    each = [part.gather(1, actions[:, at, None])[:, 0] for at, part in zip(columns, log_probs, strict=True)]
     return torch.stack(each).sum(dim=0)
 
 

@@ -13,12 +13,14 @@ from experiments.controller.training.environment import BudgetedRequests, Reward
 from experiments.controller.training.grpo import GrpoRecipe
 from experiments.controller.training.tabled_environment import TabledEnvironment
 
-# Log-odds of tier [B, T], pause [B, P], top-k [B, T, P, K] and number of blocks [B, T, P, C].
-Odds = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+# Log-probabilities of tier [B, T], pause [B, P], top-k [B, T, P, K] and number of blocks [B, T, P, C].
+LogProbs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def odds_of_all(networks: TwoStageNetworks, environment: TabledEnvironment, budgeted: BudgetedRequests) -> Odds:
-    """The odds of every action of both stages, those of stage 2 after every tier and pause."""
+def log_probs_of_all(
+    networks: TwoStageNetworks, environment: TabledEnvironment, budgeted: BudgetedRequests
+) -> LogProbs:
+    """The log-probabilities of every action of both stages, those of stage 2 after every tier and pause."""
     tiers, pauses, _, _ = networks.space.sizes
     number = len(budgeted.samples)
     tables = environment.tables
@@ -34,17 +36,17 @@ def odds_of_all(networks: TwoStageNetworks, environment: TabledEnvironment, budg
     return tier, pause, top_k.view(shape), blocks.view(shape)
 
 
-def probabilities_of_all(odds: Odds) -> torch.Tensor:
+def probabilities_of_all(log_probs: LogProbs) -> torch.Tensor:
     """The probabilities [B, T, P, K, C] of all actions together."""
-    tier, pause, top_k, blocks = (each.exp() for each in odds)
+    tier, pause, top_k, blocks = (each.exp() for each in log_probs)
     return torch.einsum("bt,bp,btpk,btpc->btpkc", tier, pause, top_k, blocks)
 
 
-def mean_over_actions(odds: Odds, values: Odds) -> torch.Tensor:
+def mean_over_actions(log_probs: LogProbs, values: LogProbs) -> torch.Tensor:
     """The expected sum [B] of a value of each of the four actions, where stage 2's depend on tier and pause."""
-    pairs = zip(odds, values, strict=True)
+    pairs = zip(log_probs, values, strict=True)
     parts = [(each.exp() * of.masked_fill(each.isneginf(), 0.0)).sum(dim=-1) for each, of in pairs]
-    first = torch.einsum("bt,bp->btp", odds[0].exp(), odds[1].exp())
+    first = torch.einsum("bt,bp->btp", log_probs[0].exp(), log_probs[1].exp())
     return parts[0] + parts[1] + (first * (parts[2] + parts[3])).sum(dim=(1, 2))
 
 
@@ -68,18 +70,18 @@ def update_expected(
     gained = environment.reward_of_all(budgeted, reward)
     late = (latency_s > budgeted.budgets_s[:, None, None, None, None]).double()
     with torch.no_grad():
-        of_reference = odds_of_all(reference, environment, budgeted)
+        of_reference = log_probs_of_all(reference, environment, budgeted)
     found: Mapping[str, float] = {}
     for _ in range(recipe.epochs):
-        odds = odds_of_all(networks, environment, budgeted)
-        chances = probabilities_of_all(odds)
+        log_probs = log_probs_of_all(networks, environment, budgeted)
+        chances = probabilities_of_all(log_probs)
 
         def expected(values: torch.Tensor, chances: torch.Tensor = chances) -> torch.Tensor:
             return (chances * values).flatten(1).sum(dim=1).mean()
 
-        spread = -mean_over_actions(odds, odds).mean()
-        between = tuple(own - other for own, other in zip(odds, of_reference, strict=True))
-        away = mean_over_actions(odds, between).mean()  # type: ignore[arg-type]
+        spread = -mean_over_actions(log_probs, log_probs).mean()
+        between = tuple(own - other for own, other in zip(log_probs, of_reference, strict=True))
+        away = mean_over_actions(log_probs, between).mean()  # type: ignore[arg-type]
         loss = -expected(gained) - entropy_weight * spread + recipe.kl_weight * away
         optimiser.zero_grad(set_to_none=True)
         loss.backward()

@@ -65,9 +65,9 @@ def divergence(log_probability: torch.Tensor, reference: torch.Tensor) -> torch.
     return log_ratio.exp() - log_ratio - 1
 
 
-def entropy(log_odds: tuple[torch.Tensor, ...]) -> torch.Tensor:
+def entropy(log_probs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """The entropy [B] of the four actions together, in nats; impossible actions add nothing."""
-    parts = [-(odds.exp() * odds.masked_fill(odds.isneginf(), 0.0)).sum(dim=1) for odds in log_odds]
+    parts = [-(part.exp() * part.masked_fill(part.isneginf(), 0.0)).sum(dim=1) for part in log_probs]
     return torch.stack(parts).sum(dim=0)
 
 
@@ -86,14 +86,14 @@ def update(
     prompts, states, actions = (each.to(device) for each in (rolled.prompts, rolled.states, rolled.actions))
     seen = prompts, rolled.budgeted.budgets_s, states, actions[:, :2]
     with torch.no_grad():
-        before = log_probabilities(networks.log_odds(*seen), actions)
-        of_reference = log_probabilities(reference.log_odds(*seen), actions)
+        before = log_probabilities(networks.log_probs(*seen), actions)
+        of_reference = log_probabilities(reference.log_probs(*seen), actions)
     found: dict[str, float] = {}
     for _ in range(recipe.epochs):
-        log_odds = networks.log_odds(*seen)
-        now = log_probabilities(log_odds, actions)
+        log_probs = networks.log_probs(*seen)
+        now = log_probabilities(log_probs, actions)
         ratios = (now - before).exp()
-        spread, away = entropy(log_odds).mean(), divergence(now, of_reference).mean()
+        spread, away = entropy(log_probs).mean(), divergence(now, of_reference).mean()
         gained = clipped_objective(ratios, gains, recipe.clip).mean()
         loss = -gained - entropy_weight * spread + recipe.kl_weight * away
         optimiser.zero_grad(set_to_none=True)
@@ -135,14 +135,14 @@ def warm_start(
         tiers, top_ks, blocks = trained[budgeted.samples, budgeted.levels].unbind(dim=1)
         pauses = drawn(networks.possible[:, blocks].T.float().log(), generator)
         states = environment.states(budgeted, tiers, pauses)
-        tier_odds, _, top_k_odds, block_odds = networks.log_odds(
+        tier_log_probs, _, top_k_log_probs, block_log_probs = networks.log_probs(
             environment.tables.prompts[budgeted.samples],
             budgeted.budgets_s,
             states,
             torch.stack([tiers, pauses], dim=1),
         )
-        pairs = ((tier_odds, tiers), (top_k_odds, top_ks), (block_odds, blocks))
-        loss = torch.stack([nn.functional.nll_loss(odds, wanted) for odds, wanted in pairs]).sum()
+        pairs = ((tier_log_probs, tiers), (top_k_log_probs, top_ks), (block_log_probs, blocks))
+        loss = torch.stack([nn.functional.nll_loss(part, wanted) for part, wanted in pairs]).sum()
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()

@@ -12,7 +12,7 @@ from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Answer, Metric, answer_to
 from experiments.controller.knob_choices import KnobChoice
-from experiments.controller.networks.odds import odds_for
+from experiments.controller.networks.action_logits import action_logits_for
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
 from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
 from experiments.controller.running.deciders import Decider, FixedDecider, NetworkDecider
@@ -65,7 +65,7 @@ class LiveEnvironment:
         self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
     ) -> RollOut:
         """See `Environment.roll_out`; runs one request after the other."""
-        decider = NetworkDecider(odds_for(self.model, networks), networks.space, generator)
+        decider = NetworkDecider(action_logits_for(self.model, networks), networks.space, generator)
         answering = AdaptiveModel(self.model, decider, self.blocks)
         answering.warm_up([request_of(each, self.max_new_tokens) for each in self.requests])
         runs, seen = [], []

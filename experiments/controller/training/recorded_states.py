@@ -24,7 +24,7 @@ from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.primitives.progress import LogLines
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.knob_choices import KnobSpace
-from experiments.controller.networks.odds import mean_embedding
+from experiments.controller.networks.action_logits import mean_embedding
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
 from experiments.controller.running.adaptive_generation import prompt_ids
 from experiments.controller.training.tensor_file import (

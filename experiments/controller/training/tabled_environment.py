@@ -75,11 +75,13 @@ class TabledEnvironment:
     ) -> RollOut:
         """See `Environment.roll_out`."""
         prompts = self.tables.prompts[budgeted.samples]
-        tier_odds, pause_odds = networks.split_first(networks.first(prompts, networks.code_of(budgeted.budgets_s)))
-        tiers, pauses = drawn(tier_odds, generator), drawn(pause_odds, generator)
+        tier_log_probs, pause_log_probs = networks.split_first(
+            networks.first(prompts, networks.code_of(budgeted.budgets_s))
+        )
+        tiers, pauses = drawn(tier_log_probs, generator), drawn(pause_log_probs, generator)
         states = self.states(budgeted, tiers, pauses)
         second = networks.second(states, torch.stack([tiers, pauses], dim=1))
-        top_ks, blocks = (drawn(odds, generator) for odds in networks.split_second(second))
+        top_ks, blocks = (drawn(part, generator) for part in networks.split_second(second))
         at = budgeted.samples, tiers, top_ks, blocks
         actions = torch.stack([tiers, pauses, top_ks, blocks], dim=1)
         latency_s = self.tables.latency_s[at]

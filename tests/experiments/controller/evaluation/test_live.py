@@ -26,7 +26,7 @@ from experiments.controller.evaluation.live import (
     refusal_caveats,
 )
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
-from experiments.controller.networks.odds import HostOdds
+from experiments.controller.networks.action_logits import HostActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.policies.interface import StaticPolicy
 from experiments.controller.policies.learned import TwoStageController
@@ -143,8 +143,8 @@ def test_networks_that_run_on_the_host_of_a_gpu_are_a_caveat(tiny_checkpoint: Pa
         ("no Triton", ["two_stage computed its networks on the host and not on the model's device: no Triton"]),
         (None, []),
     ):
-        odds = HostOdds(networks, job.model.host_embeddings, job.model.device, reason)
-        two_stage = TwoStageController(odds, space, job.model, job.blocks, 3)
+        logits = HostActionLogits(networks, job.model.host_embeddings, job.model.device, reason)
+        two_stage = TwoStageController(logits, space, job.model, job.blocks, 3)
         assert host_caveats([two_stage]) == output
         assert [each for each in live_caveats(job, checkpoint, [two_stage]) if "on the host" in each] == output
 

@@ -6,7 +6,7 @@ from experiments.controller.networks.two_stage import TwoStageNetworks
 
 
 def trained_looking(networks: TwoStageNetworks) -> TwoStageNetworks:
-    """The same networks with odds far from even and biases that are not zero."""
+    """The same networks with logits far from equal and biases that are not zero."""
     generator = torch.Generator().manual_seed(1)
     for head in (networks.first_out, networks.second_out):
         head.weight.data.mul_(40)

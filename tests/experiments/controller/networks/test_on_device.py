@@ -1,4 +1,4 @@
-"""The odds that kernels compute against those of arrays on the host: in Triton's interpreter, and on a GPU."""
+"""The logits that kernels compute against those of arrays on the host: in Triton's interpreter, and on a GPU."""
 
 import json
 import os
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from experiment_core_utils.primitives.files import REPOSITORY
-from tests.experiments.controller.networks.compared_odds import compared
+from tests.experiments.controller.networks.compared_logits import compared
 
 
 def test_in_the_interpreter() -> None:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "tests.experiments.controller.networks.interpreted_odds"]
+    command = [sys.executable, "-m", "tests.experiments.controller.networks.interpreted_logits"]
     done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["worst"] < 1e-5

@@ -23,7 +23,7 @@ def networks() -> TwoStageNetworks:
 
 
 @torch.no_grad()
-def test_odds_are_those_of_the_modules(networks: TwoStageNetworks) -> None:
+def test_logits_are_those_of_the_modules(networks: TwoStageNetworks) -> None:
     host, generator = HostNetworks(networks), torch.Generator().manual_seed(3)
     prompt, states = torch.randn(192, generator=generator), torch.randn(2, 192, generator=generator)
     code = networks.code_of(torch.tensor([0.5], dtype=torch.float64))

@@ -62,10 +62,10 @@ def test_a_pause_after_which_nothing_is_possible_is_no_choice() -> None:
         action_space(few, SCORES, pauses=(3, 4))
 
 
-def test_what_is_impossible_has_no_odds() -> None:
+def test_what_is_impossible_has_probability_0() -> None:
     networks = TwoStageNetworks(action_space(PUBLISHED, SCORES), 16, 1.0, seed=0)
-    odds = networks.second(torch.randn(2, 2, 16), torch.tensor([[0, 1], [2, 4]]))
-    _, blocks = networks.split_second(odds)
+    logits = networks.second(torch.randn(2, 2, 16), torch.tensor([[0, 1], [2, 4]]))
+    _, blocks = networks.split_second(logits)
     assert torch.isfinite(blocks[0]).all()
     assert blocks[1].tolist() == pytest.approx([-math.inf] * 4 + [0.0], abs=1e-6)
 

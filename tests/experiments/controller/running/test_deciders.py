@@ -1,11 +1,11 @@
-"""Decisions of both stages against the modules' log odds, and what may be decided at all."""
+"""Decisions of both stages against the modules' log-probabilities, and what may be decided at all."""
 
 import pytest
 import torch
 
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
-from experiments.controller.networks.odds import HostOdds
+from experiments.controller.networks.action_logits import HostActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.running.deciders import FirstDecision, FixedDecider, NetworkDecider, SecondDecision
 from tests.experiments.controller.networks.hand_made_networks import trained_looking
@@ -24,13 +24,13 @@ def networks() -> TwoStageNetworks:
 
 
 @pytest.fixture
-def odds(networks: TwoStageNetworks) -> HostOdds:
-    return HostOdds(networks, EMBEDDINGS.numpy(), torch.device("cpu"))
+def logits(networks: TwoStageNetworks) -> HostActionLogits:
+    return HostActionLogits(networks, EMBEDDINGS.numpy(), torch.device("cpu"))
 
 
 @torch.no_grad()
-def test_choices_and_tokens_are_those_of_the_modules(networks: TwoStageNetworks, odds: HostOdds) -> None:
-    decider, generator = NetworkDecider(odds, networks.space), torch.Generator().manual_seed(2)
+def test_choices_and_tokens_are_those_of_the_modules(networks: TwoStageNetworks, logits: HostActionLogits) -> None:
+    decider, generator = NetworkDecider(logits, networks.space), torch.Generator().manual_seed(2)
     found, expected = set(), set()
     for place, budget_s in enumerate(BUDGETS_S * 5):
         ids = torch.randint(50, (1 + place % 4,), generator=generator)
@@ -44,8 +44,8 @@ def test_choices_and_tokens_are_those_of_the_modules(networks: TwoStageNetworks,
         prompt, seen, actions = decider.seen
         torch.testing.assert_close(prompt, EMBEDDINGS[ids].mean(dim=0), rtol=1e-5, atol=1e-7)
         assert torch.equal(seen, states)
-        log_odds = networks.log_odds(prompt[None], budget, states[None], torch.tensor([actions[:2]]))
-        by_modules = [int(each.argmax()) for each in log_odds]
+        log_probs = networks.log_probs(prompt[None], budget, states[None], torch.tensor([actions[:2]]))
+        by_modules = [int(each.argmax()) for each in log_probs]
         assert list(actions) == by_modules
         assert (first.tier, second.top_k) == (PUBLISHED.tiers[by_modules[0]], PUBLISHED.top_ks[by_modules[2]])
         assert (first, second) in decider.possible()
@@ -55,17 +55,17 @@ def test_choices_and_tokens_are_those_of_the_modules(networks: TwoStageNetworks,
     assert len(found) == len(expected) > 20
 
 
-def test_all_that_may_be_decided(networks: TwoStageNetworks, odds: HostOdds) -> None:
+def test_all_that_may_be_decided(networks: TwoStageNetworks, logits: HostActionLogits) -> None:
     # 3 tiers x 5 top-k x (2 pauses x 5 numbers of blocks + 3 pauses x all blocks alone).
-    decisions = NetworkDecider(odds, networks.space).possible()
+    decisions = NetworkDecider(logits, networks.space).possible()
     assert len(decisions) == len(set(decisions)) == 3 * 5 * (2 * 5 + 3 * 1)
     assert FixedDecider(KnobChoice("low", 4, 12), 2).possible() == [(FirstDecision("low", 2), SecondDecision(4, 12))]
 
 
-def test_draws_follow_the_odds(networks: TwoStageNetworks, odds: HostOdds) -> None:
-    decider = NetworkDecider(odds, networks.space, torch.Generator().manual_seed(5))
+def test_draws_follow_the_probabilities(networks: TwoStageNetworks, logits: HostActionLogits) -> None:
+    decider = NetworkDecider(logits, networks.space, torch.Generator().manual_seed(5))
     ids = torch.tensor([7, 9])
-    fractions = networks.log_odds(
+    fractions = networks.log_probs(
         EMBEDDINGS[ids].mean(dim=0)[None], torch.tensor([0.5], dtype=torch.float64), torch.zeros(1, 2, 192),
         torch.tensor([[0, 0]]),
     )[0].exp()[0]  # fmt: skip

@@ -18,7 +18,7 @@ from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
-from experiments.controller.networks.odds import odds_for
+from experiments.controller.networks.action_logits import action_logits_for
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.policies.interface import RequestFeatures
 from experiments.controller.policies.learned import RecordedTwoStage, TwoStageController
@@ -91,7 +91,7 @@ def test_recorded_states_are_what_a_running_request_shows(
 ) -> None:
     assert states.prompts.shape == (3, WIDTH) and states.last.shape == (3, 2, 2, WIDTH)
     assert states.tokens.shape == (3, 2, 2, 2, WIDTH)
-    decider = NetworkDecider(odds_for(model, networks), networks.space)
+    decider = NetworkDecider(action_logits_for(model, networks), networks.space)
     for place, request in enumerate(requests):
         for level, budget_s in enumerate(BUDGETS_S):
             AdaptiveModel(model, decider, BLOCKS).adaptive_generate(request_of(request, LIMIT), budget_s)
@@ -263,7 +263,7 @@ def test_learned_policies_choose_the_same_recorded_and_live(
     model: MolmoeStagedModel, networks: TwoStageNetworks, requests: list[LiveRequest], states: RecordedStates
 ) -> None:
     policy = RecordedTwoStage(networks, states)
-    controller = TwoStageController(odds_for(model, networks), SPACE, model, BLOCKS, LIMIT)
+    controller = TwoStageController(action_logits_for(model, networks), SPACE, model, BLOCKS, LIMIT)
     assert policy.name == controller.name == "two_stage"
     for request in requests:
         for budget_s in BUDGETS_S:

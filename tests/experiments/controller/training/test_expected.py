@@ -11,7 +11,7 @@ from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
 from experiments.controller.training.environment import RewardRecipe, log_probabilities, rewards
-from experiments.controller.training.expected import mean_over_actions, odds_of_all, probabilities_of_all
+from experiments.controller.training.expected import log_probs_of_all, mean_over_actions, probabilities_of_all
 from experiments.controller.training.grpo import GrpoRecipe, entropy
 from experiments.controller.training.replay_environment import pause_s
 from experiments.controller.training.run import TrainingPlan, TrainingRun
@@ -36,8 +36,8 @@ def test_the_expected_reward_is_the_sum_over_all_actions() -> None:
     networks.first_out.weight.data.mul_(10.0)
     budgeted = environment.every_ask()
     with torch.no_grad():
-        odds = odds_of_all(networks, environment, budgeted)
-        found = (probabilities_of_all(odds) * environment.reward_of_all(budgeted, REWARD)).flatten(1).sum(dim=1)
+        log_probs = log_probs_of_all(networks, environment, budgeted)
+        found = (probabilities_of_all(log_probs) * environment.reward_of_all(budgeted, REWARD)).flatten(1).sum(dim=1)
         expected = torch.zeros(len(budgeted.samples), dtype=torch.float64)
         spread = torch.zeros(len(budgeted.samples))
         for actions in product(*map(range, environment.space.sizes)):
@@ -45,7 +45,7 @@ def test_the_expected_reward_is_the_sum_over_all_actions() -> None:
             rows = torch.tensor(actions).expand(len(budgeted.samples), -1)
             states = environment.states(budgeted, rows[:, 0], rows[:, 1])
             prompts = environment.tables.prompts[budgeted.samples]
-            own = networks.log_odds(prompts, budgeted.budgets_s, states, rows[:, :2])
+            own = networks.log_probs(prompts, budgeted.budgets_s, states, rows[:, :2])
             chance = log_probabilities(own, rows).exp()
             tables = environment.tables
             expected += chance * rewards(
@@ -54,7 +54,7 @@ def test_the_expected_reward_is_the_sum_over_all_actions() -> None:
             )  # fmt: skip
             spread += chance * entropy(own)
     assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-5)
-    assert (-mean_over_actions(odds, odds)).tolist() == pytest.approx(spread.tolist(), abs=1e-4)
+    assert (-mean_over_actions(log_probs, log_probs)).tolist() == pytest.approx(spread.tolist(), abs=1e-4)
 
 
 def test_a_training_by_the_expected_reward_finds_the_best_policy() -> None:

@@ -64,13 +64,13 @@ def test_divergence_and_entropy_by_hand() -> None:
     found = divergence(torch.tensor([math.log(0.5), math.log(0.5)]), torch.tensor([math.log(0.5), math.log(0.25)]))
     # Ratio of reference to policy 1 and 1/2: 0, and 1/2 + ln 2 - 1.
     assert found.tolist() == pytest.approx([0.0, math.log(2) - 0.5])
-    odds = (torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]).log())
-    assert entropy(odds).tolist() == pytest.approx([math.log(2)])
+    log_probs = (torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]).log())
+    assert entropy(log_probs).tolist() == pytest.approx([math.log(2)])
 
 
 def test_log_probabilities_are_of_all_actions_together() -> None:
-    odds = tuple(torch.tensor([row]).log() for row in ([0.5, 0.5], [0.2, 0.8], [0.1, 0.9], [0.25, 0.75]))
-    assert log_probabilities(odds, torch.tensor([[0, 1, 0, 1]])).item() == pytest.approx(
+    log_probs = tuple(torch.tensor([row]).log() for row in ([0.5, 0.5], [0.2, 0.8], [0.1, 0.9], [0.25, 0.75]))
+    assert log_probabilities(log_probs, torch.tensor([[0, 1, 0, 1]])).item() == pytest.approx(
         math.log(0.5 * 0.8 * 0.1 * 0.75)
     )
 

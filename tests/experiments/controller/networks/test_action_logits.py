@@ -1,4 +1,4 @@
-"""What stage 1 reads of a prompt, by hand, and where a running model's odds are computed."""
+"""What stage 1 reads of a prompt, by hand, and where a running model's logits are computed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiments.controller.knob_choices import KnobSpace
-from experiments.controller.networks.odds import HostOdds, mean_embedding, odds_for
+from experiments.controller.networks.action_logits import HostActionLogits, action_logits_for, mean_embedding
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from tests.models.molmoe.executions import eager_and_graph
 
@@ -40,11 +40,11 @@ def test_a_prompt_is_the_mean_of_its_embeddings() -> None:
 def test_on_a_cpu_the_host_decides(tiny_checkpoint: Path) -> None:
     model = eager_and_graph(tiny_checkpoint)["eager"]
     networks = TwoStageNetworks(action_space(KNOBS, BlockChoice(), pauses=(1, 2)), 32, embedding_rms=0.2, seed=1)
-    odds = odds_for(model, networks)
-    assert isinstance(odds, HostOdds) and odds.reason is None
+    logits = action_logits_for(model, networks)
+    assert isinstance(logits, HostActionLogits) and logits.reason is None
     prompt = model.model.get_input_embeddings()(torch.tensor([7, 9, 9, 30])).mean(dim=0).detach()
-    odds.first(torch.tensor([7, 9, 9, 30]), 0.5)
-    torch.testing.assert_close(odds.seen()[0], prompt, rtol=1e-6, atol=1e-7)
+    logits.first(torch.tensor([7, 9, 9, 30]), 0.5)
+    torch.testing.assert_close(logits.seen()[0], prompt, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -60,5 +60,5 @@ def test_a_gpu_without_memory_for_them_leaves_them_to_the_host(error: Exception)
         model=SimpleNamespace(get_input_embeddings=lambda: embeddings),
         host_embeddings=embeddings.weight.detach().numpy(),
     )
-    odds = odds_for(model, networks, Full(error))  # type: ignore[arg-type]
-    assert isinstance(odds, HostOdds) and odds.reason == "no room"
+    logits = action_logits_for(model, networks, Full(error))  # type: ignore[arg-type]
+    assert isinstance(logits, HostActionLogits) and logits.reason == "no room"

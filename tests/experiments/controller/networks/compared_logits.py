@@ -1,13 +1,13 @@
-"""The distance of a device's odds from the host's, for odd sizes."""
+"""The distance of a device's logits from the host's, for odd sizes."""
 
 import torch
 
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
 from experiments.controller.knob_choices import KnobSpace
-from experiments.controller.networks.odds import HostOdds
-from experiments.controller.networks.on_device import USUAL_IDS, DeviceOdds
-from experiments.controller.networks.on_host import Odds
+from experiments.controller.networks.action_logits import HostActionLogits
+from experiments.controller.networks.on_device import USUAL_IDS, DeviceActionLogits
+from experiments.controller.networks.on_host import Logits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from tests.experiments.controller.networks.hand_made_networks import trained_looking
 
@@ -22,15 +22,15 @@ def compared(device: torch.device, dtype: torch.dtype, graph_capturer: GraphCapt
     """Prompts of no ids to more than there is room for at first.
 
     Returns:
-        worst: largest difference of odds, of prompts and of tokens, relative to 1.
+        worst: largest difference of logits, of prompts and of tokens, relative to 1.
         same_impossible: whether what is not possible is the same.
         several: whether the choices differ from question to question.
     """
     networks = trained_looking(TwoStageNetworks(action_space(SPACE, SCORES), WIDTH, embedding_rms=0.03, seed=4))
     generator = torch.Generator().manual_seed(2)
     table = (torch.randn(VOCABULARY, WIDTH, generator=generator) + 0.2).to(dtype)
-    ours = DeviceOdds(networks.to(device), table.to(device), graph_capturer)
-    host = HostOdds(networks, table.float().numpy(), torch.device("cpu"))
+    ours = DeviceActionLogits(networks.to(device), table.to(device), graph_capturer)
+    host = HostActionLogits(networks, table.float().numpy(), torch.device("cpu"))
     worst, same, chosen = 0.0, True, set()
     for place, length in enumerate((0, 5, USUAL_IDS + 1)):
         ids = torch.randint(VOCABULARY, (length,), generator=generator)
@@ -43,14 +43,14 @@ def compared(device: torch.device, dtype: torch.dtype, graph_capturer: GraphCapt
             worst, same = max(worst, _furthest(one, other)), same and _impossible(one) == _impossible(other)
         pairs = [*zip(ours.seen(), host.seen(), strict=True), (ours.token().cpu(), host.token())]
         worst = max(worst, *(float((one - other).abs().max() / other.abs().max().clamp(min=1)) for one, other in pairs))
-        chosen.add(tuple(each.index(max(each)) for odds in found for each in odds))
+        chosen.add(tuple(each.index(max(each)) for logits in found for each in logits))
     return {"worst": worst, "same_impossible": same, "several": len(chosen) > 1}
 
 
-def _impossible(odds: Odds) -> list[list[bool]]:
-    return [[each == float("-inf") for each in values] for values in odds]
+def _impossible(logits: Logits) -> list[list[bool]]:
+    return [[each == float("-inf") for each in values] for values in logits]
 
 
-def _furthest(one: Odds, other: Odds) -> float:
+def _furthest(one: Logits, other: Logits) -> float:
     pairs = [pair for ours, theirs in zip(one, other, strict=True) for pair in zip(ours, theirs, strict=True)]
     return max(abs(a - b) / max(abs(b), 1.0) for a, b in pairs if b != float("-inf"))

@@ -1,4 +1,4 @@
-"""The odds that trained networks give a running request, by the GPU or by the host."""
+"""The logits of the controller's actions for a running request, by the GPU or by the host."""
 
 from functools import lru_cache
 from typing import Protocol
@@ -10,13 +10,13 @@ from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
-from experiments.controller.networks.on_device import DeviceOdds
-from experiments.controller.networks.on_host import CACHED_BUDGETS, HostBudget, HostNetworks, Odds
+from experiments.controller.networks.on_device import DeviceActionLogits
+from experiments.controller.networks.on_host import CACHED_BUDGETS, HostBudget, HostNetworks, Logits
 from experiments.controller.networks.two_stage import TwoStageNetworks
 
 
-class StageOdds(Protocol):
-    """Log-probabilities of both stages of one request at a time; see `Odds`; impossible values have -inf."""
+class ActionLogits(Protocol):
+    """Logits of both stages' actions for one request at a time; see `Logits`; impossible values have -inf."""
 
     @property
     def reason(self) -> str | None:
@@ -25,8 +25,8 @@ class StageOdds(Protocol):
     def warm_up(self, most_ids: int) -> None:
         """Prepare for prompts of so many ids."""
 
-    def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
-        """Stage 1: log-probabilities of tiers and of pauses. Ids [T] of the prompt's text, on the host."""
+    def first(self, ids: torch.Tensor, budget_s: float) -> Logits:
+        """Stage 1: logits of tiers and of pauses. Ids [T] of the prompt's text, on the host."""
 
     def token(self) -> torch.Tensor:
         """The budget token [1, 1, H] on the device, for the budget of the last call of `first`."""
@@ -34,15 +34,15 @@ class StageOdds(Protocol):
     def rehearse(self) -> None:
         """Run the steps of `second` while the device is busy, so that the host's caches contain them afterwards."""
 
-    def second(self, states: torch.Tensor, tier: int, pause: int) -> Odds:
-        """Stage 2: log-probabilities of top-k and of numbers of blocks, given states [2, H] and stage 1's choice."""
+    def second(self, states: torch.Tensor, tier: int, pause: int) -> Logits:
+        """Stage 2: logits of top-k and of numbers of blocks, given states [2, H] and stage 1's choice."""
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The prompt [H] and states [2, H] of the last request, in float32 on the host."""
 
 
-class HostOdds:
-    """`StageOdds` by arrays on the host, stage 2 from one copy of the device's states.
+class HostActionLogits:
+    """`ActionLogits` by arrays on the host, stage 2 from one copy of the device's states.
 
     Args:
         embeddings: of tokens, [V, H] float32 on the host.
@@ -64,7 +64,7 @@ class HostOdds:
     def warm_up(self, most_ids: int) -> None:
         """See `StageOdds.warm_up`; nothing has to be prepared."""
 
-    def first(self, ids: torch.Tensor, budget_s: float) -> Odds:
+    def first(self, ids: torch.Tensor, budget_s: float) -> Logits:
         """See `StageOdds.first`."""
         self._prompt = mean_embedding(self._embeddings, ids)
         budget, self._token = self._budget(budget_s)
@@ -79,7 +79,7 @@ class HostOdds:
         if self._device.type != "cpu":
             self._networks.second(self._states.numpy(), 0, 0)
 
-    def second(self, states: torch.Tensor, tier: int, pause: int) -> Odds:
+    def second(self, states: torch.Tensor, tier: int, pause: int) -> Logits:
         """See `StageOdds.second`."""
         self._states = states.to("cpu", torch.float32)
         return self._networks.second(self._states.numpy(), tier, pause)
@@ -100,18 +100,18 @@ def mean_embedding(embeddings: np.ndarray, ids: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.add.reduce(rows) * np.float32(1 / max(len(rows), 1)))
 
 
-def odds_for(
+def action_logits_for(
     model: MolmoeStagedModel, networks: TwoStageNetworks, graph_capturer: GraphCapturer | None = None
-) -> StageOdds:
-    """The odds of the networks as they are now, by a GPU that has kernels and memory for them, else by the host.
+) -> ActionLogits:
+    """The logits of the networks as they are now, by a GPU that has kernels and memory for them, else by the host.
 
     Args:
-        graph_capturer: see `DeviceOdds`.
+        graph_capturer: see `DeviceActionLogits`.
     """
     if model.device.type == "cpu":
-        return HostOdds(networks, model.host_embeddings, model.device)
+        return HostActionLogits(networks, model.host_embeddings, model.device)
     try:
         with out_of_memory_named():
-            return DeviceOdds(networks, model.model.get_input_embeddings().weight.detach(), graph_capturer)
+            return DeviceActionLogits(networks, model.model.get_input_embeddings().weight.detach(), graph_capturer)
     except (ConfigurationError, OutOfMemory) as error:
-        return HostOdds(networks, model.host_embeddings, model.device, str(error))
+        return HostActionLogits(networks, model.host_embeddings, model.device, str(error))
