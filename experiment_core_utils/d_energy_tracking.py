@@ -256,7 +256,7 @@ def _written(tracker: EnergyTracker, row: Mapping[str, Cell] | None, beside: Ene
     return tracker.path
 
 
-def _problem_of(measure: Callable[[], object]) -> str | None:
+def _unavailable_reason(measure: Callable[[], object]) -> str | None:
     """Why it cannot measure; None where it can."""
     try:
         measure()
@@ -418,8 +418,8 @@ class TextEnergy:
         country, library = self._config.country_iso_code, self._sources.library
         instruments = self._sources.instruments or find_instruments(self._gpus, HostClock())
         problems = [
-            _problem_of(lambda: CodecarbonMeter(country, [], 0, library).release()),
-            _problem_of(instruments.require_any),
+            _unavailable_reason(lambda: CodecarbonMeter(country, [], 0, library).release()),
+            _unavailable_reason(instruments.require_any),
         ]
         if None in problems:
             return None
@@ -468,7 +468,7 @@ class TextEnergy:
                 idle_s=self._sources.idle_s,
             )
         except MeterUnavailable as error:
-            self._do_without(error)
+            self._disable(error)
             return None
 
     def _stop(self, tracker: EnergyTracker | None) -> None:
@@ -476,9 +476,9 @@ class TextEnergy:
             try:
                 stop_energy_tracking(tracker)
             except MeterUnavailable as error:
-                self._do_without(error)
+                self._disable(error)
 
-    def _do_without(self, error: MeterUnavailable) -> None:
+    def _disable(self, error: MeterUnavailable) -> None:
         """Remember why there is no figure; raises the error where energy is required."""
         if self._config.energy_mode == "required":
             raise error

@@ -137,7 +137,7 @@ class _Waiting:
         self._num_given = num_given
         self._timeout_s = timeout_s
         self._size = -1
-        self._grown = time.monotonic()
+        self._last_growth = time.monotonic()
 
     def look(self) -> ShardDone | None:
         """The end of its share, None while it is not there."""
@@ -145,7 +145,7 @@ class _Waiting:
         if size == self._size:
             return None
         self._size = size
-        self._grown = time.monotonic()
+        self._last_growth = time.monotonic()
         end = read_end(self._path)
         if end is None or end.experiment_id != self._experiment_id:
             return None
@@ -154,7 +154,7 @@ class _Waiting:
     @property
     def is_lost(self) -> bool:
         """Whether it has been silent for too long."""
-        return time.monotonic() - self._grown > self._timeout_s
+        return time.monotonic() - self._last_growth > self._timeout_s
 
 
 def _lost_message(key: str, timeout_s: float, named: str) -> str:

@@ -99,7 +99,7 @@ LOOK_EVERY_S = 1.0
 LOOKS_PER_WRAP = 4
 
 
-def look_every_s(counters: Sequence[EnergyCounter]) -> float:
+def watch_interval_s(counters: Sequence[EnergyCounter]) -> float:
     """How long to wait between two looks at these counters."""
     times_to_wrap = [each.wraps_at_j / each.limit_w for each in counters if each.wraps_at_j and each.limit_w]
     return min([LOOK_EVERY_S, *(each / LOOKS_PER_WRAP for each in times_to_wrap)])
@@ -122,7 +122,7 @@ class CounterWatch:
         self._counters = tuple(counters)
         self._clock = clock
         self._readings: tuple[list[CounterReading], ...] = tuple([] for _ in self._counters)
-        self._repeating = clock.every(look_every_s(self._counters), self._look)
+        self._repeating = clock.every(watch_interval_s(self._counters), self._look)
 
     def stop(self) -> None:
         """Look no longer; raises what a reading raised, where that is not MeterUnavailable."""
@@ -297,7 +297,7 @@ class CounterMeter:
         self._is_aligned = is_aligned
         self._rises: tuple[_Rise, ...] | None = None
         self._powers_w: dict[str, float] = {}
-        self._looking: Repeating | None = None
+        self._polling: Repeating | None = None
         for counter in self._counters:
             counter.read_j()
 
@@ -313,14 +313,14 @@ class CounterMeter:
         self._started_s = self._clock.now_s()
         for counter, rise, edge in zip(self._counters, self._rises, edges, strict=False):
             _count_from(rise, edge, self._started_s, self._powers_w.get(counter.origin.device))
-        self._looking = self._clock.every(look_every_s(self._counters), self._look)
+        self._polling = self._clock.every(watch_interval_s(self._counters), self._look)
 
     def close(self) -> EnergyReading:
         """See `EnergyMeter.close`."""
         if self._rises is None:
             raise ConfigurationError("this energy meter has no open window; open one before closing")
         ended_s = self._clock.now_s()
-        self._stop_looking()
+        self._stop_polling()
         self._look()
         self._note_powers()
         if self._is_aligned:
@@ -335,12 +335,12 @@ class CounterMeter:
     def release(self) -> None:
         """See `EnergyMeter.release`."""
         self._rises = None
-        self._stop_looking()
+        self._stop_polling()
 
-    def _stop_looking(self) -> None:
-        if self._looking is not None:
-            looking, self._looking = self._looking, None
-            looking.stop()
+    def _stop_polling(self) -> None:
+        if self._polling is not None:
+            polling, self._polling = self._polling, None
+            polling.stop()
 
     def _look(self) -> None:
         """Read every counter and add what it rose by; what went wrong stays in its rise."""

@@ -82,23 +82,25 @@ class NvmlGpu:
         nvml, handle = self._nvml, self._handle
         missing: dict[str, str] = {}
 
-        def ask(name: str, call: Callable[[], T]) -> T | None:
+        def query(name: str, call: Callable[[], T]) -> T | None:
             return self._query(name, call, missing)
 
-        power_mw = ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        bits = ask("throttle reasons", self._event_reasons)
-        count, memory_bytes = ask("processes", self._other_processes) or (None, None)
+        power_mw = query("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        bits = query("throttle reasons", self._event_reasons)
+        count, memory_bytes = query("processes", self._other_processes) or (None, None)
         if count is None and "processes" not in missing:
             missing["processes"] = "the driver does not list this process: its ids are those of another namespace"
         return GpuReading(
-            sm_clock_mhz=ask("SM clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            memory_clock_mhz=ask("memory clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-            temperature_c=ask("temperature", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+            sm_clock_mhz=query("SM clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            memory_clock_mhz=query("memory clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+            temperature_c=query(
+                "temperature", lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
             power_w=power_mw / 1000 if power_mw is not None else None,
             throttle_reasons=event_reason_names(bits) if bits is not None else None,
-            power_throttled_s=ask("power throttling", lambda: self._throttled_s(nvml.NVML_PERF_POLICY_POWER)),
-            thermal_throttled_s=ask("thermal throttling", lambda: self._throttled_s(nvml.NVML_PERF_POLICY_THERMAL)),
-            utilisation_percent=ask("utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            power_throttled_s=query("power throttling", lambda: self._throttled_s(nvml.NVML_PERF_POLICY_POWER)),
+            thermal_throttled_s=query("thermal throttling", lambda: self._throttled_s(nvml.NVML_PERF_POLICY_THERMAL)),
+            utilisation_percent=query("utilisation", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
             foreign_processes=count,
             foreign_memory_bytes=memory_bytes,
             reason=_joined(missing),
@@ -117,22 +119,22 @@ class NvmlGpu:
         nvml, handle = self._nvml, self._handle
         missing: dict[str, str] = {}
 
-        def ask(name: str, call: Callable[[], T]) -> T | None:
+        def query(name: str, call: Callable[[], T]) -> T | None:
             return self._query(name, call, missing)
 
-        limit_mw = ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-        default_mw = ask("default power limit", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
+        limit_mw = query("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+        default_mw = query("default power limit", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
         set_clock, max_clock = nvml.nvmlDeviceGetApplicationsClock, nvml.nvmlDeviceGetMaxClockInfo
         sm, memory = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM
         return GpuDescription(
-            name=ask("name", lambda: _text(nvml.nvmlDeviceGetName(handle))),
-            driver_version=ask("driver version", lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+            name=query("name", lambda: _text(nvml.nvmlDeviceGetName(handle))),
+            driver_version=query("driver version", lambda: _text(nvml.nvmlSystemGetDriverVersion())),
             power_limit_w=limit_mw / 1000 if limit_mw is not None else None,
             default_power_limit_w=default_mw / 1000 if default_mw is not None else None,
-            application_sm_clock_mhz=ask("application SM clock", lambda: set_clock(handle, sm)),
-            application_memory_clock_mhz=ask("application memory clock", lambda: set_clock(handle, memory)),
-            max_sm_clock_mhz=ask("highest SM clock", lambda: max_clock(handle, sm)),
-            max_memory_clock_mhz=ask("highest memory clock", lambda: max_clock(handle, memory)),
+            application_sm_clock_mhz=query("application SM clock", lambda: set_clock(handle, sm)),
+            application_memory_clock_mhz=query("application memory clock", lambda: set_clock(handle, memory)),
+            max_sm_clock_mhz=query("highest SM clock", lambda: max_clock(handle, sm)),
+            max_memory_clock_mhz=query("highest memory clock", lambda: max_clock(handle, memory)),
             reason=_joined(missing),
         )
 

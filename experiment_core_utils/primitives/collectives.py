@@ -115,7 +115,7 @@ def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerato
     path = folder / TOKEN_NAME
     broadcast_from_main(lambda: write_text_atomically(token, path), accelerator)
     blind = [
-        rank for rank, sees in enumerate(all_gather(_comes_to_hold(path, token, within_s), accelerator)) if not sees
+        rank for rank, sees in enumerate(all_gather(_appears_with(path, token, within_s), accelerator)) if not sees
     ]
     if blind:
         raise ConfigurationError(
@@ -124,7 +124,7 @@ def check_folder_is_shared(folder: Path, token: str, within_s: float, accelerato
         )
 
 
-def _comes_to_hold(path: Path, token: str, within_s: float) -> bool:
+def _appears_with(path: Path, token: str, within_s: float) -> bool:
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         # What else than a file lies there is not what the main process wrote.

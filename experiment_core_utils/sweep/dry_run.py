@@ -93,7 +93,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         plan_total(estimates),
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
-        *less_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
+        *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
         *power_sentences(
             len(drawn),
             len(drawn) if measuring.num_latency_samples is None else min(measuring.num_latency_samples, len(drawn)),
@@ -105,7 +105,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     return PlanReport(accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines))
 
 
-def less_sentences(config: MeasuringConfig, num_drawn: int, *, is_search: bool) -> list[str]:
+def upper_bound_sentences(config: MeasuringConfig, num_drawn: int, *, is_search: bool) -> list[str]:
     """Why a run may take less than the estimate, which counts every sample drawn as measured at every setting."""
     reasons = []
     if is_search:

@@ -89,14 +89,14 @@ class PlanSize:
     num_processes: int
 
     @property
-    def samples_a_process(self) -> int:
+    def samples_per_process(self) -> int:
         """The largest share of a process, which the others wait for."""
         return math.ceil(self.num_samples / self.num_processes)
 
     @property
-    def requests_a_process(self) -> int:
+    def requests_per_process(self) -> int:
         """Runs of a process at each setting, the unmeasured ones counted."""
-        return self.samples_a_process * self.num_runs_per_sample + self.num_warmup_runs
+        return self.samples_per_process * self.num_runs_per_sample + self.num_warmup_runs
 
 
 def rates_of(results: Iterable[SettingResult]) -> StageRates | None:
@@ -156,7 +156,7 @@ def estimate_setting(
     return SettingEstimate(
         work=work,
         request_s=request_s,
-        setting_s=request_s * size.requests_a_process + preprocess_s * size.samples_a_process,
+        setting_s=request_s * size.requests_per_process + preprocess_s * size.samples_per_process,
         time_source=source,
         memory_bytes=work.memory_bytes if peak is None else int(peak),
         memory_is_measured=peak is not None,

@@ -109,8 +109,8 @@ def _gpu_fields(
         "temperature_c_max": highest_of([gpu.temperature_c for gpu in gpus]),
         "power_w_max": highest_of([gpu.power_w for gpu in gpus]),
         "throttle_reasons": _union([gpu.throttle_reasons for gpu in gpus]),
-        "power_throttled_s": _grown([(a.power_throttled_s, b.power_throttled_s) for a, b in spans]),
-        "thermal_throttled_s": _grown([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in spans]),
+        "power_throttled_s": _increase([(a.power_throttled_s, b.power_throttled_s) for a, b in spans]),
+        "thermal_throttled_s": _increase([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in spans]),
         "utilisation_percent_at_open": highest_of([gpu.utilisation_percent for gpu in opened]),
         "foreign_gpu_processes_max": highest_of([gpu.foreign_processes for gpu in gpus]),
         "foreign_gpu_memory_bytes_max": highest_of([gpu.foreign_memory_bytes for gpu in gpus]),
@@ -128,7 +128,7 @@ def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
     cpu = max((each.foreign_cpu_share for each in entries if each.foreign_cpu_share is not None), default=0.0)
     if cpu > BACKGROUND_LOAD:
         caveats.append(caveat("foreign_load_cpu", cpu_fraction=cpu))
-    if any(_has_company(each) for each in entries):
+    if any(_shares_gpu(each) for each in entries):
         caveats.append(caveat("foreign_load_gpu"))
     return caveats
 
@@ -161,7 +161,7 @@ def _throttling(entry: Conditions) -> list[str]:
     return found
 
 
-def _has_company(entry: Conditions) -> bool:
+def _shares_gpu(entry: Conditions) -> bool:
     processes, utilisation = entry.foreign_gpu_processes_max, entry.utilisation_percent_at_open
     return bool(processes) and utilisation is not None and utilisation > 100 * BACKGROUND_LOAD
 
@@ -183,6 +183,6 @@ def _union(names: Sequence[Sequence[str] | None]) -> list[str] | None:
     return sorted({name for each in known for name in each}) if known else None
 
 
-def _grown(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
+def _increase(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
     known = [after - before for before, after in pairs if before is not None and after is not None]
     return sum(known) if known else None

@@ -19,7 +19,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import NoMarks, choose_device, set_cpu_threads
-from experiments.benchmarks.turns import best_in_turn
+from experiments.benchmarks.shared import best_of_rounds
 
 Answers = list[tuple[int, ...]]
 
@@ -57,7 +57,7 @@ def main() -> None:
         ways: dict[int, Callable[[], Answers]] = {1: partial(one_by_one, model, inputs, steps)}
         for size in own.batch_sizes:
             ways[size] = partial(in_batches, model, inputs, steps, size)
-        best = best_in_turn(model.device, ways, own.rounds)
+        best = best_of_rounds(model.device, ways, own.rounds)
         alone_s, alone = best.pop(1)
         for size, (seconds, answers) in best.items():
             differing = sum(one != other for one, other in zip(alone, answers, strict=True))

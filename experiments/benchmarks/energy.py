@@ -32,7 +32,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.records.energy import EnergyFigure, StageEnergies
-from experiments.benchmarks.turns import (
+from experiments.benchmarks.shared import (
     add_model_flags,
     config_of,
     endless_model,

@@ -64,7 +64,7 @@ from experiments.benchmarks.execution_table import (
     totals_of_generate,
     work_of,
 )
-from experiments.benchmarks.turns import median_seconds
+from experiments.benchmarks.shared import median_seconds
 
 # (rows, inner width, columns): a cube that large products come near to, and tall ones as a small tower makes them.
 SHAPES = ((1024, 1024, 1024), (6144, 192, 768), (6144, 768, 192))

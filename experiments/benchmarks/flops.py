@@ -30,7 +30,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
 from experiment_core_utils.primitives.device import set_cpu_threads
-from experiments.benchmarks.turns import median_seconds
+from experiments.benchmarks.shared import median_seconds
 
 METHODS: tuple[FlopMethod, ...] = ("formula", "counter", "ptflops")
 # As many blocks as Llama 3 70B and Qwen3 235B have.

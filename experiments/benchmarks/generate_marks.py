@@ -27,7 +27,7 @@ from experiment_core_utils.primitives.device import choose_device, choose_dtype,
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.sweep.plan import requested_values
-from experiments.benchmarks.turns import paired_ratios, quartiles, timed
+from experiments.benchmarks.shared import paired_ratios, quartiles, timed
 
 Case = tuple[str, Any, Mapping[str, Any]]
 IMAGE_TOKEN, VOCABULARY, TEXT_TOKENS = 3, 1000, 32

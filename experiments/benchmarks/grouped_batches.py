@@ -24,7 +24,7 @@ from experiment_core_utils.primitives.knobs import KnobSetting, select_active_bl
 from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared, batches_of
 from experiment_core_utils.sweep.plan import max_new_tokens_of
 from experiments.benchmarks.accuracy_batches import Answers
-from experiments.benchmarks.turns import best_in_turn
+from experiments.benchmarks.shared import best_of_rounds
 
 
 def one_by_one(model: StagedModel, questions: Sequence[PreparedQuestion], max_new_tokens: int) -> Answers:
@@ -61,7 +61,7 @@ def compare(model: StagedModel, questions: Sequence[PreparedQuestion], max_new_t
         "alone": partial(one_by_one, model, questions, max_new_tokens),
         "grouped": partial(answer_prepared, model, questions, max_new_tokens, len(questions)),
     }
-    best = best_in_turn(model.device, ways, rounds)
+    best = best_of_rounds(model.device, ways, rounds)
     (alone_s, alone), (grouped_s, grouped) = best["alone"], best["grouped"]
     differing = sum(one != other for one, other in zip(alone, grouped, strict=True))
     num_settings = len({each.setting for each in questions})

@@ -14,7 +14,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import Marks, NoMarks, new_marks, set_cpu_threads
-from experiments.benchmarks.turns import (
+from experiments.benchmarks.shared import (
     add_model_flags,
     config_of,
     endless_model,

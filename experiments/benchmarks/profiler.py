@@ -18,7 +18,7 @@ from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import NoMarks, set_cpu_threads, synchronize
 from experiment_core_utils.sweep.profiles import StagesInRanges, new_profiler
-from experiments.benchmarks.turns import add_model_flags, config_of, endless_model, first_inputs, quartiles
+from experiments.benchmarks.shared import add_model_flags, config_of, endless_model, first_inputs, quartiles
 
 # "again" is a second run without a profiler in each round: its ratio to the first is the noise of the others.
 KINDS: Mapping[str, ProfilerMode | None] = {"none": None, "again": None, "minimal": "minimal", "full": "full"}

@@ -13,7 +13,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
 from experiment_core_utils.tasks.scoring.ptb_tokenizer import ptb_tokenize
-from experiments.benchmarks.turns import median_seconds
+from experiments.benchmarks.shared import median_seconds
 
 # COCO's 2014 validation split.
 IMAGES = 40_504

@@ -137,7 +137,7 @@ def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
     writer = summary_writer() if given.tensorboard else None
     job = open_job(given, rest, plan)
     if not checkpoint.exists():
-        job.teach(plan)
+        job.run_warm_start(plan)
     run = TrainingRun(job.networks, job.environment, plan, start_of(given.init_from))
     if checkpoint.exists():
         run.resume(checkpoint)

@@ -7,7 +7,7 @@ import pytest
 from accelerate import Accelerator
 
 from experiment_core_utils.primitives.collectives import (
-    _comes_to_hold,
+    _appears_with,
     all_gather,
     broadcast_from_main,
     local_gather,
@@ -59,4 +59,4 @@ def test_only_a_file_that_holds_the_token_shows_that_the_folder_is_shared(tmp_pa
     else:
         path.write_bytes({"file": b"f00d", "other text": b"f00", "no text": b"\xff"}[kind])
     with ends_within(20):
-        assert _comes_to_hold(path, "f00d", 0.1) == (kind == "file")
+        assert _appears_with(path, "f00d", 0.1) == (kind == "file")

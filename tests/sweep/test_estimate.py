@@ -43,8 +43,8 @@ def result(
 
 
 def test_the_largest_shard_decides() -> None:
-    assert SIZE.samples_a_process == 3
-    assert SIZE.requests_a_process == 7
+    assert SIZE.samples_per_process == 3
+    assert SIZE.requests_per_process == 7
 
 
 def test_rates_are_medians_of_operations_over_seconds() -> None:

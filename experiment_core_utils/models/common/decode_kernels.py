@@ -26,29 +26,29 @@ class DecodeKernels:
     def __init__(self, model: PreTrainedModel) -> None:
         # Not in all versions, and not in models that do not generate.
         self._switched = decode_kernels_switch(model)
-        self._are_taken = False
+        self._are_switched = False
 
     @property
-    def are_missing(self) -> bool:
+    def needs_switch(self) -> bool:
         """Whether the next step has to make the switch itself; never with gradients, which `generate()` does not
         compute.
 
         `batched_mm` gathers weights for each token, and gradients would keep them all.
         """
-        return not self._are_taken and self._switched is not None and not torch.is_grad_enabled()
+        return not self._are_switched and self._switched is not None and not torch.is_grad_enabled()
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
+    def switched(self) -> Iterator[None]:
         """A context with the switch that `generate()` makes around its decode steps; may be entered again inside."""
-        if not self.are_missing:
+        if not self.needs_switch:
             yield
             return
         with self._switched():
-            self._are_taken = True
+            self._are_switched = True
             try:
                 yield
             finally:
-                self._are_taken = False
+                self._are_switched = False
 
 
 def experts_in_force(model: nn.Module) -> str | None:
@@ -57,7 +57,7 @@ def experts_in_force(model: nn.Module) -> str | None:
     return next((experts_implementation(part.config) for part in parts if owns_experts(part)), None)
 
 
-class RanExperts:
+class ExecutedExperts:
     """The implementations by which experts are computed while it is entered, as each of their modules finds it."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -71,7 +71,7 @@ class RanExperts:
         """The implementations that ran, usually one; None where no experts ran."""
         return ", ".join(self._seen) or None
 
-    def __enter__(self) -> "RanExperts":
+    def __enter__(self) -> "ExecutedExperts":
         self._handles = [module.register_forward_pre_hook(self._note) for module in self._experts]
         return self
 

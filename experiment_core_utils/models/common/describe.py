@@ -109,7 +109,7 @@ def implementations(model: nn.Module) -> dict[str, str | None]:
     if not isinstance(model, PreTrainedModel):
         return {"attn_implementation": None, "experts_implementation": None, "experts_implementation_decode": None}
     experts = experts_in_force(model)
-    with torch.no_grad(), DecodeKernels(model).taken():
+    with torch.no_grad(), DecodeKernels(model).switched():
         decode = experts_in_force(model)
     return {
         "attn_implementation": attention_implementation(model.config.get_text_config(decoder=True)),

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer
-from experiment_core_utils.models.common.decode_kernels import RanExperts
+from experiment_core_utils.models.common.decode_kernels import ExecutedExperts
 from experiment_core_utils.models.common.describe import (
     computing_dtype,
     count_parameters,
@@ -219,7 +219,7 @@ class TransformersModel:
         self.apply(setting)
         features = self.encode_image(inputs)
         self._prove_blocks_inputs(setting, inputs, features)
-        ran, ran_decode = RanExperts(self.model), RanExperts(self.model)
+        ran, ran_decode = ExecutedExperts(self.model), ExecutedExperts(self.model)
         with self.knobs.counted() as counted:
             with ran:
                 logits, state = self._stages.prefill(inputs, features)

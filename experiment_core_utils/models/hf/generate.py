@@ -209,22 +209,22 @@ class GenerateStages:
             if features is not None:
                 stack.enter_context(replaced_method(model.base_model, _ENCODER, lambda *_, **__: features))
             outputs = model(**prepared, return_dict=True)
-        return outputs.logits[:, -1], GenerationState([(ids, self._carried_on(outputs, kwargs))])
+        return outputs.logits[:, -1], GenerationState([(ids, self._next_kwargs(outputs, kwargs))])
 
     def decoding(self) -> AbstractContextManager[None]:
         """See `Stages.decoding`."""
-        return self._kernels.taken()
+        return self._kernels.switched()
 
     def decode_step(self, token: torch.Tensor, state: GenerationState) -> torch.Tensor:
         """The decode stage: token [B, 1] -> logits [B, V]."""
-        if self._kernels.are_missing:
+        if self._kernels.needs_switch:
             with self.decoding():
                 return self.decode_step(token, state)
         ids, kwargs = state.steps[-1]
         ids = torch.cat([ids, token], dim=-1)
         prepared = self._model.prepare_inputs_for_generation(ids, next_sequence_length=1, **kwargs)
         outputs = self._model(**prepared, return_dict=True)
-        state.steps.append((ids, self._carried_on(outputs, kwargs)))
+        state.steps.append((ids, self._next_kwargs(outputs, kwargs)))
         return outputs.logits[:, -1]
 
     def rewind(self, state: GenerationState, steps: int) -> None:
@@ -244,7 +244,7 @@ class GenerateStages:
             ) from error
         del state.steps[-steps:]
 
-    def _carried_on(self, outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _next_kwargs(self, outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return carried_kwargs(self._model, outputs, kwargs)
 
 

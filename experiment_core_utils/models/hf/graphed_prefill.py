@@ -44,7 +44,7 @@ class GraphedDecoder:
         self._served: list[Hashable] = []
         self.replays = 0
 
-    def holds(self, names: Iterable[Hashable]) -> bool:
+    def has_graphs(self, names: Iterable[Hashable]) -> bool:
         """Whether all graphs with these names, as `in_place` gives them, still exist."""
         return all(name in self._graphs for name in names)
 

@@ -39,7 +39,7 @@ class _Graphed:
     def can_replay(self, shape: Hashable, max_seq_len: int) -> bool:
         """Whether all graphs exist for inputs of the shape with this `max_seq_len`."""
         names = self.warmed_up.get(shape)
-        return names is not None and max_seq_len <= self.decode.max_seq_len and self.prefill.holds(names)
+        return names is not None and max_seq_len <= self.decode.max_seq_len and self.prefill.has_graphs(names)
 
 
 class GraphedGeneration:

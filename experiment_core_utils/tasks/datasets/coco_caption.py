@@ -26,7 +26,7 @@ class CocoCaption(PublishedTask):
     columns = frozenset({"question_id", "image", "answer"})
     required_fields = ()
 
-    def ask(self, row: Row, place: Place) -> QuestionRow:
+    def question_of(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. A row's id is its file's name; the picture's number follows the last underscore."""
         number = Path(row["question_id"]).stem.rpartition("_")[2]
         if not number.isdecimal():

@@ -40,7 +40,7 @@ class _CocoVQA(PublishedTask):
     max_new_tokens = 16
     columns = frozenset({"question_id", "question", "image", "answers"})
 
-    def ask(self, row: Row, place: Place) -> QuestionRow:
+    def question_of(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. Where a row has no image_id, the picture's file name says which it is."""
         named = str(row["image_id"]) if "image_id" in row else file_stem(row["image"])
         return QuestionRow(

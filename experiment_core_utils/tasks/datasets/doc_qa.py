@@ -34,7 +34,7 @@ class DocVQA(PublishedTask):
     columns = frozenset({"questionId", "question", "image", "docId", "answers"})
     type_columns = ("question_types",)
 
-    def ask(self, row: Row, place: Place) -> QuestionRow:
+    def question_of(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. A document has several pages, so its id alone does not name the picture."""
         page = "_".join(str(row[name]) for name in _PAGE) if all(name in row for name in _PAGE) else None
         return QuestionRow(

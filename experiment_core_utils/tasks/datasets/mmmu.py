@@ -48,7 +48,7 @@ class MMMU(PublishedTask):
     type_columns = ("id",)
     required_fields = ("question", "options")
 
-    def ask(self, row: Row, place: Place) -> QuestionRow:
+    def question_of(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`."""
         pictures = [row[name] for name in _PICTURES if row[name] is not None]
         if len(pictures) != 1:

@@ -136,7 +136,7 @@ class PublishedTask(ABC):
                 f"{', '.join(sorted(self._table.columns))}, so this is another layout than {self.hub.id}'s"
             )
         try:
-            self._places = self.arrange(self._table) if len(self._table) else []
+            self._places = self.places_of(self._table) if len(self._table) else []
         except ODD_ROW as error:
             raise ConfigurationError(f"{self.name} {split}: {self._other_layout(error)}") from error
         if not self._places:
@@ -146,14 +146,14 @@ class PublishedTask(ABC):
     # --- what a reader says ---
 
     @abstractmethod
-    def ask(self, row: Row, place: Place) -> QuestionRow:
+    def question_of(self, row: Row, place: Place) -> QuestionRow:
         """The question at `place`; raises SampleError for a row that is none."""
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """The official files' entries with the hub's column names."""
         raise NotImplementedError(f"{self.name} has no official files besides the hub's")
 
-    def arrange(self, table: Table) -> Sequence[Place]:
+    def places_of(self, table: Table) -> Sequence[Place]:
         """The samples in their order; one for each row unless a reader says otherwise."""
         return [Place(row) for row in range(len(table))]
 
@@ -177,7 +177,7 @@ class PublishedTask(ABC):
             raise IndexError(f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {index}")
         place = self._places[index]
         try:
-            question_row = self.ask(self._table.row(place.row), place)
+            question_row = self.question_of(self._table.row(place.row), place)
         except SampleError as error:
             # Of its own class: a sample that is out of time says so.
             raise type(error)(f"{self.name} {self.split} sample {index}: {error}") from error

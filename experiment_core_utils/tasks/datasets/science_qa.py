@@ -34,11 +34,11 @@ class ScienceQAImages(PublishedTask):
     type_columns = ("subject",)
     required_fields = ("question", "options")
 
-    def arrange(self, table: Table) -> Sequence[Place]:
+    def places_of(self, table: Table) -> Sequence[Place]:
         """See `PublishedTask`: only the rows with a picture."""
         return [Place(row) for row, has in enumerate(table.has_picture("image")) if has]
 
-    def ask(self, row: Row, place: Place) -> QuestionRow:
+    def question_of(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. The hub's rows have no ids: their number in the split is used instead."""
         options = listed(row["choices"], "options")
         # Joined below, where anything would become a text.

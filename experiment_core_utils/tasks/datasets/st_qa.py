@@ -31,7 +31,7 @@ class SceneTextQA(PublishedTask):
     unanswered = ("test",)
     columns = frozenset({"question_id", "question", "image", "answers"})
 
-    def arrange(self, table: Table) -> Sequence[Place]:
+    def places_of(self, table: Table) -> Sequence[Place]:
         """See `PublishedTask`."""
         ids = [row["question_id"] for row in table.select(("question_id",))]
         order = sorted(range(len(ids)), key=ids.__getitem__)
@@ -39,7 +39,7 @@ class SceneTextQA(PublishedTask):
         chosen = order[:VALIDATION_SIZE] if self.split == "validation" else order[VALIDATION_SIZE:]
         return [Place(row) for row in chosen]
 
-    def ask(self, row: Row, place: Place) -> QuestionRow:
+    def question_of(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`."""
         named = row["file_path"] if "file_path" in row else file_stem(row["image"])
         return QuestionRow(

@@ -35,7 +35,7 @@ class TallyQA(PublishedTask):
     columns = frozenset({"image", "qa"})
     type_columns = ("qa",)
 
-    def arrange(self, table: Table) -> Sequence[Place]:
+    def places_of(self, table: Table) -> Sequence[Place]:
         """See `PublishedTask`."""
         return [
             Place(number, item)
@@ -43,7 +43,7 @@ class TallyQA(PublishedTask):
             for item in range(len(list_of_records(row["qa"] or ())))
         ]
 
-    def ask(self, row: Row, place: Place) -> QuestionRow:
+    def question_of(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`. The hub's rows have no ids: row and place are used instead."""
         pair = list_of_records(row["qa"])[place.item]
         question_id = str(pair["question_id"]) if "question_id" in pair else f"{place.row}-{place.item}"

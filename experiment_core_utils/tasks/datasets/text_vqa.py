@@ -29,7 +29,7 @@ class TextVQA(PublishedTask):
     unanswered = ("test",)
     columns = frozenset({"question_id", "image_id", "question", "image", "answers"})
 
-    def ask(self, row: Row, place: Place) -> QuestionRow:
+    def question_of(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`."""
         return QuestionRow(
             question_id=str(row["question_id"]),

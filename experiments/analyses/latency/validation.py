@@ -186,7 +186,7 @@ def fit_linear(samples: TimedSamples) -> Predict:
         model = QuantileRegressor(quantile=0.5, alpha=0.0).fit(columns, times, sample_weight=1 / times)
         return lambda plain: np.asarray(model.predict(plain))
 
-    return _fit_stages_apart(samples, fit)
+    return _fit_stages_separately(samples, fit)
 
 
 def fit_forest(samples: TimedSamples) -> Predict:
@@ -197,13 +197,13 @@ def fit_forest(samples: TimedSamples) -> Predict:
         model = RandomForestRegressor(_TREES, random_state=0).fit(columns, np.log(times))
         return lambda plain: np.exp(model.predict(plain))
 
-    return _fit_stages_apart(samples, fit)
+    return _fit_stages_separately(samples, fit)
 
 
 Predictor = Callable[[np.ndarray], np.ndarray]
 
 
-def _fit_stages_apart(samples: TimedSamples, fit: Callable[[np.ndarray, np.ndarray], Predictor]) -> Predict:
+def _fit_stages_separately(samples: TimedSamples, fit: Callable[[np.ndarray, np.ndarray], Predictor]) -> Predict:
     columns = _plain_features(samples.requests)
     found: dict[str, Predictor] = {}
     for name in STAGES:

@@ -56,7 +56,7 @@ class TrainingJob:
     #: "task id" of each sample that was requested and is not trained or evaluated on -> why
     left_out: Mapping[str, str] = field(default_factory=dict)
 
-    def teach(self, plan: TrainingPlan) -> list[float]:
+    def run_warm_start(self, plan: TrainingPlan) -> list[float]:
         """Run the warm start that the plan requests; returns its losses, none without one.
 
         Raises:

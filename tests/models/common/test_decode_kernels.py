@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiment_core_utils.meters.stages import StagedRequest
-from experiment_core_utils.models.common.decode_kernels import DecodeKernels, RanExperts, experts_in_force
+from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts, experts_in_force
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages, answer_together
@@ -85,12 +85,12 @@ def switches(model: Any) -> Iterator[list[Any]]:
 def test_stages_take_the_kernels_of_generate(model: Any) -> None:
     stages, inputs = stages_of(model), inputs_of(model)
     with torch.inference_mode():
-        with RanExperts(model) as prefilled:
+        with ExecutedExperts(model) as prefilled:
             logits, state = stages.prefill(inputs, None)
         token = logits.argmax(dim=-1, keepdim=True)
-        with RanExperts(model) as alone:
+        with ExecutedExperts(model) as alone:
             stages.decode_step(token, state)
-        with RanExperts(model) as in_a_row, stages.decoding(), stages.decoding():
+        with ExecutedExperts(model) as in_a_row, stages.decoding(), stages.decoding():
             stages.decode_step(token, state)
     assert (prefilled.names, alone.names, in_a_row.names) == ("grouped_mm", "batched_mm", "batched_mm")
     assert experts_in_force(model) == "grouped_mm"
@@ -103,7 +103,7 @@ def test_the_switch_is_made_once_for_an_answer_of_any_length(model: Any) -> None
     if isinstance(model, MolmoeForConditionalGeneration):
         answers.append(lambda: answer_together(model, [inputs], frozenset(), NEW_TOKENS))
     for answer in answers:
-        with switches(model) as made, RanExperts(model) as ran:
+        with switches(model) as made, ExecutedExperts(model) as ran:
             answer()
         # There and back, whatever the number of tokens.
         assert len(made) == 2
@@ -112,29 +112,29 @@ def test_the_switch_is_made_once_for_an_answer_of_any_length(model: Any) -> None
 
 def test_an_error_inside_takes_the_switch_back(model: Any) -> None:
     kernels = DecodeKernels(model)
-    with torch.inference_mode(), pytest.raises(KeyError), kernels.taken():
+    with torch.inference_mode(), pytest.raises(KeyError), kernels.switched():
         raise KeyError
     assert experts_in_force(model) == "grouped_mm"
     with torch.inference_mode():
-        assert kernels.are_missing
+        assert kernels.needs_switch
 
 
 def test_with_gradients_nothing_is_switched(model: Any) -> None:
-    with switches(model) as made, DecodeKernels(model).taken():
+    with switches(model) as made, DecodeKernels(model).switched():
         assert experts_in_force(model) == "grouped_mm"
     assert made == []
 
 
 def test_what_was_chosen_stays(model: Any) -> None:
     model.get_decoder().set_experts_implementation("eager")
-    with torch.inference_mode(), DecodeKernels(model).taken():
+    with torch.inference_mode(), DecodeKernels(model).switched():
         assert experts_in_force(model) == "eager"
 
 
 def test_a_model_without_experts() -> None:
     llama = ready(TEXT_FAMILIES["llama"])
     assert experts_in_force(llama) is experts_in_force(torch.nn.Linear(2, 2)) is None
-    with torch.inference_mode(), DecodeKernels(llama).taken(), RanExperts(llama) as ran:
+    with torch.inference_mode(), DecodeKernels(llama).switched(), ExecutedExperts(llama) as ran:
         llama(**prompt_of())
     assert ran.names is None
 

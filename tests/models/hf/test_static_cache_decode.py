@@ -139,8 +139,8 @@ def test_the_longest_unused_graphs_are_let_go() -> None:
             names.append(tuple(served))
     assert [len(served) for served in names] == [1, 1, 1, 1]
     assert names[0] == names[2]
-    assert [decoder.holds(served) for served in names] == [True, False, True, True]
-    assert not decoder.holds(names[0] + names[1])
+    assert [decoder.has_graphs(served) for served in names] == [True, False, True, True]
+    assert not decoder.has_graphs(names[0] + names[1])
     with torch.inference_mode(), decoder.in_place():
         for tokens in (4, 5, 6):
             stages.prefill(prompt_of(tokens), None)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.common.decode_kernels import DecodeKernels, RanExperts
+from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts
 from experiment_core_utils.models.common.greedy import BatchAnswers
 from experiment_core_utils.models.hf.knobs.routers import Counted, hooks_removed
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
@@ -44,7 +44,7 @@ def answer_together(
     )
     tokens = logits.argmax(dim=-1, keepdim=True)
     answers = BatchAnswers(tokens, eos_token_ids)
-    with DecodeKernels(model).taken():
+    with DecodeKernels(model).switched():
         for step in range(1, max_new_tokens):
             if answers.have_ended:
                 break
@@ -113,11 +113,11 @@ class EagerStages:
 
     def decoding(self) -> AbstractContextManager[None]:
         """See `Stages.decoding`."""
-        return self._kernels.taken()
+        return self._kernels.switched()
 
     def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
-        if self._kernels.are_missing:
+        if self._kernels.needs_switch:
             with self.decoding():
                 return self._model.decode_step(token, state)
         return self._model.decode_step(token, state)
@@ -140,7 +140,7 @@ class EagerStages:
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`; hooks on every router and block of the *full* model count what really runs."""
         features = self.encode_image(inputs)
-        ran, ran_decode = RanExperts(self._model), RanExperts(self._model)
+        ran, ran_decode = ExecutedExperts(self._model), ExecutedExperts(self._model)
         with self._counted() as counted:
             with ran:
                 logits, state = self.prefill(knobs, inputs, features)

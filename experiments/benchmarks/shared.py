@@ -1,4 +1,4 @@
-"""What several benchmarks do alike: a model and its task's first request, times on an idle device, ways in turn."""
+"""Shared parts of benchmarks: a model and its task's first request, times on an idle device, alternating runs."""
 
 import argparse
 import statistics
@@ -60,7 +60,7 @@ def median_seconds(act: Callable[[], object], repeats: int, device: torch.device
     return statistics.median(timed(device or torch.device("cpu"), act)[0] for _ in range(repeats))
 
 
-def best_in_turn(
+def best_of_rounds(
     device: torch.device, ways: Mapping[Name, Callable[[], T]], rounds: int
 ) -> dict[Name, tuple[float, T]]:
     """The least seconds of each way over the rounds, in which they take turns, and what it then returned."""
