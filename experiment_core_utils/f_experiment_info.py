@@ -86,7 +86,7 @@ def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
     """A loaded model as it is, not as it was requested; size in 2**20 bytes as stored.
 
     Beside the published keys: `dtypes` (stored elements by dtype), attention and experts implementations in force,
-    `quantization` in force with the share of the parameters that it covers, `device_map` where the model is sharded,
+    `quantization` in force with the fraction of the parameters that it covers, `device_map` where the model is sharded,
     and the `model_type`, `folder` and hub commit (`revision`) that it was loaded from. `architecture` also holds the
     heads of keys and values, the width of the feed-forward part and the experts; None where the config does not say.
 

@@ -79,7 +79,7 @@ def timelines_of(loads: Sequence[SettingLoad]) -> list[MemoryTimeline] | None:
 
 
 def fraction_of_peak(amount: float | None, seconds: float | None, peak_per_s: float | None) -> float | None:
-    """`amount` a second as a share of a peak; None where one of them is not known, or there was no time."""
+    """`amount` a second as a fraction of a peak; None where one of them is not known, or there was no time."""
     if amount is None or not seconds or peak_per_s is None:
         return None
     return amount / seconds / peak_per_s

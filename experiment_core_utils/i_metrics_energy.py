@@ -332,9 +332,9 @@ def summary_of(stages: StageEnergies) -> EnergySummary | None:
 def with_correct_answers(energy: Energy | None, accuracy: AccuracyPart) -> Energy | None:
     """A setting's energy with what a correct answer takes in its summary: made anew where answers are scored anew.
 
-    Joules per correct answer = `end_to_end_j` / (accuracy / best score): what one request takes over the share of
-    requests that are answered correctly. A score between 0 and the best counts as that share of a correct answer. The
-    energy is of one request, repeated in windows, not of the samples that accuracy is of, so that the two are
+    Joules per correct answer = `end_to_end_j` / (accuracy / best score): what one request takes over the fraction of
+    requests that are answered correctly. A score between 0 and the best counts as that fraction of a correct answer.
+    The energy is of one request, repeated in windows, not of the samples that accuracy is of, so that the two are
     independent: the interval is `ratio_interval` of the accuracy's own (over samples, by picture) and of the energy's
     (`expanded_interval`: windows and ticks). What requests differ in energy is in neither.
     """

@@ -27,7 +27,7 @@ _PROMPTS_NAMED = 10
 
 
 def part_of(content: JournalContent, rank: int, num_processes: int, experiment_id: str) -> MeasuredSetting:
-    """What a journal holds; the end of an earlier run's share says nothing about this one's."""
+    """What a journal holds; the end of an earlier run's shard says nothing about this one's."""
     end = content.end if content.end is not None and content.end.experiment_id == experiment_id else None
     readings, given = [finished.memory for finished in content.finished], content.last_header.sample_ids
     if end is not None and end.memory is not None:
@@ -65,10 +65,10 @@ def collect_parts(
     timeout_s: float,
     stop: StopRequest,
 ) -> list[MeasuredSetting]:
-    """What all journals of the setting hold, once every process has come to the end of its share.
+    """What all journals of the setting hold, once every process has come to the end of its shard.
 
     Args:
-        shards: the samples of each process, by rank; an end that an earlier, shorter share came to is not waited for
+        shards: the samples of each process, by rank; an end that an earlier, shorter shard came to is not waited for
             any less.
 
     Raises:
@@ -140,7 +140,7 @@ class _Waiting:
         self._last_growth = time.monotonic()
 
     def look(self) -> ShardDone | None:
-        """The end of its share, None while it is not there."""
+        """The end of its shard, None while it is not there."""
         size = self._path.stat().st_size if self._path.exists() else 0
         if size == self._size:
             return None

@@ -34,7 +34,7 @@ def draw_task(model: StagedModel, task: Task, sample_ids: Sequence[int], budget_
 
 
 class AnswerScorer:
-    """A `BlockSetScorer` for any model and task: the score of each greedy answer, as a share of the metric's best.
+    """A `BlockSetScorer` for any model and task: the score of each greedy answer, as a fraction of the metric's best.
 
     Samples that cannot be read or used are left out.
 

@@ -148,7 +148,7 @@ class TaskConfig(Part):
     prompt_template: str | None = Field(default=None, description="text around the question (default: the task's own)")
     num_samples: Count = Field(default=1000, description="number of samples, drawn without replacement")
     sample_by: Literal["random", "question_type"] = Field(
-        default="random", description="question_type: each type of question keeps its share of the split"
+        default="random", description="question_type: each type of question keeps its proportion in the split"
     )
     seed: Seed = Field(default=42, description="seed of the samples and of the order of the settings")
     ids: Annotated[Listed[LargeNumber], AfterValidator(lambda ids: tuple(sorted(ids)))] | None = Field(
@@ -290,7 +290,8 @@ class MeasuringConfig(Part):
         gt=0,
         lt=1,
         examples=[0.02],
-        description="end a setting once the 95 % interval of its mean T_total is within this share of it, such as 0.02",
+        description="end a setting once the 95 % interval of its mean T_total is within this fraction of it, "
+        "such as 0.02",
     )
     energy: Energy = "off"
     memory_timeline: MemoryTimeline = False

@@ -16,7 +16,7 @@ SAMPLE_EVERY_S = 0.05
 # at every moment of its period alike.
 JITTER = 0.5
 JITTER_SEED = 42
-# A trace with more failed readings than this share of all says too little of what lies between them.
+# A trace with more failed readings than this fraction of all says too little of what lies between them.
 FAILED_LIMIT = 0.1
 # Times the usual interval: a reading may come late, or fail once.
 MOST_GAP = 4

@@ -100,7 +100,7 @@ def stage_energies(
 
 
 def _are_narrow(rounds: Iterable[Sequence[Windows]], relative: float) -> bool:
-    """Whether half of the interval over windows is at most this share of the mean, of every stage and every device.
+    """Whether half of the interval over windows is at most this fraction of the mean, of every stage and every device.
 
     The source that stands for the setting decides.
     """

@@ -49,7 +49,7 @@ SETTLE_S = 0.5
 class WindowGoal:
     """How long a window is to be."""
 
-    #: error bound of the counters' resolution, as a share of the window's energy
+    #: error bound of the counters' resolution, as a fraction of the window's energy
     relative_error: float = RELATIVE_ERROR
     #: least_s, longest_s: whatever the error
     least_s: float = LEAST_WINDOW_S

@@ -15,7 +15,7 @@ from experiment_core_utils.primitives.statistics import relative_half_width
 from experiment_core_utils.records.settings import MeasuringOrder, Outliers, WarmUp
 
 T = TypeVar("T")
-# Runs of a warm-up that must agree, and within what share of the shortest.
+# Runs of a warm-up that must agree, and within what fraction of the shortest.
 STABLE_RUNS = 3
 STABLE_WITHIN = 0.05
 # Fewer samples say too little about their own spread to stop on it.
@@ -25,7 +25,7 @@ OUTLIER_Z = 3.5
 MAD_TO_STD = 1.4826
 OUTLIER_BEYOND = 0.05
 MIN_RUNS_FOR_OUTLIERS = 3
-# A control setting that is more than this share off its first reading shows that the machine has changed.
+# A control setting that is more than this fraction off its first reading shows that the machine has changed.
 DRIFT_LIMIT = 0.05
 
 
@@ -80,9 +80,9 @@ def drift_ratio(first_s: Mapping[int, float], now_s: Mapping[int, float]) -> flo
 
 @dataclass(frozen=True)
 class PrecisionGoal:
-    """When a share of a setting's samples is enough."""
+    """When a part of a setting's samples is enough."""
 
-    relative: float  #: half of the 95 % interval of the mean total time, as a share of that mean, at which to stop
+    relative: float  #: half of the 95 % interval of the mean total time, as a fraction of that mean, at which to stop
 
     def of_shard(self, num_processes: int) -> "PrecisionGoal":
         """The goal of one of several processes, which checks its own samples: the interval of n times as many is

@@ -192,7 +192,7 @@ def cluster_totals(
 
 
 def relative_half_width(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> float | None:
-    """Half of the 95 % interval of the mean, as a share of the mean; None for fewer than 2 clusters or a mean of 0.
+    """Half of the 95 % interval of the mean, as a fraction of the mean; None for fewer than 2 clusters or a mean of 0.
 
     Student's t over values, or, where values share a cluster (samples that share a picture), over clusters: the
     variance of the mean is G / (G - 1) * sum over clusters of (sum - mean * count)^2 / n^2, with G - 1 degrees of

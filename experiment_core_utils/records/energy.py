@@ -145,7 +145,7 @@ class ActEnergy:
     alignment: Alignment  #: the ends are advances of the counter (`ticks`) or beginnings and ends of acts (`acts`)
     reason: str | None
     remark: str | None = None
-    #: error bound of the resolution that the window's length was chosen by, as a share of its energy; None where the
+    #: error bound of the resolution that the window's length was chosen by, as a fraction of its energy; None where the
     #: length was chosen by another source
     window_error: float | None = None
 

@@ -394,7 +394,7 @@ class Conditions(Record):
     foreign_gpu_memory_bytes_max: Count | None = None  #: most memory that they held; None if as above
     gpu_reason: str | None = None  #: why figures of the GPU are null; None if none is
     #: time that the host's logical CPUs were busy with other processes (other processes of this run among them), as a
-    #: share of all their time; None if one reading only
+    #: fraction of all their time; None if one reading only
     foreign_cpu_share: Amount | None
     #: [lowest, highest] mean frequency of the CPUs; None if the host does not report it
     cpu_frequency_mhz: list[Amount | None] | None
@@ -419,7 +419,7 @@ class Precision(Record):
     """How well the mean total time is known, and why no more samples were requested."""
 
     asked: Number | None = None  #: `--until_precision`; None if not given
-    #: half of the 95 % interval of the mean `T_total`, as a share of the mean: Student's t over samples, or over
+    #: half of the 95 % interval of the mean `T_total`, as a fraction of the mean: Student's t over samples, or over
     #: pictures where samples share some; None if samples of fewer than 2 pictures
     reached: Number | None = None
     #: `num_samples`: every sample drawn was requested; `precision`: a process was precise enough before;
@@ -478,15 +478,15 @@ class MemoryTimeline(Record):
 
 
 class HardwareUtilisation(Record):
-    """Model FLOPs utilisation (MFU) and model bandwidth utilisation (MBU), shares of the peaks of the data sheet."""
+    """Model FLOPs utilisation (MFU) and model bandwidth utilisation (MBU), fractions of the peaks of the data sheet."""
 
-    #: `vision_flops` / `T_vision_total` as a share of `peak_flops_per_s`; None without a known peak, or where no sample
-    #: has a picture
+    #: `vision_flops` / `T_vision_total` as a fraction of `peak_flops_per_s`; None without a known peak, or where no
+    #: sample has a picture
     mfu_vision: Amount | None = None
     mfu_prefill: Amount | None = None  #: the same of the prefill; None without a known peak
     #: the same of all decode steps; None without a known peak, or where no sample has 2 output tokens
     mfu_decode: Amount | None = None
-    #: weights and cache that the decode steps must read / `T_LLM_decode` as a share of `peak_bytes_per_s`; None as
+    #: weights and cache that the decode steps must read / `T_LLM_decode` as a fraction of `peak_bytes_per_s`; None as
     #: above
     mbu_decode: Amount | None = None
     #: of the GPU, by its data sheet; None on the CPU, on a GPU that is not in the table, or for a number format that it
@@ -532,7 +532,7 @@ class StageFigure(EnergyOfSource):
     #: how many windows something was done to or is weak in, and what it was in the first of them: a wrap that was
     #: undone, an error above the goal, another source that does not agree; None if nothing was
     remark: str | None = None
-    #: error of the resolution that windows were made long enough for, as a share of the energy; the largest of all
+    #: error of the resolution that windows were made long enough for, as a fraction of the energy; the largest of all
     #: windows; None if no figure, or the windows' length was chosen by another source
     window_error: Number | None = None
 
@@ -689,18 +689,18 @@ class AccuracyPart(Record):
 
 
 class CountsPart(Record):
-    """How many samples ran, and which shares of them fell short."""
+    """How many samples ran, and which fractions of them fell short."""
 
     num_samples: Count  #: samples that ran, over all processes
     num_failed_samples: Count  #: samples that did not, not in any mean
     #: samples of those that were measured; the others were answered in batches and have no times
     num_latency_samples: Count | None = None
-    #: share of samples whose first run (or answer in a batch) reached the limit of tokens (`--max_new_tokens`, else the
-    #: task's own) without end-of-sequence; None if no samples
+    #: fraction of samples whose first run (or answer in a batch) reached the limit of tokens (`--max_new_tokens`, else
+    #: the task's own) without end-of-sequence; None if no samples
     share_truncated: Share | None = None
     #: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested
     share_failed: Share | None = None
-    #: share of outliers among the runs; `outlier_runs` marks them, and they are in every
+    #: fraction of outliers among the runs; `outlier_runs` marks them, and they are in every
     #: statistic; see [measurement.md](measurement.md#runs-that-stand-out); None if no sample has 3 runs
     share_outlier_runs: Share | None = None
     share_outlier_runs_reason: str | None = None  #: why there is no share; None if there is one

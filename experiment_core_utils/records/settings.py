@@ -104,7 +104,7 @@ class JournalHeader:
     rank: int
     num_processes: int  #: of that run
     experiment_id: str  #: of the run that the process belongs to
-    sample_ids: tuple[int, ...]  #: the process's share of the samples, those that are finished already included
+    sample_ids: tuple[int, ...]  #: the process's shard of the samples, those that are finished already included
     #: what runs each stage, by name; None in journals from before it was noted
     engines: Mapping[str, str] | None = None
 
@@ -142,7 +142,7 @@ class GpuReading:
     #: the driver was loaded; only differences have a meaning
     power_throttled_s: float | None
     thermal_throttled_s: float | None
-    #: share of the driver's last sampling period (up to a second) in which a kernel ran, this process's among them
+    #: fraction of the driver's last sampling period (up to a second) in which a kernel ran, this process's among them
     utilisation_percent: int | None
     foreign_processes: int | None  #: other processes that compute on it
     foreign_memory_bytes: int | None  #: memory that they hold
@@ -222,18 +222,18 @@ class ShardDone:
     """The end of a process's shard of a setting."""
 
     experiment_id: str  #: of the run that it belongs to
-    proof: KnobProof | None  #: None where the share holds no sample that can be read
+    proof: KnobProof | None  #: None where the shard has no sample that can be read
     memory: MemoryReading | None
-    failure: SettingFailure | None  #: why samples of the share are missing
-    num_given: int | None = None  #: how many samples the share had
+    failure: SettingFailure | None  #: why samples of the shard are missing
+    num_given: int | None = None  #: how many samples the shard had
     #: how many of them, from the front, were requested: fewer where sampling stopped early; both are None in the ends
-    #: of shares of which every sample was requested
+    #: of shards of which every sample was requested
     num_asked: int | None = None
 
 
 @dataclass(frozen=True)
 class MeasuredSetting:
-    """One process's share of the samples of one setting, or what the shares of all come to."""
+    """One process's shard of the samples of one setting, or all shards merged."""
 
     key: str  #: `KnobSetting.key`
     #: digest of everything else that the result depends on; parts that differ in it do not belong together
@@ -247,7 +247,7 @@ class MeasuredSetting:
     proof: KnobProof | None
     memory: MemoryReading | None
     failure: SettingFailure | None  #: why samples are missing
-    #: samples that must be there; of a process that has not come to the end of its share None
+    #: samples that must be there; of a process that has not come to the end of its shard None
     requested_ids: tuple[int, ...] | None = None
     num_stopped_early: int = 0  #: processes that did not come to their last sample because there were enough
     warmups: tuple[WarmUp, ...] = ()  #: of every process and run
@@ -264,7 +264,7 @@ class Outliers:
     #: for each sample the indices of its runs that do, None where it has too few runs for that
     by_sample: tuple[tuple[int, ...] | None, ...]
     share: float | None  #: of the runs that were checked; None where none was
-    reason: str | None  #: why there is no share
+    reason: str | None  #: why `share` is None
 
 
 @dataclass(frozen=True)

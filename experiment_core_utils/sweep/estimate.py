@@ -90,7 +90,7 @@ class PlanSize:
 
     @property
     def samples_per_process(self) -> int:
-        """The largest share of a process, which the others wait for."""
+        """Samples of the largest shard, which the other processes wait for."""
         return math.ceil(self.num_samples / self.num_processes)
 
     @property

@@ -38,7 +38,7 @@ from scipy.special import ndtri, stdtrit
 from experiment_core_utils.primitives.statistics import on_front
 
 StopReason = Literal["settled", "budget", "samples"]
-# The full grid's time is taken as low as it is with this probability only, so that the search keeps to its share.
+# The full grid's time is taken as low as it is with this probability only, so that the search keeps to its budget.
 BUDGET_DOUBT = 0.002
 
 
@@ -61,7 +61,7 @@ Measure = Callable[[Mapping[str, Sequence[int]]], Mapping[str, Mapping[int, Obse
 class SearchRules:
     """What the search may spend, and how sure it has to be."""
 
-    margin: float = 0.01  #: accuracy that a faster setting may be worse by and still dominate, as a share of `best`
+    margin: float = 0.01  #: accuracy that a faster setting may be worse by and still dominate, as a fraction of `best`
     alpha: float = 0.05  #: probability that a given setting eliminates another one wrongly, over all rounds
     doubt: float = 0.2  #: one-sided level at which a setting that looks dominated is set aside
     first_samples: int = 50  #: samples of the first round
@@ -378,8 +378,8 @@ class ParetoSearch:
         return len(self._ids) * per_sample
 
     def _cost_doubt(self) -> float:
-        """How far the full grid's time may lie below its estimate, as a share of it: the bound of the reference's mean,
-        times the factor of sampling without replacement."""
+        """How far the full grid's time may lie below its estimate, as a fraction of it: the bound of the reference's
+        mean, times the factor of sampling without replacement."""
         bound = mean_bound(self._reference(), self._clusters, BUDGET_DOUBT)
         return bound.half / bound.mean * math.sqrt(1 - bound.n / len(self._ids)) if bound.n else math.inf
 

@@ -1,7 +1,7 @@
 """Reproducible samples of a dataset.
 
 No sample is made and no picture decoded while choosing. Choosing looks at the length alone, or, where the types of
-questions shall keep their shares, at the types.
+questions shall keep their proportions, at the types.
 """
 
 from collections import defaultdict
@@ -70,7 +70,7 @@ def create_sampled_dataset(
     order. It depends on length, number and seed only, so every setting and every process gets the same one.
 
     Args:
-        stratify_by_type: keep each question type's share; see `allocate`. The ids are then ascending.
+        stratify_by_type: keep each question type's proportion; see `allocate`. The ids are then ascending.
         ids: exactly these, in this order; nothing is drawn.
 
     Raises:
@@ -99,17 +99,17 @@ def create_sampled_dataset(
 
 
 def allocate(sizes: Mapping[str, int], num_samples: int) -> dict[str, int]:
-    """How many of `num_samples` each type gets: its share of the whole, rounded by largest remainder.
+    """How many of `num_samples` each type gets: its proportion of the whole, rounded by largest remainder.
 
     Where there are at least as many samples as types, no type goes without, at the cost of the types that are
-    furthest above their share. Equal remainders fall to the type that is first in the alphabet.
+    furthest above their proportion. Equal remainders fall to the type that is first in the alphabet.
     """
     total = sum(sizes.values())
     least = 1 if num_samples >= len(sizes) else 0
     given = {kind: max(num_samples * sizes[kind] // total, least) for kind in sorted(sizes)}
 
     def deficit(kind: str) -> int:
-        """How far a type is below its exact share, in units of 1 / total."""
+        """How far a type is below its exact proportion, in units of 1 / total."""
         return num_samples * sizes[kind] - given[kind] * total
 
     while sum(given.values()) > num_samples:

@@ -14,7 +14,7 @@ class PredictionScore:
 
     n: int
     mape: float  #: mean of |predicted / measured - 1|
-    hit_rate: float  #: share of predictions within 10 %
+    hit_rate: float  #: fraction of predictions within 10 %
     bias: float  #: mean of predicted / measured - 1
 
 

@@ -18,7 +18,7 @@ from experiment_core_utils.primitives.statistics import CONFIDENCE
 TAIL = (1 - CONFIDENCE) / 2
 # Fewer pairs that all agree could do so by chance with more than TAIL (0.5 ** 6 < 0.025 < 0.5 ** 5).
 FEWEST_PICTURES = 6
-# What each of the three tests of a percentile may fail with, as shares of the level: the percentile itself may be
+# What each of the three tests of a percentile may fail with, as fractions of the level: the percentile itself may be
 # higher or lower than thought, or the pairs mislead.
 _HIGHER, _LOWER, _PAIRS = 0.5, 0.1, 0.4
 
@@ -83,9 +83,9 @@ def tail_p_values(one: np.ndarray, others: np.ndarray, percent: float) -> np.nda
 
     Pairs are independent of one another, the two of a pair need not be. Were the percentile of `one` at t, then the
     number of its times above t would be binomial, and of the pairs that t parts (exactly one time above it) no more
-    than half would have the other's above it: the sign test of the two shares (McNemar's). Both are tested at every t,
-    with the shares of the level above (Bonferroni), and the p-value is the highest over t, so that it holds whatever
-    the percentile is (R. Berger and D. Boos, JASA 89 (1994), for the idea). No distribution is assumed.
+    than half would have the other's above it: the sign test of the two fractions (McNemar's). Both are tested at every
+    t, with the fractions of the level above (Bonferroni), and the p-value is the highest over t, so that it holds
+    whatever the percentile is (R. Berger and D. Boos, JASA 89 (1994), for the idea). No distribution is assumed.
     """
     n, above = len(one), 1 - percent / 100
     ordered = np.sort(one)

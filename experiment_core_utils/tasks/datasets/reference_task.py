@@ -124,7 +124,7 @@ def draw_by_type(
 ) -> list[QuestionAnswer]:
     """`count` different questions: a type by its weight, then one of its questions.
 
-    Types that the pool does not offer leave their share to the others. `even_answers` draws an answer that occurs in
+    Types that the pool does not offer leave their part to the others. `even_answers` draws an answer that occurs in
     the type before a question with it, which keeps frequent answers from paying.
     """
     left = list(pool)
@@ -177,7 +177,7 @@ def _painted(split: Split, seed: int, image_index: int, h_rel: tuple[float, floa
 
 
 class GeneratedTask:
-    """What the families share; implements `Task`. A family says its questions (`draw_questions`) and references.
+    """The base class of the families; implements `Task`. A family says its questions (`draw_questions`) and references.
 
     Args:
         split: "train" or "validation"; they share no scene, and some labels only occur in validation.

@@ -42,7 +42,7 @@ TYPE_WEIGHTS: MappingProxyType[QuestionType, float] = MappingProxyType(
 QUESTIONS_PER_IMAGE = 4
 DESCRIBE_QUESTION = "list all shapes and their text."
 
-# Within a type, the share of one way of asking; families that a scene does not offer leave their share to the others.
+# Within a type, the fraction of each way of asking; families that a scene does not offer leave theirs to the others.
 _FAMILY_WEIGHTS: MappingProxyType[str, float] = MappingProxyType(
     {
         "reading_by_colour_and_kind": 0.8,

@@ -245,7 +245,7 @@ def _loss_text(row: FixedValue) -> tuple[str, ...]:
 
 
 def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[Chart]:
-    """A chart of two panels for accuracy and for each cost: shares of the spread by term, and the change that each
+    """A chart of two panels for accuracy and for each cost: fractions of the spread by term, and the change that each
     value of a knob makes; none where no knob varies.
     """
     scales = {"accuracy": (0.01, "accuracy", "points") if analysis.grid.best == 1 else (1.0, "score", "score")}
@@ -266,7 +266,7 @@ def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[C
 
 
 def _spread_panel(effects: Effects, title: str, has_drift: bool) -> Panel:
-    """Bars of each term's share of the spread over settings; pale where it is not beyond noise."""
+    """Bars of each term's fraction of the spread over settings; pale where it is not beyond noise."""
     terms = [term for term in effects.terms if term.share is not None]
     marks: list[Mark] = []
     for place, term in enumerate(terms):
@@ -281,7 +281,7 @@ def _spread_panel(effects: Effects, title: str, has_drift: bool) -> Panel:
     }
     return Panel(
         f"{title[0].upper()}{title[1:]}: {_spread_title(effects, terms)}",
-        Axis("share of the variance over settings (%)", (0, 100)),
+        Axis("fraction of the variance over settings (%)", (0, 100)),
         Axis(ticks=ticks, limits=(-0.6, max(len(terms), 1) - 0.4), is_reversed=True),
         marks,
         "Main effects and interactions (×). Pale: within noise.",

@@ -84,7 +84,7 @@ def fractions_chart(regimes: Sequence[Regime]) -> Chart:
     }
     panel = Panel(
         "Where the time of a request goes, by vision knob and answer length",
-        Axis("share of the time of a request (%)", limits=(0, 100)),
+        Axis("fraction of the time of a request (%)", limits=(0, 100)),
         Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(regimes) - 0.4)),
         stacked_bars(STAGES, parts, _COLOURS, texts),
         "Each bar's name ends with the mean total. All top-k and block counts are pooled.",
@@ -146,7 +146,7 @@ def settings_chart(settings: Sequence[Regime]) -> Chart:
 
 
 def stages_over_tokens_chart(generations: Sequence[Generation]) -> Chart:
-    """Areas of the stages' shares over output length, a panel for each vision knob, and where decode is half."""
+    """Areas of the stages' fractions over output length, a panel for each vision knob, and where decode is half."""
     by_group = grouped(generations, lambda each: (each.task, each.vision))
     groups, footnote = some_groups(by_group)
     has_tasks = len({task for task, _ in groups}) > 1
@@ -167,7 +167,7 @@ def stages_over_tokens_chart(generations: Sequence[Generation]) -> Chart:
             Panel(
                 f"vision {vision}" + (f", {task}" if has_tasks else ""),
                 Axis("output tokens", limits=(lengths[0], lengths[-1])),
-                Axis("share of the time (%)", limits=(0, 100)),
+                Axis("fraction of the time (%)", limits=(0, 100)),
                 marks,
                 "" if half is None else f"From {half} tokens on decode is at least half.",
                 "third",
@@ -295,7 +295,7 @@ def _mfu_diagonals(per_ms: float, ends: tuple[float, float], heights: tuple[floa
 
 
 def decoder_parts_chart(profiles: Sequence[ProfiledRequest]) -> Chart:
-    """The decoder's parts over all profiles as shares: what the host issues, and what a GPU does of it."""
+    """The decoder's parts over all profiles as fractions: what the host issues, and what a GPU does of it."""
     rows: dict[str, dict[str, float]] = {}
     for stage, label in (("prefill", "prefill"), ("decode", "a decode step")):
         own = [each.stages[stage] for each in profiles if stage in each.stages]
@@ -322,10 +322,10 @@ def decoder_parts_chart(profiles: Sequence[ProfiledRequest]) -> Chart:
     }
     panel = Panel(
         "Parts of the decoder: what the host issues, and what a GPU does of it",
-        Axis("share of the stage under the profiler (%)", (0, 100)),
+        Axis("fraction of the stage under the profiler (%)", (0, 100)),
         Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(rows) - 0.4)),
         stacked_bars(names, parts, [PART_COLOURS[part] for part in PARTS], texts),
-        f"{len(profiles)} profiled requests. The profiler slows requests down: read the shares, not the times.",
+        f"{len(profiles)} profiled requests. The profiler slows requests down: read the fractions, not the times.",
     )
     return Chart("e1_attention_ffn", [panel], panel_size_in=(8.6, 1.6 + 0.6 * len(rows)),
                  footnote=f"{len(profiles)} profiled requests")  # fmt: skip

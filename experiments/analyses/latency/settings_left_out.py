@@ -20,7 +20,7 @@ from experiments.fitting.scores import relative_error
 
 Predict = Callable[[RequestColumns], Mapping[str, np.ndarray]]
 FOLDS = 6
-# A form replaces a simpler one where it is better by this share on settings left out.
+# A form replaces a simpler one where it is better by this fraction on settings left out.
 CLEARLY_BETTER = 0.05
 
 

@@ -118,7 +118,7 @@ def _by_picture(times: np.ndarray, generations: Sequence[Generation]) -> np.ndar
 
 
 def _share_intervals(sums: Sequence[np.ndarray]) -> list[dict[str, tuple[float, float] | None]]:
-    """For each of such sums the interval of every stage's share; None for a single picture."""
+    """For each of such sums the interval of every stage's fraction; None for a single picture."""
     found: list[dict[str, tuple[float, float] | None]] = [dict.fromkeys(STAGES) for _ in sums]
     # Those of as many pictures are drawn together.
     for size in sorted({len(each) for each in sums} - {1}):
