@@ -25,7 +25,7 @@ Component = Literal["attention", "ffn", "routing", "experts", "norm", "head"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 STAGES = ("vision", "prefill", "decode")
 
-# Names of what runs a stage, as results give them: the model's modules, plain torch on packed weights, C++ for whole
+# Names of what runs a stage, as results give them: the model's modules, plain torch on fused weights, C++ for whole
 # blocks, one C++ call a decode step, and a CUDA graph.
 MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH = (
     "modules",

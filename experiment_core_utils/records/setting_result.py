@@ -142,7 +142,7 @@ class Model(Record):
     #: timed
     cache: str | None = None
     #: how the model really ran: `eager`, by its modules; else by what runs decode steps: `graph`, CUDA graphs; `cpu`,
-    #: compiled C++; `reference`, plain torch on packed weights ([execution.md](execution.md)); results from before say
+    #: compiled C++; `reference`, plain torch on fused weights ([execution.md](execution.md)); results from before say
     #: `straight` for the last two
     execution: str | None = None
     execution_asked: str | None = None  #: `--execution`

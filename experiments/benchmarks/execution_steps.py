@@ -89,7 +89,7 @@ def decode_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights,
 def _replayed(
     graph_capturer: GraphCapturer, step: DecodeStep, kv_cache: KVCache, knobs: EngineKnobs
 ) -> Callable[[], None]:
-    replay = graph_capturer.record(lambda: step.launch(knobs))
+    replay = graph_capturer.capture(lambda: step.launch(knobs))
 
     def steps() -> None:
         kv_cache.set_lengths([POSITIONS])

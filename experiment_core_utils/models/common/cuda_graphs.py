@@ -40,7 +40,7 @@ def refused_without_memory(prompt_tokens: int, max_new_tokens: int) -> Iterator[
 class GraphCapturer(Protocol):
     """An interface that turns work into a function that repeats it."""
 
-    def record(self, work: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
         """Runs the work at least once, and returns a function that repeats it on the same tensors.
 
         What that function returns may be overwritten by its next call.
@@ -68,8 +68,8 @@ class CudaGraphs:
         self._capturing = torch.cuda.Stream(device)
         self._unfinished: list[torch.cuda.CUDAGraph] = []
 
-    def record(self, work: Callable[[], T]) -> Callable[[], T]:
-        """See `GraphCapturer.record`; the work runs `warm_ups` times on the current stream and is captured on
+    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
+        """See `GraphCapturer.capture`; the work runs `warm_ups` times on the current stream and is captured on
         another.
         """
         with out_of_memory_named():
@@ -131,8 +131,8 @@ class CudaGraphs:
 class Reruns:
     """Repeats work by running it again: the results are those of a replay, the launches are not saved."""
 
-    def record(self, work: Callable[[], T]) -> Callable[[], T]:
-        """See `GraphCapturer.record`."""
+    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
+        """See `GraphCapturer.capture`."""
         work()
         return work
 
@@ -168,9 +168,9 @@ class CudaGraphPool:
         place.
 
         Raises:
-            ConfigurationError, OutOfMemory: see `GraphCapturer.record`; the graphs there are stay.
+            ConfigurationError, OutOfMemory: see `GraphCapturer.capture`; the graphs there are stay.
         """
-        replay = self._graph_capturer.record(run)
+        replay = self._graph_capturer.capture(run)
         while len(self._replays) >= self._limit:
             self._replays.popitem(last=False)
         self._replays[name] = replay

@@ -40,7 +40,7 @@ class GraphedDecoder:
         self._graph_capturer = graph_capturer
         self._graphs: dict[Hashable, _GraphedShape] = {}
         self._most = most
-        self._records_new = False
+        self._captures_new = False
         self._served: list[Hashable] = []
         self.replays = 0
 
@@ -49,21 +49,21 @@ class GraphedDecoder:
         return all(name in self._graphs for name in names)
 
     @contextmanager
-    def in_place(self, records_new: bool = False) -> Iterator[Sequence[Hashable]]:
+    def in_place(self, captures_new: bool = False) -> Iterator[Sequence[Hashable]]:
         """A context in which the decoder replays the graph for its inputs, where there is one; else it runs eagerly, or
         is captured first.
 
         Yields the names of the graphs that are replayed, as they are.
 
         Raises:
-            ConfigurationError: with `records_new`, the decoder cannot be captured; the message is the reason.
+            ConfigurationError: with `captures_new`, the decoder cannot be captured; the message is the reason.
         """
         plain = self._decoder.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             return self._forward(plain, args, kwargs)
 
-        self._records_new, self._served = records_new, []
+        self._captures_new, self._served = captures_new, []
         with replaced_method(self._decoder, "forward", forward):
             yield self._served
 
@@ -73,9 +73,9 @@ class GraphedDecoder:
         key = (str(layout), tuple(map(_kind, leaves)))
         graph = self._graphs.pop(key, None)
         if graph is None:
-            if not self._records_new:
+            if not self._captures_new:
                 return plain(*args, **kwargs)
-            graph = self._record(plain, leaves, layout)
+            graph = self._capture(plain, leaves, layout)
         else:
             for own, leaf in zip(graph.inputs, leaves, strict=True):
                 if isinstance(leaf, torch.Tensor):
@@ -87,7 +87,7 @@ class GraphedDecoder:
             del self._graphs[next(iter(self._graphs))]
         return graph.replay()
 
-    def _record(self, plain: Any, leaves: list[Any], layout: Any) -> _GraphedShape:
+    def _capture(self, plain: Any, leaves: list[Any], layout: Any) -> _GraphedShape:
         inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         config = self._model.config.get_text_config(decoder=True)
 
@@ -95,7 +95,7 @@ class GraphedDecoder:
             args, kwargs = unflattened(inputs, layout)
             return plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
 
-        return _GraphedShape(inputs, self._graph_capturer.record(work))
+        return _GraphedShape(inputs, self._graph_capturer.capture(work))
 
 
 def _kind(leaf: Any) -> Any:

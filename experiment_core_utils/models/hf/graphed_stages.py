@@ -99,7 +99,7 @@ class GraphedGeneration:
         try:
             with refused_without_memory(tokens, max_new_tokens):
                 self._free_memory(setting, tokens + max_new_tokens)
-                self._record(self._graphed_settings[setting], inputs)
+                self._capture(self._graphed_settings[setting], inputs)
         except ConfigurationError as error:
             self._graphed_settings.pop(setting, None)
             self._unsupported_reasons[setting] = str(error)
@@ -108,60 +108,60 @@ class GraphedGeneration:
             release_cached_memory(self.device)
 
     def _can_replay(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
-        recorded = self._graphed_settings.get(setting)
-        if recorded is None or not recorded.can_replay(_shape_of(inputs), max_seq_len):
+        graphed = self._graphed_settings.get(setting)
+        if graphed is None or not graphed.can_replay(_shape_of(inputs), max_seq_len):
             return False
         self._graphed_settings.move_to_end(setting)
         return True
 
     def _free_memory(self, setting: Hashable, max_seq_len: int) -> None:
-        recorded = self._graphed_settings.get(setting)
-        if recorded is not None and recorded.decode.max_seq_len >= max_seq_len:
+        graphed = self._graphed_settings.get(setting)
+        if graphed is not None and graphed.decode.max_seq_len >= max_seq_len:
             self._graphed_settings.move_to_end(setting)
             return
         decode = FixedCacheDecode(self._model, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, self._graph_capturer)
-        prefill = GraphedDecoder(self._model, self._graph_capturer) if recorded is None else recorded.prefill
+        prefill = GraphedDecoder(self._model, self._graph_capturer) if graphed is None else graphed.prefill
         self._graphed_settings[setting] = _Graphed(
-            decode, prefill, None if recorded is None else recorded.prefill_unsupported_reason
+            decode, prefill, None if graphed is None else graphed.prefill_unsupported_reason
         )
         self._graphed_settings.move_to_end(setting)
         while len(self._graphed_settings) > MOST_SETTINGS:
             self._graphed_settings.popitem(last=False)
 
-    def _record(self, recorded: _Graphed, inputs: Mapping[str, Any]) -> None:
+    def _capture(self, graphed: _Graphed, inputs: Mapping[str, Any]) -> None:
         """Run one pass over the prompt, and another only where it turns out that prefills cannot be graphed."""
         names: tuple[Hashable, ...] = ()
         features = self._stages.encode_image(inputs)
-        if recorded.prefill_unsupported_reason is None:
+        if graphed.prefill_unsupported_reason is None:
             try:
-                with recorded.prefill.in_place(records_new=True) as served:
+                with graphed.prefill.in_place(captures_new=True) as served:
                     logits, state = self._stages.prefill(inputs, features)
                 names = tuple(served)
             except ConfigurationError as error:
-                recorded.prefill_unsupported_reason = str(error)
-                recorded.prefill = GraphedDecoder(self._model, self._graph_capturer)
-        if recorded.prefill_unsupported_reason is not None:
+                graphed.prefill_unsupported_reason = str(error)
+                graphed.prefill = GraphedDecoder(self._model, self._graph_capturer)
+        if graphed.prefill_unsupported_reason is not None:
             logits, state = self._stages.prefill(inputs, features)
         with self._stages.decoding():
-            recorded.decode.begin(state, logits)
-        recorded.warmed_up[_shape_of(inputs)] = names
+            graphed.decode.begin(state, logits)
+        graphed.warmed_up[_shape_of(inputs)] = names
 
     def _prefilled(
-        self, recorded: _Graphed, inputs: Mapping[str, Any], features: Any
+        self, graphed: _Graphed, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, GenerationState]:
-        if recorded.prefill_unsupported_reason is not None:
+        if graphed.prefill_unsupported_reason is not None:
             return self._stages.prefill(inputs, features)
-        with recorded.prefill.in_place():
+        with graphed.prefill.in_place():
             return self._stages.prefill(inputs, features)
 
     def prefill(
         self, setting: Hashable, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, PrefilledRequest[Hashable]]:
         """The prefill stage: logits [1, V] of the last position, which the next prefill overwrites."""
-        recorded = self._graphed_settings[setting]
+        graphed = self._graphed_settings[setting]
         self._holder.release()
-        logits, state = self._prefilled(recorded, inputs, features)
-        recorded.decode.begin(state, logits)
+        logits, state = self._prefilled(graphed, inputs, features)
+        graphed.decode.begin(state, logits)
         return logits, self._holder.hold(setting, inputs["input_ids"])
 
     def decode_step(self, token: torch.Tensor, state: PrefilledRequest[Hashable]) -> torch.Tensor:

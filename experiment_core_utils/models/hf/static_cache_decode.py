@@ -82,7 +82,7 @@ class FixedCacheDecode:
         if self._step is None:
             own = None if positions is None else positions.clone()
             self._step = _Step(token.clone(), own, torch.zeros_like(logits))
-            self._replay = self._graph_capturer.record(self._run)
+            self._replay = self._graph_capturer.capture(self._run)
             self._set_length(self._length)
         self._step.token.copy_(token)
         if self._step.positions is not None:

@@ -36,7 +36,7 @@ class DeviceQuestion:
         inputs: int32 [size], to be written before `answer`.
 
     Raises:
-        ConfigurationError, OutOfMemory: see `GraphCapturer.record`.
+        ConfigurationError, OutOfMemory: see `GraphCapturer.capture`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DeviceQuestion:
         self._answered = answered.numpy()
         # A graph has addresses alone.
         self._held = work
-        self._replay = graph_capturer.record(lambda: work(inputs, answered))
+        self._replay = graph_capturer.capture(lambda: work(inputs, answered))
         self._done = torch.cuda.Event() if is_cuda else None
 
     def answer(self) -> list[float]:

@@ -18,11 +18,11 @@ class RecordsUpTo:
     def __init__(self, most: int) -> None:
         self._left = most
 
-    def record(self, work: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
         if not self._left:
             raise OutOfMemory("CUDA out of memory")
         self._left -= 1
-        return Reruns().record(work)
+        return Reruns().capture(work)
 
 
 def test_the_graph_that_was_not_used_for_longest_goes() -> None:

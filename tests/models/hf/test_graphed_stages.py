@@ -72,11 +72,11 @@ class FailsOnce:
         self._left = recordings
         self._error = error
 
-    def record(self, work: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
         self._left -= 1
         if self._left == -1:
             raise self._error
-        return Reruns().record(work)
+        return Reruns().capture(work)
 
 
 def inputs_of(model: TransformersModel, setting: KnobSetting, question: str = "What is it?") -> Any:

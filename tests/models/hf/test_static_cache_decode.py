@@ -106,7 +106,7 @@ def test_a_recorded_decoder_gives_the_logits_of_other_inputs(name: str) -> None:
         prompt_of(9, seed=2) if family.picture is None else {**first, "pixel_values": first["pixel_values"].flip(-1)}
     )
     stages, decoder = GenerateStages(model), GraphedDecoder(model, Reruns())
-    with decoder.in_place(records_new=True):
+    with decoder.in_place(captures_new=True):
         stages.prefill(first, stages.encode_image(first))
     expected, _ = stages.prefill(second, stages.encode_image(second))
     with decoder.in_place():
@@ -134,7 +134,7 @@ def test_the_longest_unused_graphs_are_let_go() -> None:
     names = []
     with torch.inference_mode():
         for tokens in (4, 5, 4, 6):
-            with decoder.in_place(records_new=True) as served:
+            with decoder.in_place(captures_new=True) as served:
                 stages.prefill(prompt_of(tokens), None)
             names.append(tuple(served))
     assert [len(served) for served in names] == [1, 1, 1, 1]

@@ -18,7 +18,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 def fusing_unsupported_reason(layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> str | None:
-    """The reason why weights cannot be fused, to follow on "cannot be packed: "; None where they can.
+    """The reason why weights cannot be fused, to follow on "cannot be fused: "; None where they can.
 
     Args:
         layers: what has to be a plain `nn.Linear`.
@@ -40,11 +40,11 @@ def fusing_unsupported_reason(layers: Iterable[nn.Module], weights: Iterable[tor
 @torch.no_grad()
 def fused_rows(layers: list[nn.Linear], name: str = "weight") -> torch.Tensor:
     """The layers' weights (or biases) one below the other; each layer's own becomes a view of its rows."""
-    joined = torch.cat([getattr(layer, name).detach() for layer in layers])
-    parts = joined.split([layer.out_features for layer in layers])
+    fused = torch.cat([getattr(layer, name).detach() for layer in layers])
+    parts = fused.split([layer.out_features for layer in layers])
     for layer, own in zip(layers, parts, strict=True):
         setattr(layer, name, nn.Parameter(own, requires_grad=getattr(layer, name).requires_grad))
-    return joined
+    return fused
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def fuse_decoder_weights(model: MolmoeForConditionalGeneration) -> DecoderWeight
     text = model.config.text_config
     reason = _config_unsupported_reason(text.to_dict()) or _weights_unsupported_reason(model)
     if reason is not None:
-        raise ConfigurationError(f"the decoder cannot be packed: {reason}; run it with --execution eager")
+        raise ConfigurationError(f"the decoder cannot be fused: {reason}; run it with --execution eager")
     decoder = model.get_decoder()
     head_width = model.all_blocks[0].self_attn.head_dim
     return DecoderWeights(
@@ -176,7 +176,7 @@ def _block_weights(block: Any) -> Iterator[torch.Tensor]:
 
 def _fuse_weights(block: Any) -> BlockWeights:
     attention, mixture = block.self_attn, block.mlp
-    packed = BlockWeights(
+    fused = BlockWeights(
         input_norm=block.input_layernorm.weight.detach(),
         qkv=fused_rows([attention.q_proj, attention.k_proj, attention.v_proj]),
         query_norm=attention.q_norm.weight.detach(),
@@ -188,10 +188,10 @@ def _fuse_weights(block: Any) -> BlockWeights:
         down=mixture.experts.down_proj.detach(),
     )
     # A tensor that came out of a file need not be contiguous; a copy of it would take the memory twice.
-    for name, weight in vars(packed).items():
+    for name, weight in vars(fused).items():
         if not weight.is_contiguous():
-            raise ConfigurationError(f"the decoder cannot be packed: its {name} weights are not contiguous")
-    return packed
+            raise ConfigurationError(f"the decoder cannot be fused: its {name} weights are not contiguous")
+    return fused
 
 
 # Products on tensor cores want the inner width in multiples of this.
@@ -292,7 +292,7 @@ def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
     tower, vision = model.model.vision_tower, model.config.vision_config
     reason = _unsupported_reason(model)
     if reason is not None:
-        raise ConfigurationError(f"the vision tower cannot be packed: {reason}; run it with --execution eager")
+        raise ConfigurationError(f"the vision tower cannot be fused: {reason}; run it with --execution eager")
     embeddings = tower.embeddings
     return VisionWeights(
         patch_weight=_padded(embeddings.patch_embedding.weight.detach().flatten(1)),

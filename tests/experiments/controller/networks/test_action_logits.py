@@ -25,7 +25,7 @@ class Full:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def record(self, work: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
         raise self.error
 
 

@@ -197,7 +197,7 @@ def test_auto_takes_engines_where_every_stage_has_one(models: dict[str, MolmoeSt
     assert "in multiples of 32, not 8" in narrow["execution_reason"]
 
 
-def test_a_decoder_that_cannot_be_packed_runs_eagerly(
+def test_a_decoder_that_cannot_be_fused_runs_eagerly(
     models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
 ) -> None:
     def clipped(config: Any) -> None:
@@ -222,7 +222,7 @@ def test_a_tower_that_cannot_be_fused_runs_eagerly_before_a_reference_decoder(
     model = staged(gelu, models["eager"])
     described = model.describe()
     assert described["execution_stages"] == {"vision": "modules", "prefill": "reference", "decode": "cpu step"}
-    assert "vision: the vision tower cannot be packed: its activation is gelu" in described["execution_reason"]
+    assert "vision: the vision tower cannot be fused: its activation is gelu" in described["execution_reason"]
     assert len(run_staged(model, requests[0], NEW_TOKENS).token_ids) >= 1
 
 

@@ -1,4 +1,4 @@
-"""Packed vision weights are the modules' own, in the stated order; what the packed path cannot compute is refused."""
+"""Fused vision weights are the modules' own, in the stated order; what the fused path cannot compute is refused."""
 
 from typing import Any
 
@@ -24,37 +24,37 @@ def model() -> MolmoeForConditionalGeneration:
 def test_joint_rows_are_queries_keys_values_with_their_biases(model: MolmoeForConditionalGeneration) -> None:
     """The tower is 16 wide: rows 0..15, 16..31, 32..47."""
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    packed = fuse_vision_weights(model)
+    fused = fuse_vision_weights(model)
     prefix = "model.vision_tower.layers.1.self_attn."
     for position, part in enumerate(("q_proj", "k_proj", "v_proj")):
         rows = slice(16 * position, 16 * position + 16)
-        assert torch.equal(packed.blocks[1].qkv[rows], before[f"{prefix}{part}.weight"])
-        assert torch.equal(packed.blocks[1].qkv_bias[rows], before[f"{prefix}{part}.bias"])
-    assert torch.equal(packed.connector.key_value[16:], before["model.connector.v_proj.weight"])
-    assert torch.equal(packed.connector.gate_up[:16], before["model.connector.gate_proj.weight"])
+        assert torch.equal(fused.blocks[1].qkv[rows], before[f"{prefix}{part}.weight"])
+        assert torch.equal(fused.blocks[1].qkv_bias[rows], before[f"{prefix}{part}.bias"])
+    assert torch.equal(fused.connector.key_value[16:], before["model.connector.v_proj.weight"])
+    assert torch.equal(fused.connector.gate_up[:16], before["model.connector.gate_proj.weight"])
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
-def test_nothing_is_held_twice(model: MolmoeForConditionalGeneration) -> None:
-    packed = fuse_vision_weights(model)
+def test_nothing_is_stored_twice(model: MolmoeForConditionalGeneration) -> None:
+    fused = fuse_vision_weights(model)
     layer: Any = model.model.vision_tower.layers[0]
     with torch.no_grad():
         layer.self_attn.v_proj.weight[3, 2] = 42.0
         layer.self_attn.k_proj.bias[1] = 43.0
         model.model.connector.up_proj.weight[0, 5] = 44.0
-    assert packed.blocks[0].qkv[35, 2] == 42.0
-    assert packed.blocks[0].qkv_bias[17] == 43.0
-    assert packed.connector.gate_up[16, 5] == 44.0
+    assert fused.blocks[0].qkv[35, 2] == 42.0
+    assert fused.blocks[0].qkv_bias[17] == 43.0
+    assert fused.connector.gate_up[16, 5] == 44.0
 
 
 def test_the_patch_embedding_gets_columns_of_zeros(model: MolmoeForConditionalGeneration) -> None:
     """3 * 14 * 14 = 588 pixels of a patch; the next multiple of 16 is 592."""
-    packed = fuse_vision_weights(model)
-    assert packed.patch_weight.shape == (16, 592)
+    fused = fuse_vision_weights(model)
+    assert fused.patch_weight.shape == (16, 592)
     assert torch.equal(
-        packed.patch_weight[:, :588], model.model.vision_tower.embeddings.patch_embedding.weight.flatten(1)
+        fused.patch_weight[:, :588], model.model.vision_tower.embeddings.patch_embedding.weight.flatten(1)
     )
-    assert not packed.patch_weight[:, 588:].any()
+    assert not fused.patch_weight[:, 588:].any()
 
 
 def test_the_unused_last_block_is_left_out_unless_it_is_kept() -> None:

@@ -1,4 +1,4 @@
-"""Packed weights are the modules' own, nothing is held twice, and what the packed path cannot compute is refused."""
+"""Fused weights are the modules' own, nothing is stored twice, and what the fused path cannot compute is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,31 +29,31 @@ def with_one_kv_head(text: Any) -> None:
 
 
 def test_rows_are_queries_then_keys_then_values() -> None:
-    """Two query heads of width 16 and one key head: rows 0..31, 32..47 and 48..63 of the packed tensor."""
+    """Two query heads of width 16 and one key head: rows 0..31, 32..47 and 48..63 of the fused tensor."""
     model = built(with_one_kv_head)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    packed = fuse_decoder_weights(model)
+    fused = fuse_decoder_weights(model)
     attention = "model.language_model.layers.2.self_attn."
-    qkv = packed.blocks[2].qkv
+    qkv = fused.blocks[2].qkv
     assert qkv.shape == (64, 32)
     assert torch.equal(qkv[:32], before[attention + "q_proj.weight"])
     assert torch.equal(qkv[32:48], before[attention + "k_proj.weight"])
     assert torch.equal(qkv[48:], before[attention + "v_proj.weight"])
-    assert (packed.num_heads, packed.num_kv_heads, packed.head_width) == (2, 1, 16)
+    assert (fused.num_heads, fused.num_kv_heads, fused.head_width) == (2, 1, 16)
 
 
 def test_sizes_are_read_off_the_weights() -> None:
-    packed = fuse_decoder_weights(built())
-    assert (packed.width, packed.num_experts, packed.expert_width, packed.default_top_k) == (32, 8, 16, 4)
-    assert len(packed.blocks) == 4
-    assert packed.inverse_frequencies.shape == (8,)
-    assert packed.inverse_frequencies[0] == 1.0
+    fused = fuse_decoder_weights(built())
+    assert (fused.width, fused.num_experts, fused.expert_width, fused.default_top_k) == (32, 8, 16, 4)
+    assert len(fused.blocks) == 4
+    assert fused.inverse_frequencies.shape == (8,)
+    assert fused.inverse_frequencies[0] == 1.0
 
 
-def test_modules_and_packed_weights_share_their_memory() -> None:
+def test_modules_and_fused_weights_share_their_memory() -> None:
     model = built()
-    packed = fuse_decoder_weights(model)
-    block, mine = model.all_blocks[1], packed.blocks[1]
+    fused = fuse_decoder_weights(model)
+    block, mine = model.all_blocks[1], fused.blocks[1]
     with torch.no_grad():
         block.self_attn.k_proj.weight[0, 0] = 42.0
         block.mlp.experts.down_proj[3, 2, 1] = 43.0
@@ -75,7 +75,7 @@ def test_eager_runs_and_saved_files_do_not_change(tmp_path: Path) -> None:
     assert all(torch.equal(loaded[name], weight) for name, weight in before.items())
 
 
-def test_blocks_that_are_skipped_are_packed_too() -> None:
+def test_blocks_that_are_skipped_are_fused_too() -> None:
     model = built()
     model.set_knobs(2, (0, 3))
     assert len(fuse_decoder_weights(model).blocks) == 4

@@ -40,7 +40,7 @@ class ReferenceVision:
         linear = [layer for block in layers for layer in _products(block)]
         reason = fusing_unsupported_reason(linear, nn.ModuleList(linear).parameters()) or reason
         if reason is not None:
-            raise ConfigurationError(f"the vision tower cannot be packed: {reason}; run it with --execution eager")
+            raise ConfigurationError(f"the vision tower cannot be fused: {reason}; run it with --execution eager")
         self._tower = tower
         self._connector = model.model.connector
         self._heads = vision.num_attention_heads

@@ -35,12 +35,12 @@ def tiny_model(device: str) -> MolmoeForConditionalGeneration:
     return MolmoeForConditionalGeneration(tiny_config()).eval().to(device)
 
 
-def packed(device: str = "cpu") -> DecoderWeights:
+def fused(device: str = "cpu") -> DecoderWeights:
     return fuse_decoder_weights(tiny_model(device))
 
 
 def test_on_the_cpu_nothing_is_captured() -> None:
-    decoder = packed()
+    decoder = fused()
     assert graphed_decode_unsupported_reason(decoder) == "CUDA graphs need a GPU, and the model is on cpu"
     with pytest.raises(ConfigurationError, match="the model is on cpu"):
         GraphedDecode(decoder)
@@ -55,7 +55,7 @@ class OnAGpu(DecoderWeights):
 
 def test_torch_for_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It calls AMD's GPUs cuda, too; each engine says why it does not run there, and the whole choice as well."""
-    decoder = OnAGpu(**vars(packed()))
+    decoder = OnAGpu(**vars(fused()))
     assert graphed_decode_unsupported_reason(decoder) is None
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
     reason = "its kernels are for CUDA, and this torch is built for ROCm 6.4.0"
@@ -65,7 +65,7 @@ def test_torch_for_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shapes_that_the_kernels_do_not_cover() -> None:
-    decoder = packed()
+    decoder = fused()
     assert shape_unsupported_reason(decoder) is None
     assert (
         shape_unsupported_reason(replace(decoder, head_width=24))
@@ -87,7 +87,7 @@ def test_shapes_that_the_kernels_do_not_cover() -> None:
 
 
 def test_odd_widths_do_not_share_weights() -> None:
-    decoder = packed()
+    decoder = fused()
     assert can_share_weights(decoder)
     narrow = replace(decoder.blocks[0], down=torch.empty(8, 32, 24, device="meta"))
     assert not can_share_weights(replace(decoder, blocks=(narrow,)))
@@ -142,7 +142,7 @@ def begun(kv_caches: tuple[KVCache, KVCache]) -> None:
 )
 def test_requests_of_several_lengths_get_the_tokens_of_the_reference_step(batch: int, fewest: int) -> None:
     """Also where all have all experts, and where each has one."""
-    decoder = packed("cuda")
+    decoder = fused("cuda")
     kv_cache, other = filled_kv_caches(decoder, batch, 16)
     graphed, reference = GraphedDecode(decoder, fewest_together=fewest), ReferenceDecode(decoder)
     for knobs in (KNOBS, EngineKnobs(8, (0, 1, 2, 3)), EngineKnobs(1, (0, 2))):
@@ -159,7 +159,7 @@ def test_requests_of_several_lengths_get_the_tokens_of_the_reference_step(batch:
 
 @needs_gpu
 def test_in_bfloat16_requests_together_are_as_near_as_the_reference_step() -> None:
-    exact = packed("cuda")
+    exact = fused("cuda")
     decoder = fuse_decoder_weights(tiny_model("cuda").bfloat16())
     kv_caches = filled_kv_caches(decoder, 8, 16)
     wanted = KVCache.allocate(exact, 16, 8)
@@ -177,7 +177,7 @@ def test_in_bfloat16_requests_together_are_as_near_as_the_reference_step() -> No
 @pytest.mark.parametrize("batch", [1, 2, FEWEST_TOGETHER, 20])
 def test_replays_note_the_experts_of_the_reference_step(batch: int) -> None:
     """Also where a setting before took more experts and blocks, and where more are requested than the model's own 4."""
-    decoder = packed("cuda")
+    decoder = fused("cuda")
     kv_cache, other = filled_kv_caches(decoder, batch, 16)
     graphed, reference = GraphedDecode(decoder), ReferenceDecode(decoder)
     assert graphed.topk_expert_ids == {}
@@ -198,7 +198,7 @@ def test_replays_note_the_experts_of_the_reference_step(batch: int) -> None:
 @needs_gpu
 @pytest.mark.parametrize("batch", [1, FEWEST_TOGETHER])
 def test_making_ready_leaves_a_full_store_as_it_was(batch: int) -> None:
-    decoder = packed("cuda")
+    decoder = fused("cuda")
     kv_cache, _ = filled_kv_caches(decoder, batch, 8)
     kv_cache.set_lengths([8] * batch)
     kv_cache.next_tokens.fill_(5)
@@ -210,7 +210,7 @@ def test_making_ready_leaves_a_full_store_as_it_was(batch: int) -> None:
 
 @needs_gpu
 def test_beyond_the_limit_the_oldest_graph_is_captured_anew() -> None:
-    decoder = packed("cuda")
+    decoder = fused("cuda")
     kv_cache, graphed = KVCache.allocate(decoder, 8), GraphedDecode(decoder, CudaGraphPool(2))
     seen = []
     for top_k in (1, 2, 3, 1):

@@ -96,7 +96,7 @@ def test_the_unused_last_block_is_left_out() -> None:
     assert len(ReferenceVision(MolmoeForConditionalGeneration(config).eval())._blocks) == 1
 
 
-def test_joined_weights_and_biases_are_the_modules_own() -> None:
+def test_fused_weights_and_biases_are_the_modules_own() -> None:
     """The tower is 16 wide: what is changed in a module, changes the features."""
     model = MolmoeForConditionalGeneration(tiny_config()).eval()
     pixels, masks = pictures(False, False)

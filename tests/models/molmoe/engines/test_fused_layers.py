@@ -1,4 +1,4 @@
-"""Layers' weights and biases lie one after the other and stay the layers' own; what cannot be packed is named."""
+"""Layers' weights and biases lie one after the other and stay the layers' own; what cannot be fused is named."""
 
 import pytest
 import torch
@@ -47,5 +47,5 @@ class Replaced(nn.Linear):
         ([], [torch.zeros(2), torch.zeros(2).half()], "its weights are in several dtypes (float16, float32)"),
     ],
 )
-def test_what_is_against_packing(also: list[nn.Module], weights: list[torch.Tensor], reason: str | None) -> None:
+def test_what_is_against_fusing(also: list[nn.Module], weights: list[torch.Tensor], reason: str | None) -> None:
     assert fusing_unsupported_reason([*layers(), *also], iter(weights)) == reason
