@@ -99,7 +99,7 @@ def decoder_parts(decoder: DecoderWeights) -> Iterator[PrefillPart]:
     yield PrefillPart("plan", lambda i: align_blocks(topk_ids, experts, 160))
     choices = float(TOKENS * TOP_K)
     for tile in GATED_TILES:
-        order, row_blocks = align_blocks(topk_ids, experts, tile.chunk)
+        order, row_blocks = align_blocks(topk_ids, experts, tile.row_block)
 
         def gate_up(
             i: int, tile: ProductTile = tile, order: torch.Tensor = order, row_blocks: torch.Tensor = row_blocks
@@ -108,7 +108,7 @@ def decoder_parts(decoder: DecoderWeights) -> Iterator[PrefillPart]:
 
         yield PrefillPart(f"gate and up, {tile}", gate_up, 4.0 * choices * width * inner)
     for tile in DOWN_TILES:
-        order, row_blocks = align_blocks(topk_ids, experts, tile.chunk)
+        order, row_blocks = align_blocks(topk_ids, experts, tile.row_block)
 
         def down(
             i: int, tile: ProductTile = tile, order: torch.Tensor = order, row_blocks: torch.Tensor = row_blocks

@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.tune
 
-Random weights at MolmoE-1B's widths in bfloat16, on a GPU. Each kernel of a decode step, and each grouped product of a
+Random weights at MolmoE-1B's widths in bfloat16, on a GPU. Each kernel of a decode step, and each grouped GEMM of a
 prompt's experts, runs with each candidate in turn, once in each block, so that weights come from memory; the candidate
 with the least median wins. What is not tried (how positions are split, the step of several requests) is the default's.
 """
@@ -45,7 +45,7 @@ def read_tiles(part: str) -> list[ReadTile]:
 
 
 def product_tiles(card: Card) -> list[ProductTile]:
-    """Candidates of a grouped product; all take as many rows, as the two products of a prompt must."""
+    """Candidates of a grouped GEMM; all take as many rows, as the two products of a prompt must."""
     bulk = (False, True) if card.is_hopper else (False,)
     sizes = [(strip, warps, stages) for strip in (64, 128, 256) for warps in (4, 8) for stages in (2, 3, 4)]
     return [ProductTile(strip, 64, 128, 32, warps, stages, each) for strip, warps, stages in sizes for each in bulk]
@@ -112,7 +112,7 @@ def tuned_step(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tunin
 
 
 def tuned_prefill(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
-    """The row with the fastest tiles of the grouped products."""
+    """The row with the fastest tiles of the grouped GEMMs."""
     from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
     from experiments.benchmarks.prefill_variants import ROWS
 
@@ -130,7 +130,7 @@ def tuned_prefill(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tu
         def run_with(
             tile: ProductTile, gated: bool = gated, given: torch.Tensor = given, output: torch.Tensor = output
         ) -> Callable[[], torch.Tensor]:
-            order, row_blocks = align_blocks(topk_ids, decoder.num_experts, tile.chunk)
+            order, row_blocks = align_blocks(topk_ids, decoder.num_experts, tile.row_block)
 
             def every_block() -> torch.Tensor:
                 for block in decoder.blocks:

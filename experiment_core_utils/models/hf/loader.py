@@ -117,7 +117,7 @@ def skeleton_of(source: HFSource) -> PreTrainedModel:
     with vendor_errors_named(f"{source.name} ({source.config.model_type}) cannot be built"), torch.device("meta"):
         skeleton = source.auto_class.from_config(copy.deepcopy(source.config), trust_remote_code=False)
     for part in _owners_of_experts(skeleton):
-        # Without storage, grouped products take bfloat16 of widths divisible by 8 only.
+        # Without storage, grouped GEMMs take bfloat16 of widths divisible by 8 only.
         part.set_experts_implementation("batched_mm")
     return skeleton.eval()
 

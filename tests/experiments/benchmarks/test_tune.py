@@ -27,7 +27,7 @@ def test_bulk_copies_are_tried_from_hopper_on() -> None:
 
 
 def test_the_two_products_of_a_prompt_take_as_many_rows() -> None:
-    assert {tile.chunk for tile in product_tiles(HOPPER)} == {160}
+    assert {tile.row_block for tile in product_tiles(HOPPER)} == {160}
 
 
 def test_the_least_median_wins() -> None:

@@ -36,7 +36,7 @@ def test_fused_attention_by_hand() -> None:
 def test_grouped_products_count_rows_once() -> None:
     # 7 rows in 3 groups, each meets one matrix of 16 x 32: 2 * 7 * 16 * 32.
     if not hasattr(torch, "_grouped_mm"):
-        pytest.skip("this torch has no grouped product")
+        pytest.skip("this torch has no grouped GEMM")
     rows, weights = torch.randn(7, 16, dtype=torch.bfloat16), torch.randn(3, 16, 32, dtype=torch.bfloat16)
     offsets = torch.tensor([2, 5, 7], dtype=torch.int32)
     assert count_flops(lambda: torch._grouped_mm(rows, weights, offs=offsets)) == 7168

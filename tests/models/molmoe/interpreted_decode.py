@@ -37,7 +37,7 @@ TILES = StepTiles(
     down=Tile(16, 4),
     head=Tile(64, 4),
 )
-# The largest chunk of an expert has two parts, and popular experts need several chunks.
+# The largest row block of an expert has two parts, and popular experts need several row blocks.
 EXPERTS = ProductTile(16, 16, head=2, tail=1, warps=4, stages=2)
 SHARED = SmallBatchTile(32, 16, warps=4, stages=2)
 BATCH_TILES = BatchTiles(SHARED, TILES.attention, 3, SHARED, (EXPERTS, EXPERTS), SHARED)

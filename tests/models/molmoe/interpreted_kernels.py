@@ -118,7 +118,7 @@ def check_experts(model: MolmoeForConditionalGeneration, tile: ProductTile, toke
     assert torch.equal(topk_ids[:-2].long(), their_choice[:-2])
     assert bool((topk_ids[-2:] == decoder.num_experts).all())
     print("topk_weights", error(topk_weights, their_shares))
-    order, row_blocks = align_blocks(topk_ids, decoder.num_experts, tile.chunk)
+    order, row_blocks = align_blocks(topk_ids, decoder.num_experts, tile.row_block)
     expected = topk_ids.flatten().sort(stable=True).indices[: (tokens - 2) * top_k]
     assert torch.equal(order[: len(expected)].long(), expected)
     total = int(row_blocks[0])

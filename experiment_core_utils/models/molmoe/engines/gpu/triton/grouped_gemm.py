@@ -72,7 +72,8 @@ def align_blocks(
 
     Returns:
         order [T * k] int32: the choice (token * k + rank) at each sorted place, tokens ascending within an expert, not
-        written past the last choice; chunks [1 + 3 * C] int32: their number, then expert, first place and rows of each.
+        written past the last choice; row blocks [1 + 3 * C] int32: their number, then expert, first place and rows
+        of each.
     """
     slots = topk_ids.numel()
     most = min(slots, slots // row_block + experts)
@@ -282,14 +283,14 @@ def expert_rows(
 
     Args:
         gate_up, down: a `BlockWeights`'s, [E, 2 * I, H] and [E, H, I].
-        tiles: of the two products, with the same chunk; None takes `prefill_tiles_for`.
+        tiles: of the two products, with the same `row_block`; None takes `prefill_tiles_for`.
         use_pdl: see `launch`.
     """
     experts, width, inner = down.shape
     top_k = topk_ids.shape[1]
     if tiles is None:
         tiles = prefill_tiles_for(width, inner, normed)
-    order, row_blocks = align_blocks(topk_ids, experts, tiles[0].chunk, use_pdl)
+    order, row_blocks = align_blocks(topk_ids, experts, tiles[0].row_block, use_pdl)
     activated = torch.empty((topk_ids.numel(), inner), dtype=normed.dtype, device=normed.device)
     grouped_gemm(normed, gate_up, activated, order, row_blocks, top_k, True, tiles[0], use_pdl)
     rows = torch.empty((topk_ids.numel(), width), dtype=normed.dtype, device=normed.device)

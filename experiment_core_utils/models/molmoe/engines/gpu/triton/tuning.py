@@ -93,9 +93,9 @@ class SmallBatchTile:
 
 @dataclass(frozen=True)
 class ProductTile:
-    """Sizes of one program: weight rows, factor step, rows of the two parts of a chunk, warps and loads in flight.
+    """Sizes of one program: weight rows, factor step, rows of the two parts of a row block, warps and loads in flight.
 
-    Without a second part (`tail` 0) every chunk is computed as a whole one, which takes less shared memory.
+    Without a second part (`tail` 0) every row block is computed as a whole one, which takes less shared memory.
     `bulk`: the weights come by the bulk copy engine, which GPUs have from Hopper on.
     """
 
@@ -108,7 +108,7 @@ class ProductTile:
     bulk: bool = False
 
     @property
-    def chunk(self) -> int:
+    def row_block(self) -> int:
         """Rows of one expert that a program takes at once."""
         return self.head + self.tail
 
@@ -238,9 +238,9 @@ def _rows_of_expert(decoder: DecoderWeights, top_k: int, batch: int) -> int:
 
 
 def prefill_tiles_for(width: int, expert_width: int, like: torch.Tensor) -> tuple[ProductTile, ProductTile]:
-    """Tiles of a prompt's two grouped products (gate and up; down), for weights like these.
+    """Tiles of a prompt's two grouped GEMMs (gate and up; down), for weights like these.
 
-    Both share one list of chunks, so both take the same number of rows.
+    Both share one list of row blocks, so both take the same number of rows.
     """
     card, sizes = Card.of(like.device), ((expert_width, width), (width, expert_width))
     is_wide = card.shared_memory >= MEMORY_OF_WIDE_TILES
@@ -267,7 +267,7 @@ def _fitting_product(tile: ProductTile, outer: int, inner: int, is_hopper: bool)
 
 
 def tiles_of_few_rows(width: int, expert_width: int, like: torch.Tensor, rows: int) -> tuple[ProductTile, ProductTile]:
-    """As `prefill_tiles_for`, where reading weights is what takes the time: chunks of `rows`, FEWEST_ROWS to
+    """As `prefill_tiles_for`, where reading weights is what takes the time: row blocks of `rows`, FEWEST_ROWS to
     MOST_ROWS.
     """
     card = Card.of(like.device)
