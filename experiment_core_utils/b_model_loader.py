@@ -92,8 +92,10 @@ class RequestedQuantisation:
     def of(cls, config: ModelConfig) -> "RequestedQuantisation":
         """4 and 8 bits by bitsandbytes' defaults."""
         width = config.quantization
-        wanted = Quantisation(quantization=width != "none", load_in_4bit=width == "4bit", load_in_8bit=width == "8bit")
-        return cls(config.model_path, config.precision, wanted)
+        requested = Quantisation(
+            quantization=width != "none", load_in_4bit=width == "4bit", load_in_8bit=width == "8bit"
+        )
+        return cls(config.model_path, config.precision, requested)
 
 
 def load_staged_model(

@@ -410,8 +410,8 @@ class TextEnergy:
         codecarbon is started once to find out. Where it or the machine's instruments measure, the other one's absence
         costs its own figures alone.
         """
-        wanted = self._config.energy_mode
-        if wanted == "off":
+        requested = self._config.energy_mode
+        if requested == "off":
             return NOT_REQUESTED
         if not self._accelerator.is_local_main_process:
             return None
@@ -424,7 +424,7 @@ class TextEnergy:
         if None in problems:
             return None
         reason = "; ".join(filter(None, problems))
-        if wanted == "required":
+        if requested == "required":
             raise MeterUnavailable(
                 f"energy cannot be measured here: {reason}; set energy: optional to run without it, or energy: off"
             )

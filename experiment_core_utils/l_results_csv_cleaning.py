@@ -374,10 +374,10 @@ def reorder_csv_columns(csv_file_path: Path | str, priority_columns: Sequence[st
     path = Path(csv_file_path)
     rows = checked_rows(csv_content(path), str(path))
     names = [cell.text for cell in rows[0]]
-    wanted = [spreadsheet_safe(name) for name in priority_columns]
+    priority = [spreadsheet_safe(name) for name in priority_columns]
     if {"num_active_blocks", "num_samples"} <= set(names):
-        wanted += [name for name in names if name not in wanted]
-    places = [names.index(name) for name in reordered_columns(names, wanted)]
+        priority += [name for name in names if name not in priority]
+    places = [names.index(name) for name in reordered_columns(names, priority)]
     write_text_atomically(csv_text([row[place] for place in places] for row in rows), path)
 
 

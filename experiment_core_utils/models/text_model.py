@@ -230,7 +230,7 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
         "device_map": config.device_map or {"": device},
         "output_loading_info": True,
     }
-    wanted = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     if options["quantization_config"] is None and source.quant_method is None and config.device_map is None:
         elements = _skeleton(config, source, dtype).num_parameters()
         refuse_too_large(elements * dtype.itemsize, source.name, device)
@@ -240,7 +240,7 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
     with vendor_errors_named(f"the weights in {folder} cannot be loaded"):
         if source.is_published_molmoe:
             tensors = published_language_tensors(folder, dtype)
-            model, found = MolmoeForCausalLM.from_pretrained(None, config=source.config, state_dict=tensors, **wanted)
+            model, found = MolmoeForCausalLM.from_pretrained(None, config=source.config, state_dict=tensors, **given)
             model.name_or_path = str(folder)
         else:
             model, found = AutoModelForCausalLM.from_pretrained(
@@ -249,7 +249,7 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
                 use_safetensors=None if config.allow_pickled_weights else True,
                 # Those are refused below, by name.
                 ignore_mismatched_sizes=True,
-                **wanted,
+                **given,
             )
         refuse_misfit(found, folder)
     _refuse_offload(model)

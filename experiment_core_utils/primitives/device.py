@@ -120,7 +120,7 @@ class TokenCopies:
         return int(self._tokens[place])
 
 
-def set_cpu_threads(wanted: int | None, processes_here: int) -> None:
+def set_cpu_threads(requested: int | None, processes_here: int) -> None:
     """Threads for torch's CPU work: as requested, else OMP_NUM_THREADS, else the cores shared among the processes.
 
     Cores are those that this process may use; OMP_NUM_THREADS takes no more than those.
@@ -129,9 +129,9 @@ def set_cpu_threads(wanted: int | None, processes_here: int) -> None:
         ConfigurationError: OMP_NUM_THREADS is not a number of threads.
     """
     cores, given = len(os.sched_getaffinity(0)), environment_threads()
-    if wanted is None:
-        wanted = max(cores // processes_here, 1) if given is None else min(given, cores)
-    torch.set_num_threads(wanted)
+    if requested is None:
+        requested = max(cores // processes_here, 1) if given is None else min(given, cores)
+    torch.set_num_threads(requested)
 
 
 def available_memory_bytes() -> int:

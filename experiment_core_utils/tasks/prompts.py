@@ -24,20 +24,20 @@ class Prompts:
     source: Mapping[str, str]  #: what was read, with a digest of the texts
 
 
-def read_prompts(wanted: PromptSource, cache_dir: Path | None = None) -> Prompts:
+def read_prompts(given: PromptSource, cache_dir: Path | None = None) -> Prompts:
     """All prompts of a source.
 
     Raises:
         ConfigurationError: it is not there, holds no prompt, or something that is not a text.
     """
-    if wanted.dataset_name is not None:
-        texts, source = _of_dataset(wanted, cache_dir)
+    if given.dataset_name is not None:
+        texts, source = _of_dataset(given, cache_dir)
     else:
-        path = EMBEDDED_PROMPTS if wanted.path is None else Path(wanted.path)
-        texts = list(_of_file(path, wanted.column))
-        source = {"read_from": "embedded prompts" if wanted.path is None else "file", "path": str(path)}
+        path = EMBEDDED_PROMPTS if given.path is None else Path(given.path)
+        texts = list(_of_file(path, given.column))
+        source = {"read_from": "embedded prompts" if given.path is None else "file", "path": str(path)}
     if not texts:
-        raise ConfigurationError(f"{wanted.dataset_name or wanted.path} contains no prompts")
+        raise ConfigurationError(f"{given.dataset_name or given.path} contains no prompts")
     return Prompts(tuple(texts), {**source, "digest": short_digest(json.dumps(texts))})
 
 
@@ -79,28 +79,28 @@ def _checked(value: Any, where: str) -> str:
     return value
 
 
-def _of_dataset(wanted: PromptSource, cache_dir: Path | None) -> tuple[list[str], Mapping[str, str]]:
+def _of_dataset(given: PromptSource, cache_dir: Path | None) -> tuple[list[str], Mapping[str, str]]:
     # The library behind it takes seconds to import, and no other source needs it.
     with package_of_extra("datasets", "datasets"):
         from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder, read_hub
 
-    name = str(wanted.dataset_name)
-    hub = HubDataset(name, wanted.config_name, wanted.revision or "main")
+    name = str(given.dataset_name)
+    hub = HubDataset(name, given.config_name, given.revision or "main")
     try:
         if Path(name).is_dir():
-            table = read_folder(Path(name), hub, wanted.split, cache_dir)
+            table = read_folder(Path(name), hub, given.split, cache_dir)
         else:
-            table = read_hub(hub, wanted.split, cache_dir)
+            table = read_hub(hub, given.split, cache_dir)
     except ConfigurationError as error:
-        raise ConfigurationError(f"prompts from {name}, split {wanted.split}: {error}") from error
+        raise ConfigurationError(f"prompts from {name}, split {given.split}: {error}") from error
     if table is None:
         raise ConfigurationError(
-            f"{name} contains no copy with a split {wanted.split!r} (parquet, arrow or save_to_disk)"
+            f"{name} contains no copy with a split {given.split!r} (parquet, arrow or save_to_disk)"
         )
-    if wanted.column not in table.columns:
+    if given.column not in table.columns:
         raise ConfigurationError(
-            f"{name} has no column {wanted.column!r}; prompts.column is one of {', '.join(sorted(table.columns))}"
+            f"{name} has no column {given.column!r}; prompts.column is one of {', '.join(sorted(table.columns))}"
         )
-    rows = table.select([wanted.column])
-    texts = [_checked(row[wanted.column], f"{name}, row {index}") for index, row in enumerate(rows)]
+    rows = table.select([given.column])
+    texts = [_checked(row[given.column], f"{name}, row {index}") for index, row in enumerate(rows)]
     return texts, table.source

@@ -192,12 +192,12 @@ def transformers_config(
     Args:
         dtype: that 4-bit weights are multiplied in.
     """
-    wanted = config.quantization_config
-    if wanted.load_in_8bit:
+    requested = config.quantization_config
+    if requested.load_in_8bit:
         # It says at every product that it casts to float16, which would be written while a run is timed.
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         return BitsAndBytesConfig(load_in_8bit=True)
-    if wanted.load_in_4bit:
-        quant_type = wanted.bnb_4bit_quant_type or DEFAULT_4BIT_TYPE
+    if requested.load_in_4bit:
+        quant_type = requested.bnb_4bit_quant_type or DEFAULT_4BIT_TYPE
         return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=quant_type, bnb_4bit_compute_dtype=dtype)
     return FineGrainedFP8Config() if config.fp_precision == "float8" else None

@@ -137,7 +137,7 @@ def generation_values(config: TextConfig, model: Any, tokeniser: Any) -> Generat
     Raises:
         ConfigurationError: neither has a pad token.
     """
-    own, wanted = model.generation_config, config.decoder_config
+    own, requested = model.generation_config, config.decoder_config
     ids = {
         name: getattr(tokeniser if getattr(own, name) is None else own, name)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -145,18 +145,18 @@ def generation_values(config: TextConfig, model: Any, tokeniser: Any) -> Generat
     if ids["pad_token_id"] is None:
         raise ConfigurationError("neither the model nor the tokeniser has a pad token; set tokeniser.pad_token")
     return GenerationConfig(
-        max_new_tokens=config.max_output_tokens, use_cache=True, num_beams=1, **ids, **_choice_of_tokens(wanted)
+        max_new_tokens=config.max_output_tokens, use_cache=True, num_beams=1, **ids, **_choice_of_tokens(requested)
     )
 
 
-def _choice_of_tokens(wanted: Decoding) -> dict[str, Any]:
-    if wanted.decoding_mode == "greedy":
+def _choice_of_tokens(requested: Decoding) -> dict[str, Any]:
+    if requested.decoding_mode == "greedy":
         return {"do_sample": False}
     return {
         "do_sample": True,
-        "temperature": 1.0 if wanted.decoder_temperature is None else wanted.decoder_temperature,
-        "top_k": wanted.decoder_top_k if wanted.decoding_mode == "top_k" else 0,
-        "top_p": wanted.decoder_top_p if wanted.decoding_mode == "top_p" else 1.0,
+        "temperature": 1.0 if requested.decoder_temperature is None else requested.decoder_temperature,
+        "top_k": requested.decoder_top_k if requested.decoding_mode == "top_k" else 0,
+        "top_p": requested.decoder_top_p if requested.decoding_mode == "top_p" else 1.0,
     }
 
 
@@ -166,20 +166,20 @@ def describe_decoding(config: TextConfig, generation: GenerationConfig) -> dict[
 
     The seed is there for greedy decoding too, which does not draw.
     """
-    wanted = config.decoder_config
+    requested = config.decoder_config
     used = {
         "greedy": (),
         "temperature": ("temperature",),
         "top_k": ("temperature", "top_k"),
         "top_p": ("temperature", "top_p"),
-    }[wanted.decoding_mode]
+    }[requested.decoding_mode]
     given = {
-        "temperature": wanted.decoder_temperature,
-        "top_k": wanted.decoder_top_k,
-        "top_p": wanted.decoder_top_p,
+        "temperature": requested.decoder_temperature,
+        "top_k": requested.decoder_top_k,
+        "top_p": requested.decoder_top_p,
     }
     return {
-        "decoding_mode": wanted.decoding_mode,
+        "decoding_mode": requested.decoding_mode,
         "do_sample": generation.do_sample,
         **{name: vars(generation)[name] if name in used else None for name in given},
         "max_new_tokens": generation.max_new_tokens,

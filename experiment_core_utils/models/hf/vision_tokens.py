@@ -76,9 +76,9 @@ class PixelBudget:
         upper one.
         """
         most = (crops.max_crops + 1) * FEATURES_PER_CROP
-        wanted = (crops.min_crops + 1) * FEATURES_PER_CROP
+        tokens = (crops.min_crops + 1) * FEATURES_PER_CROP
         return next(
-            (least, most) for least in range(wanted, 0, -1) if math.prod(self._grid(least, most, width, height)) <= most
+            (least, most) for least in range(tokens, 0, -1) if math.prod(self._grid(least, most, width, height)) <= most
         )
 
     def _grid(self, least: int, most: int, width: int, height: int) -> tuple[int, int]:
