@@ -50,7 +50,7 @@ _IN_JSON = re.compile(
 def next_run_id(id_file: Path, results_dir: Path) -> str:
     """One more than the last id given out, such as "0001"; past "9999" it grows.
 
-    The counter is read and written under a lock on a file beside it, and replaced as a whole. A counter that holds no
+    The counter is read and written under a lock on a file beside it, and replaced as a whole. A counter without a
     number, or a smaller one than an id that was given out, follows the largest of them, with one line of warning;
     so does one that is gone. Given out were the ids in `results_dir`, and the last one that the locked file remembers,
     for results that lie elsewhere.
@@ -97,7 +97,7 @@ def used_ids(results_dir: Path) -> Iterator[int]:
     """Ids that results carry, in any order, some more than once.
 
     Looked at: names of folders in `raw_results`; names of `emissions_<id>*.csv` in `results_dir`, below it and in the
-    folder that holds it; in JSON files the keys "experiment_<id>" and the values of "experiment_id". Files that lie in
+    folder with it; in JSON files the keys "experiment_<id>" and the values of "experiment_id". Files that lie in
     `results_dir` itself and those up to 256 KiB are read whole, of larger ones in its folders the first and the last
     64 KiB. What cannot be read is passed over.
     """

@@ -223,7 +223,7 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
     Raises:
         ConfigurationError: the tracker was stopped already.
         MeterUnavailable: neither codecarbon nor any instrument measured anything.
-        ResultsError: the file that is there holds something else; what can be written is.
+        ResultsError: the file that is there contains something else; what can be written is.
         ResultsNotSaved: the disk does not take it; what can be written is.
     """
     if not tracker.is_running:

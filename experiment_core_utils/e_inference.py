@@ -301,7 +301,7 @@ def run_gen_inference(
     """What this process generates: of all prompts every `num_processes`-th one from its own rank on, batch by batch.
 
     The processes wait for each other before the first measured batch (warm-ups are done by then) and after the last
-    one; an error in one of them is raised in all. Batches hold neighbours in the order given, each padded to its own
+    one; an error in one of them is raised in all. Batches contain neighbours in the order given, each padded to its own
     longest prompt. Measured is `generate()`, from the prompts on the device to the tokens on the host: neither
     simulated waiting, nor decoding to text, nor attempts that ran out of memory. Only real tokens count: no padding,
     nothing after the first end-of-sequence, which itself counts. See `TextGenerator` for what drawn tokens depend on.

@@ -87,7 +87,7 @@ def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
 
     Beside the published keys: `dtypes` (stored elements by dtype), attention and experts implementations in force,
     `quantization` in force with the fraction of the parameters that it covers, `device_map` where the model is sharded,
-    and the `model_type`, `folder` and hub commit (`revision`) that it was loaded from. `architecture` also holds the
+    and the `model_type`, `folder` and hub commit (`revision`) that it was loaded from. `architecture` also contains the
     heads of keys and values, the width of the feed-forward part and the experts; None where the config does not say.
 
     Args:
@@ -137,7 +137,7 @@ def gather_experimental_variables(experiment_config: Any) -> ExperimentalVariabl
 
 
 def as_json(value: Any) -> Any:
-    """The value as JSON holds it: mappings with names as keys, lists, numbers; what JSON does not know as its text."""
+    """The value as JSON stores it: mappings with names as keys, lists, numbers; what JSON does not know as its text."""
     if isinstance(value, Mapping):
         return {str(name): as_json(each) for name, each in value.items()}
     if isinstance(value, Enum):

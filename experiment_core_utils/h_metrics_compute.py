@@ -401,7 +401,7 @@ def combine_comp_metrics(
 ) -> ComputeMetrics:
     """FLOPs of one forward pass over all prompts given, whichever process runs them, and this process's figures.
 
-    Memory is read before counting, which may itself run the model. See `count_prompt_flops` for what the FLOPs hold;
+    Memory is read before counting, which may itself run the model. See `count_prompt_flops` for what the FLOPs count;
     method and time limit are `flops_method` and `flops_timeout_s` of the configuration. FLOPs of what was generated:
     `generation_metrics`.
 

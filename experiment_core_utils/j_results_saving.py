@@ -93,7 +93,7 @@ def _is_tensor(value: Any) -> bool:
 
 def _finite(number: float, where: str) -> float:
     if not math.isfinite(number):
-        raise ResultsError(f"{where} is {number}: results hold finite numbers, or None with a reason")
+        raise ResultsError(f"{where} is {number}: results contain finite numbers, or None with a reason")
     return number
 
 
@@ -127,7 +127,7 @@ def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> Visi
 
 
 def listed(pair: tuple[int, int] | None) -> list[int] | None:
-    """A pair as JSON holds it."""
+    """A pair as JSON stores it."""
     return None if pair is None else list(pair)
 
 
@@ -269,7 +269,7 @@ def setting_result(
 
     Args:
         scores: one for each of the merged samples, in their order.
-        drawn: what was requested, of which `merged` holds those that ran and those that failed.
+        drawn: what was requested, of which `merged` contains those that ran and those that failed.
         drift: for each process, what is known of the machine's speed by now.
     """
     decoder = DecoderPart.model_construct(
@@ -338,7 +338,7 @@ def save_raw_results_json(
     Raises:
         ConfigurationError: a type that is not known (`PRIORITIES` has them), or an id that is not a part of a file
             name.
-        ResultsError: a value that JSON cannot hold, infinities and NaN among them; names its key.
+        ResultsError: a value that JSON cannot represent, infinities and NaN among them; names its key.
         ResultsNotSaved: the disk does not take it.
     """
     if result_type == LOCAL_ENERGY:
@@ -359,7 +359,7 @@ def save_aggregated_results_json(
 
     Raises:
         ConfigurationError: a task type that is not a part of a file name.
-        ResultsError: a value that JSON cannot hold, or a file that is there and torn: it is left as it is.
+        ResultsError: a value that JSON cannot represent, or a file that is there and torn: it is left as it is.
         ResultsNotSaved: the disk does not take it.
     """
     path = aggregated_path(task_type, ".json", results_dir)
@@ -373,7 +373,7 @@ def load_aggregated_results(task_type: str, *, results_dir: Path = Path("results
     """All experiments of `{task_type}_results.json`, by name; empty before the first is saved.
 
     Raises:
-        ResultsError: the file is torn or holds something else.
+        ResultsError: the file is torn or contains something else.
     """
     return read_experiments(aggregated_path(task_type, ".json", results_dir))
 
@@ -388,7 +388,7 @@ def flatten_results_to_csv(
 
     Raises:
         ConfigurationError: a task type that is not a part of a file name.
-        ResultsError: no experiment, a value that no cell can hold, or two keys that would share a column.
+        ResultsError: no experiment, a value that no cell can contain, or two keys that would share a column.
         ResultsNotSaved: the disk does not take it.
     """
     path = aggregated_path(task_type, ".csv", results_dir)

@@ -27,7 +27,7 @@ _PROMPTS_NAMED = 10
 
 
 def part_of(content: JournalContent, rank: int, num_processes: int, experiment_id: str) -> MeasuredSetting:
-    """What a journal holds; the end of an earlier run's shard says nothing about this one's."""
+    """What a journal contains; the end of an earlier run's shard says nothing about this one's."""
     end = content.end if content.end is not None and content.end.experiment_id == experiment_id else None
     readings, given = [finished.memory for finished in content.finished], content.last_header.sample_ids
     if end is not None and end.memory is not None:
@@ -65,7 +65,7 @@ def collect_parts(
     timeout_s: float,
     stop: StopRequest,
 ) -> list[MeasuredSetting]:
-    """What all journals of the setting hold, once every process has come to the end of its shard.
+    """What all journals of the setting contain, once every process has come to the end of its shard.
 
     Args:
         shards: the samples of each process, by rank; an end that an earlier, shorter shard came to is not waited for
@@ -99,7 +99,7 @@ def collect_finished(
     timeout_s: float,
     stop: StopRequest,
 ) -> list[MeasuredSetting]:
-    """What all journals of the setting hold, once these samples are finished or a process has given the setting up.
+    """What all journals of the setting contain, once these samples are finished or a process has given the setting up.
 
     Other than `collect_parts` it does not wait for ends: a journal to which more is added in a later round has one
     from the round before.

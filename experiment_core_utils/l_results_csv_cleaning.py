@@ -109,7 +109,7 @@ def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, li
 
 
 def samples_csv_text(rows: Iterable[Mapping[str, Cell]]) -> str:
-    """The CSV of these rows; a character that no CSV file can hold becomes U+FFFD.
+    """The CSV of these rows; a character that no CSV file can contain becomes U+FFFD.
 
     Raises:
         ResultsError: a number that is not finite.

@@ -428,7 +428,7 @@ def test_the_table_of_experiments_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_json_file_is_saved_before_the_table_fails(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="the column a.b would hold both"):
+    with pytest.raises(ResultsError, match="the column a.b would contain both"):
         add_to_results({"e": {"a.b": 1, "a": {"b": 2}}}, "t", results_dir=tmp_path)
     assert load_aggregated_results("t", results_dir=tmp_path) == {"e": {"a.b": 1, "a": {"b": 2}}}
     assert not (tmp_path / "t_results.csv").exists()

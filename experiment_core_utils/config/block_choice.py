@@ -13,7 +13,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import read_json, shortened
 from experiment_core_utils.primitives.knobs import select_active_blocks
 
-# A model folder may hold scores of its own, which count where no flag says otherwise.
+# A model folder may contain scores of its own, which count where no flag says otherwise.
 OWN_SCORES_FILE = "block_importance.json"
 NO_SCORES = "none"
 # Of a block or a number of blocks.
@@ -60,7 +60,7 @@ def read_importance(path: Path, flag: str = "--importance_scores_file") -> Mappi
         flag: that named the file, for messages; empty for the model's own file.
 
     Raises:
-        ConfigurationError: the file cannot be read, or holds something else.
+        ConfigurationError: the file cannot be read, or contains something else.
     """
     hint = 'give a JSON object of block -> score such as {"1": 0.56, "2": 0.31}'
     content = _json_object(path, flag, "scores", hint)
@@ -79,7 +79,7 @@ def read_block_sets(path: Path) -> Mapping[int, tuple[int, ...]]:
     """Blocks by their number from a JSON object {"3": [0, 1, 3], ...}; block 0 must be in each set.
 
     Raises:
-        ConfigurationError: the file cannot be read, or holds something else.
+        ConfigurationError: the file cannot be read, or contains something else.
     """
     hint = 'give a JSON object of number -> ascending blocks, block 0 among them, such as {"3": [0, 1, 3]}'
     content = _json_object(path, "--block_sets_file", "sets", hint)

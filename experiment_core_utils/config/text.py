@@ -1,6 +1,6 @@
 """The configuration of one text experiment, from YAML, a notebook object or flags.
 
-Notebooks hold the published form, an object with plain dicts that may be changed between two steps
+Notebooks use the published form, an object with plain dicts that may be changed between two steps
 (`config.decoder_config["decoding_mode"] = "top_k"`); every lettered step takes it through `validated`. Nothing here
 imports torch.
 """
@@ -272,7 +272,7 @@ class TextConfig(Part):
 
 
 def validated(experiment_config: Any) -> TextConfig:
-    """The frozen form of whatever holds a text experiment.
+    """The frozen form of a text experiment in any form.
 
     Args:
         experiment_config: a `TextConfig`, a mapping (unknown keys are errors), or any object with the published
@@ -288,7 +288,7 @@ def validated(experiment_config: Any) -> TextConfig:
 
 
 def published_form(**values: Any) -> SimpleNamespace:
-    """The object that notebooks hold: attributes by their published names, their groups as plain dicts.
+    """The object that notebooks use: attributes by their published names, their groups as plain dicts.
 
     Raises:
         ConfigurationError: a value is not allowed.

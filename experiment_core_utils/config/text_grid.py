@@ -47,7 +47,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, name: str) -> dict[str, Any]:
-    """The mapping that a YAML text holds; `name` is for messages."""
+    """The mapping that a YAML text contains; `name` is for messages."""
     content = _parsed(text, name)
     if content is None:
         return {}
@@ -121,7 +121,7 @@ def _combination(content: Mapping[str, Any], chosen: Mapping[Key, Any]) -> Combi
 
 
 def _axes(content: Mapping[str, Any], model: type[BaseModel], above: Key = ()) -> Iterator[tuple[Key, list[Any]]]:
-    """Keys that hold a list where a single value belongs, in the order of the text."""
+    """Keys that contain a list where a single value belongs, in the order of the text."""
     for name, value in content.items():
         field = model.model_fields.get(name)
         group = field.annotation if field is not None else None

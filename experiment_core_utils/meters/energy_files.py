@@ -58,7 +58,7 @@ def append_window(window: Mapping[str, Cell], path: Path) -> None:
     """Add a row, or begin the file; a reader sees the file before or after, never a part.
 
     Raises:
-        ResultsError: there is a file of that name that holds something else.
+        ResultsError: there is a file of that name that contains something else.
         ResultsNotSaved: the disk does not take it.
     """
     rows: Sequence[Mapping[str, Cell]] = [*(read_windows(path) if path.exists() else ()), window]
@@ -96,7 +96,7 @@ def append_energy_window(window: EnergyWindow, experiment_id: str, path: Path) -
     """Add a window, or begin the file; a reader sees the file before or after, never a part.
 
     Raises:
-        ResultsError: there is a file of that name that holds something else.
+        ResultsError: there is a file of that name that contains something else.
         ResultsNotSaved: the disk does not take it.
     """
     windows = (*(read_energy_windows(path) if path.exists() else ()), window)

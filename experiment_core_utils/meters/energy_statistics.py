@@ -25,7 +25,7 @@ from experiment_core_utils.records.energy import (
 )
 from experiment_core_utils.records.text import InstrumentEnergy
 
-# Shorter windows hold too few power readings to compare with a second source.
+# Shorter windows contain too few power readings to compare with a second source.
 LEAST_WINDOW_S = 2.0
 
 
@@ -65,7 +65,7 @@ def combined_uncertainty(values: Sequence[float], bound: float, baseline: float 
 
 
 def expanded_interval(mean: float, half_of_spread: float, num_windows: int, uncertainty: float) -> tuple[float, float]:
-    """95 % interval of a mean whose standard uncertainty holds a bound beside the spread over windows.
+    """95 % interval of a mean whose standard uncertainty includes a bound beside the spread over windows.
 
     Student's t times the uncertainty u, with the effective degrees of freedom of Welch and Satterthwaite, in which the
     bound counts as known exactly: (n - 1) * u^4 / (s / sqrt(n))^4 (JCGM 100:2008, G.4).

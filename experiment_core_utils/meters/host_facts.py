@@ -73,7 +73,7 @@ def host_hardware() -> HostHardware:
 def command_line() -> str:
     """As someone would type it again."""
     text = shlex.join([os.path.basename(sys.executable), *sys.argv])
-    # A path that is not UTF-8 is written with escapes: no file in UTF-8 holds its bytes.
+    # A path that is not UTF-8 is written with escapes: no file in UTF-8 contains its bytes.
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -157,7 +157,7 @@ class NvmlGpu:
         return float(self._nvml.nvmlDeviceGetViolationStatus(self._handle, policy).violationTime) * 1e-9
 
     def _other_processes(self) -> tuple[int, int | None] | None:
-        """How many other processes compute here and what memory they hold; None where ids cannot be compared."""
+        """How many other processes compute here and what memory they use; None where ids cannot be compared."""
         processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         if all(each.pid != self._pid for each in processes):
             return None

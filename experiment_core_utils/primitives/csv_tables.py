@@ -30,7 +30,7 @@ class RawCell(NamedTuple):
 
 
 def raw_cell(value: Cell, where: str) -> RawCell:
-    """The cell that holds `value`; `where` is what it is called, for the message.
+    """The cell that contains `value`; `where` is what it is called, for the message.
 
     Raises:
         ResultsError: a number that is not finite, or text with a NUL or half a surrogate pair.
@@ -205,7 +205,7 @@ def flat_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Cell]]:
                 name = ".".join(map(str, place))
                 if places.setdefault(name, place) != place:
                     raise ResultsError(
-                        f"the column {name} would hold both {list(places[name])} and {list(place)}; rename one of them"
+                        f"the column {name} would contain both {list(places[name])} and {list(place)}; rename one"
                     )
                 cells[name] = cell
         flat.append(cells)
@@ -245,12 +245,12 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """The CSV of nested rows in the published order of columns; a row without a value has an empty cell there.
 
     Raises:
-        ResultsError: no row or no column, a value that no cell can hold, or two places that share a column.
+        ResultsError: no row or no column, a value that no cell can contain, or two places that share a column.
     """
     flat = flat_rows(rows)
     columns = published_order(list(dict.fromkeys(name for row in flat for name in row)))
     if not columns:
-        raise ResultsError("there is nothing to write: the results hold no experiment with a value")
+        raise ResultsError("there is nothing to write: the results contain no experiment with a value")
     header = [raw_cell(name, f"the column name {name!r}") for name in columns]
     return csv_text([header, *([raw_cell(row.get(name), name) for name in columns] for row in flat)])
 

@@ -190,12 +190,12 @@ def visible_gpus() -> list[torch.device]:
 
 
 def used_gpus() -> list[torch.device]:
-    """The GPUs that hold something of this process."""
+    """The GPUs that this process uses."""
     return [device for device in visible_gpus() if torch.cuda.memory_reserved(device) > 0]
 
 
 def synchronize_used_gpus() -> None:
-    """Wait for the GPUs that hold something of this process; waiting for another would occupy memory there."""
+    """Wait for the GPUs that this process uses; waiting for another would occupy memory there."""
     for device in used_gpus():
         synchronize(device)
 

@@ -160,7 +160,7 @@ def _flush(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-# The folder that holds the packages: a checkout, or site-packages, where nothing is ever written.
+# The folder that contains the packages: a checkout, or site-packages, where nothing is ever written.
 REPOSITORY = Path(__file__).resolve().parents[2]
 IS_CHECKOUT = (REPOSITORY / "pyproject.toml").is_file()
 # setup.py puts it into a package.

@@ -105,7 +105,7 @@ def bounded_mean_intervals(
     seed: int = 0,
     tail: float = (1 - CONFIDENCE) / 2,
 ) -> list[tuple[float, float]]:
-    """`bounded_mean_interval` of each row of [K, G] sums of scores of clusters that hold [G] scores."""
+    """`bounded_mean_interval` of each row of [K, G] sums of scores of clusters that contain [G] scores."""
     ends = [_mean_bounds(sums, counts, end, seed, tail) for end in (worst, best)]
     # Rounding apart, each end is on its side of the mean.
     return [(max(low, worst), min(high, best)) for low, high in zip(*ends, strict=True)]
@@ -196,7 +196,7 @@ def relative_half_width(values: Sequence[float], clusters: Sequence[Hashable] | 
 
     Student's t over values, or, where values share a cluster (samples that share a picture), over clusters: the
     variance of the mean is G / (G - 1) * sum over clusters of (sum - mean * count)^2 / n^2, with G - 1 degrees of
-    freedom (W. Cochran, "Sampling Techniques", 3rd ed. 1977, 9A). Where each cluster holds one value this is the
+    freedom (W. Cochran, "Sampling Techniques", 3rd ed. 1977, 9A). Where each cluster contains one value this is the
     interval of `describe`.
     """
     sums, counts = cluster_totals(values, clusters)

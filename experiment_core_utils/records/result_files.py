@@ -15,7 +15,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.files import check_file_name_part, read_regular_file, shortened
 
 LOCAL_ENERGY = "local_energy_results"
-# Published numbers of an experiment's files, by what they hold.
+# Published numbers of an experiment's files, by what they contain.
 PRIORITIES = {
     "experiment_setup": 1,
     "experiment_variables": 2,
@@ -100,7 +100,7 @@ def read_json(path: Path, advice: str = "repair it or move it away, it is left a
 
 
 def parsed_json(data: bytes) -> Any:
-    """What a JSON text holds; raises ValueError, also for NaN, infinities and what is nested more than 200 deep."""
+    """What a JSON text contains; raises ValueError, also for NaN, infinities and what is nested more than 200 deep."""
     try:
         content = from_json(data, allow_inf_nan=False)
     except ValueError as error:
@@ -172,7 +172,7 @@ def field_fault(error: ValidationError) -> str:
 
 
 def read_experiments(path: Path) -> dict[str, dict[str, Any]]:
-    """The experiments that a file of many holds, by name; empty where there is no file yet.
+    """The experiments that a file of many contains, by name; empty where there is no file yet.
 
     Raises:
         ResultsError: torn, or something else than a dict of dicts.
@@ -189,7 +189,7 @@ def read_experiments(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_rows(path: Path) -> list[Mapping[str, Any]]:
-    """What a JSON file holds as rows of a table: many experiments by name, a list of them, or a single one.
+    """What a JSON file contains as rows of a table: many experiments by name, a list of them, or a single one.
 
     Raises:
         ResultsError: not there, torn, or neither of these.

@@ -77,7 +77,7 @@ Share = Annotated[float, Field(ge=0, le=1), AS_IT_IS]
 # Milliseconds: of a stage, and of what may take none.
 Time = Annotated[float, Field(ge=1e-9, le=1e12)]
 Delay = Annotated[float, Field(ge=0, le=1e12)]
-# Answers may hold half a surrogate pair, which pydantic's own type refuses.
+# Answers may contain half a surrogate pair, which pydantic's own type refuses.
 Text = Annotated[Any, AfterValidator(_text)]
 
 
@@ -87,7 +87,7 @@ class Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
     def content(self) -> dict[str, Any]:
-        """The keys as a JSON file holds them: those that were read or made, no defaults."""
+        """The keys as a JSON file has them: those that were read or made, no defaults."""
         return self.model_dump(exclude_unset=True)
 
     def with_keys(self, **keys: Any) -> Self:
@@ -385,8 +385,8 @@ class Conditions(Record):
     #: or not reported
     power_throttled_s: Amount | None
     thermal_throttled_s: Amount | None  #: the same because of heat; None if no GPU, or not reported
-    #: highest utilisation that the driver reported when a window opened; its period of up to a second may hold work of
-    #: this process; None if no GPU, or not reported
+    #: highest utilisation that the driver reported when a window opened; its period of up to a second may include
+    #: work of this process; None if no GPU, or not reported
     utilisation_percent_at_open: Amount | None = None
     #: most other processes that computed on the GPU; None if no GPU, or ids of processes cannot be compared
     #: (containers)

@@ -145,7 +145,7 @@ class GpuReading:
     #: fraction of the driver's last sampling period (up to a second) in which a kernel ran, this process's among them
     utilisation_percent: int | None
     foreign_processes: int | None  #: other processes that compute on it
-    foreign_memory_bytes: int | None  #: memory that they hold
+    foreign_memory_bytes: int | None  #: memory that they use
     reason: str | None
 
 

@@ -98,7 +98,7 @@ class InferenceResults(TypedDict):
     num_prompts_processed: int
     tokens_per_second: float | None  #: output tokens
     queries_per_second: float | None
-    #: total time / prompts, which is not a prompt's own waiting time where batches hold several
+    #: total time / prompts, which is not a prompt's own waiting time where batches contain several
     latency_per_query_s: float | None
     process_index: int | None  #: None where all processes are pooled
     num_processes: int
@@ -129,7 +129,7 @@ class HardwareInfo(TypedDict):
 
 
 class ExperimentInfo(TypedDict):
-    """Who ran what, where and when; more keys hold versions, commit and command line."""
+    """Who ran what, where and when; further keys are versions, commit and command line."""
 
     experiment_id: str
     cycle_id: int
@@ -151,7 +151,7 @@ class ModelArchitectureInfo(TypedDict):
 
 
 class ExperimentalVariables(TypedDict):
-    """Every parameter of a text experiment; more keys hold the others by their names in the configuration."""
+    """Every parameter of a text experiment; further keys are the others by their names in the configuration."""
 
     model_name: str
     precision: str

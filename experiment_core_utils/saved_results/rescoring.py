@@ -1,6 +1,6 @@
 """Rescoring of saved results by another metric, and paired comparisons of their settings.
 
-No model is loaded and torch is not imported: a result file holds each answer beside what it is scored against.
+No model is loaded and torch is not imported: a result file contains each answer beside what it is scored against.
 """
 
 import json
@@ -67,7 +67,7 @@ def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:
         output: None for `rescored_<metric>` inside `folder`.
 
     Raises:
-        ConfigurationError: `output` is a file or holds measured files, or the metric cannot score these answers.
+        ConfigurationError: `output` is a file or contains measured files, or the metric cannot score these answers.
         ResultsError: no results there, or not of this schema.
     """
     if output is not None and output.exists() and not output.is_dir():

@@ -178,7 +178,7 @@ def batches_of(questions: Sequence[PreparedQuestion], max_batch_size: int) -> li
         ConfigurationError: `max_batch_size` below 1.
     """
     if max_batch_size < 1:
-        raise ConfigurationError(f"batches of {max_batch_size} hold nothing; give a max_batch_size of at least 1")
+        raise ConfigurationError(f"batches of {max_batch_size} contain nothing; give a max_batch_size of at least 1")
     groups: dict[GroupKey, list[int]] = {}
     for place, question in enumerate(questions):
         setting = question.setting

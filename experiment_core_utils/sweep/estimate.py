@@ -304,7 +304,7 @@ class MolmoeWork:
         self.num_samples = len(self.shapes)
 
     def at(self, setting: KnobSetting) -> RequestWork:
-        """A request at the setting; elements hold the largest activations."""
+        """A request at the setting; elements contain the largest activations."""
         tokens, flops = [], []
         architecture = Architecture("molmoe", *shapes_of(self._source.config))
         architecture = architecture.at_setting(setting.experts, setting.active_blocks)

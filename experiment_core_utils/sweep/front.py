@@ -131,7 +131,7 @@ class FrontSearch:
             context.stop,
         )
         new = {sample_id for shard in shards.values() for sample_id in shard}
-        # Journals may hold more already: of a search that was stopped later than here.
+        # Journals may contain more already: of a search that was stopped later than here.
         self._requested[key] |= new
         merged = merge_parts([only(part, self._requested[key]) for part in parts], sorted(self._requested[key]))
         observed = observations(merged, self._bench.metric, new)

@@ -28,7 +28,7 @@ def read_prompts(given: PromptSource, cache_dir: Path | None = None) -> Prompts:
     """All prompts of a source.
 
     Raises:
-        ConfigurationError: it is not there, holds no prompt, or something that is not a text.
+        ConfigurationError: it is not there, contains no prompt, or something that is not a text.
     """
     if given.dataset_name is not None:
         texts, source = _of_dataset(given, cache_dir)

@@ -44,7 +44,7 @@ REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
 class TaskSource:
     """Where a dataset is read from, and how its prompts are made; generated tasks have no use for these."""
 
-    data_dir: Path | None = None  #: holds what the user put there
+    data_dir: Path | None = None  #: contains what the user put there
     cache_dir: Path | None = None  #: what a download may leave
     prompt_template: str | None = None  #: instead of the task's own prompts
     revision: str | None = None  #: of the hub's copy, instead of the reader's own

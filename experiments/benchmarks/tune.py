@@ -31,7 +31,7 @@ from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 
-# Series of each candidate, the experts of each token, and the blocks of the model: more weights than any cache holds.
+# Series of each candidate, the experts of each token, and the blocks of the model: more weights than fit in any cache.
 ROUNDS, TOP_K, BLOCKS = 3, 8, 4
 # Kernels of a decode step, and the steps that each can take.
 PARTS = {"qkv": (1, 2), "attention": (1,), "output": (1,), "gate_up": (1, 2), "down": (1,), "head": (1,)}

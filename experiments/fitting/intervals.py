@@ -15,7 +15,7 @@ def resampled(generator: np.random.Generator, num_clusters: int, num_draws: int)
 
 
 def draw_counts(clusters: Sequence[Hashable], pattern: np.ndarray, num_draws: int, seed: int) -> np.ndarray:
-    """[B, N], how often each draw holds each sample: all samples of a cluster (a picture) together.
+    """[B, N], how often each draw contains each sample: all samples of a cluster (a picture) together.
 
     Args:
         pattern: [N], what a sample has; clusters that have the same are drawn from one another.

@@ -53,7 +53,7 @@ def test_a_row_by_hand() -> None:
     ],
 )
 def test_two_places_that_would_share_a_column_are_both_named(rows: list[dict[str, Any]]) -> None:
-    with pytest.raises(ResultsError, match=r"the column \S+ would hold both \[.*\] and \[.*\]; rename one"):
+    with pytest.raises(ResultsError, match=r"the column \S+ would contain both \[.*\] and \[.*\]; rename one"):
         flat_rows(rows)
 
 
@@ -133,7 +133,7 @@ def test_any_results_come_back_or_are_refused_in_one_line(rows: list[dict[str, A
     try:
         expected = flat_rows(rows)
     except ResultsError:
-        with pytest.raises(ResultsError, match="would hold both"):
+        with pytest.raises(ResultsError, match="would contain both"):
             table_text(rows)
         return
     text = table_text(rows)

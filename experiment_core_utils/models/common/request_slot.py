@@ -56,7 +56,7 @@ class RequestSlot(Generic[Setting]):
         """Invalidate all states: none can be decoded from, and no paused prefill can be finished."""
         self._prefilled = self._paused_request = None
 
-    def hold(self, setting: Setting, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[Setting]:
+    def occupy(self, setting: Setting, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[Setting]:
         """The state of a request after its prompt [1, T], whose keys and values are in the KV cache."""
         self._prefilled, self._paused_request = PrefilledRequest(setting, prompt, prompt.shape[1], pause), None
         return self._prefilled

@@ -55,7 +55,7 @@ class MlpShape:
 
 @dataclass(frozen=True)
 class LatentShape:
-    """Multi-head latent attention (DeepSeek-AI 2024, *DeepSeek-V2*, section 2.1): the cache holds compressed keys and
+    """Multi-head latent attention (DeepSeek-AI 2024, *DeepSeek-V2*, section 2.1): the cache has compressed keys and
     values, which each forward pass expands again for every key that it sees.
     """
 

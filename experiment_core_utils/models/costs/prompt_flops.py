@@ -41,7 +41,7 @@ def count_prompt_flops(
 ) -> FlopCount:
     """Operations of one forward pass of each prompt by itself, summed: no padding, logits at every position.
 
-    By formula they take no time and hold what is in force in the model: its active blocks, its experts per token.
+    By formula they take no time and count what is in force in the model: its active blocks, its experts per token.
     Otherwise one prompt of each length is run, and counts as often as the length occurs. Not counted: tokens that are
     generated afterwards, elementwise work, norms, look-ups. Attention counts as the full rectangle. Packed weights have
     the FLOPs of full precision; the counters count such a model on a twin of its architecture without weights. A model

@@ -51,7 +51,7 @@ class GraphedGeneration:
         self._graph_capturer = graph_capturer
         self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
         self._unsupported_reasons: dict[Hashable, str] = {}
-        self._holder = RequestSlot[Hashable]("the cache of fixed size")
+        self._slot = RequestSlot[Hashable]("the cache of fixed size")
 
     @property
     def device(self) -> torch.device:
@@ -95,7 +95,7 @@ class GraphedGeneration:
         tokens = inputs["input_ids"].shape[1]
         if setting in self._unsupported_reasons or self._can_replay(setting, inputs, tokens + max_new_tokens):
             return
-        self._holder.release()
+        self._slot.release()
         try:
             with refused_without_memory(tokens, max_new_tokens):
                 self._free_memory(setting, tokens + max_new_tokens)
@@ -159,10 +159,10 @@ class GraphedGeneration:
     ) -> tuple[torch.Tensor, PrefilledRequest[Hashable]]:
         """The prefill stage: logits [1, V] of the last position, which the next prefill overwrites."""
         graphed = self._graphed_settings[setting]
-        self._holder.release()
+        self._slot.release()
         logits, state = self._prefilled(graphed, inputs, features)
         graphed.decode.begin(state, logits)
-        return logits, self._holder.hold(setting, inputs["input_ids"])
+        return logits, self._slot.occupy(setting, inputs["input_ids"])
 
     def decode_step(self, token: torch.Tensor, state: PrefilledRequest[Hashable]) -> torch.Tensor:
         """The decode stage: token [1, 1] -> logits [1, V], which the next step overwrites.
@@ -182,7 +182,7 @@ class GraphedGeneration:
         state.length -= steps
 
     def _resumed(self, state: PrefilledRequest[Hashable]) -> FixedCacheDecode:
-        self._holder.resume(state)
+        self._slot.resume(state)
         decode = self._graphed_settings[state.setting].decode
         if decode.length != state.length:
             decode.rewind(decode.length - state.length)

@@ -30,7 +30,7 @@ class VisionOptions(Protocol):
         """Keyword arguments of the image processor's call for one picture."""
 
     def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """Fields that the model's config and the image processor must hold while such requests are made and run.
+        """Fields that the model's config and the image processor need while such requests are made and run.
 
         Empty for models that read everything off the request.
         """

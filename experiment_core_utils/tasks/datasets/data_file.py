@@ -36,11 +36,11 @@ OPEN_METRIC, CHOICE_METRIC = "em_lenient", "mc"
 
 @dataclass(frozen=True)
 class FileRows:
-    """What a file holds."""
+    """What a file contains."""
 
     rows: Sequence[Row | str]  #: each a row by column, or the reason why it is none
     lines: Sequence[int]  #: where each begins, counted from 1: its line, or in Parquet its row
-    #: the `image` of the row at an index; Parquet may hold pictures that are too many to be kept
+    #: the `image` of the row at an index; Parquet may contain pictures that are too many to be kept
     image: Callable[[int], Any]
 
 

@@ -129,7 +129,7 @@ def _commit_of(rows: datasets.Dataset) -> str:
 
 
 def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable | None:
-    """One split from a local copy; None where `folder` holds none.
+    """One split from a local copy; None where `folder` contains none.
 
     A copy is a folder written by `save_to_disk`, or parquet or arrow files anywhere below `folder` that are named
     after the split as on the hub: ``validation-00000-of-00004.parquet``, ``validation.parquet``,

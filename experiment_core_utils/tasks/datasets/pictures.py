@@ -48,7 +48,7 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
     Of a file with several frames it is the first.
 
     Args:
-        content: the encoded picture, or the file that holds it.
+        content: the encoded picture, or the file that contains it.
         name: what an error calls it.
 
     Raises:
@@ -73,7 +73,7 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
     except _HUGE as error:
         raise SampleError(f"picture {name} is too large: {first_line(error)}, at most {MAX_PIXELS}") from error
     except UnidentifiedImageError as error:
-        # Pillow's message holds the address of a buffer, different in every run.
+        # Pillow's message contains the address of a buffer, different in every run.
         raise SampleError(
             f"picture {name} cannot be read: it is in no known picture format ({', '.join(FORMATS)}); convert it"
         ) from error

@@ -112,7 +112,7 @@ def listed(values: Any, what: str) -> tuple[Any, ...]:
 
 
 def literal_list(text: str, what: str) -> list[Any]:
-    """The list that a string holds in Python's notation; raises SampleError for anything else. Runs nothing."""
+    """The list that a string contains in Python's notation; raises SampleError for anything else. Runs nothing."""
     try:
         found = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:

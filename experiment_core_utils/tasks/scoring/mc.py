@@ -106,7 +106,7 @@ def _require_index(options: Sequence[str], answer_index: int) -> None:
 
 
 def _without_repeated_options(text: str, options: Sequence[str]) -> str:
-    """The output without the lines that are an option's letter and text, where it holds two or more of them."""
+    """The output without the lines that are an option's letter and text, where it contains two or more of them."""
     lines = text.splitlines()
     repeated = [_is_option_line(line, options) for line in lines]
     if sum(repeated) < 2:

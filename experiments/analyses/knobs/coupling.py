@@ -178,7 +178,7 @@ Areas = tuple[float, np.ndarray, np.ndarray]
 
 
 def _losses(found: Objectives, whole: Areas, parts: Sequence[np.ndarray]) -> list[Loss]:
-    """What each part of the settings loses, of parts that together hold each setting once."""
+    """What each part of the settings loses, of parts that together contain each setting once."""
     # The others slower by what the device may have drifted, these as measured.
     drifts = found.drift_allowance > 0 and whole[0] > 0
     lasting = areas_beside_slower(found, parts) if drifts else [whole[2]] * len(parts)

@@ -140,7 +140,7 @@ def areas_beside_slower(found: Objectives, parts: Sequence[np.ndarray]) -> list[
     """For each part [B], the area of all settings on a draw's unseen samples, other parts slower by the drift.
 
     Args:
-        parts: of the settings, which together hold each once.
+        parts: of the settings, which together contain each once.
     """
     # What another setting of the same part dominates is on no front of all.
     steps = [_steps(found, members) for members in parts]

@@ -112,7 +112,7 @@ def _draws(sums: np.ndarray, seed: int) -> np.ndarray | None:
 
 @lru_cache(maxsize=8)
 def _picks(groups: int, seed: int) -> np.ndarray:
-    """[R, G], how often each draw holds each cluster; lines of as many clusters have the same draws."""
+    """[R, G], how often each draw contains each cluster; lines of as many clusters have the same draws."""
     picks = resampled(np.random.default_rng(seed), groups, RESAMPLES)
     return picks.astype(np.uint16 if groups < 2**16 else np.int64)
 

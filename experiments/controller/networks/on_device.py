@@ -29,7 +29,7 @@ class DeviceQuestion:
         size: integers of a question.
         answers: numbers of an answer.
         work: reads the question, int32 [size], and writes the answer, float32 [answers]; by kernels of this project
-            alone, since torch takes neither for a tensor of the device. It holds whatever else it reads.
+            alone, since torch takes neither for a tensor of the device. It refers to whatever else it reads.
         graph_capturer: makes the replay.
 
     Attributes:

@@ -17,7 +17,7 @@ AI3_NAMES: Mapping[AlgorithmName, str] = {"direct": "direct", "gemm": "smm"}
 _ZEROS = 0
 
 
-def refusal(algorithm: AlgorithmName, shape: ConvShape) -> str | None:
+def unsupported_reason(algorithm: AlgorithmName, shape: ConvShape) -> str | None:
     """The reason why ai3 does not cover this convolution, to follow its name; None where it does (float32, float64)."""
     if algorithm not in AI3_NAMES:
         return f"is not in ai3 on the CPU; {' and '.join(AI3_NAMES)} are"

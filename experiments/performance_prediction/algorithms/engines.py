@@ -97,7 +97,7 @@ def _prepare_ai3(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolut
         raise ConfigurationError(
             f"backend ai3 needs the package ai3 (pip install aithree), or take backend own: {error}"
         ) from error
-    reason = ai3_backend.refusal(algorithm, shape)
+    reason = ai3_backend.unsupported_reason(algorithm, shape)
     if reason is not None:
         raise AlgorithmRefused(f"{algorithm} {reason}")
     run = partial(ai3_backend.convolve, algorithm, shape)
@@ -115,7 +115,7 @@ def _prepare_triton(
     except ImportError as error:
         raise AlgorithmRefused(f"{refused}, and the project's own kernel needs Triton: {error}") from error
     direct = algorithm == "direct"
-    reason = triton_direct.refusal(shape) if direct else triton_winograd.refusal(shape)
+    reason = triton_direct.unsupported_reason(shape) if direct else triton_winograd.unsupported_reason(shape)
     if reason is not None:
         raise AlgorithmRefused(f"{refused}, and the project's own {algorithm} kernel {reason}") from refused
     run = partial(triton_direct.direct if direct else triton_winograd.winograd, shape=shape)

@@ -84,7 +84,7 @@ def direct_convolution_kernel(  # type: ignore[no-untyped-def]
     tl.store(output + first + pixel[None, :], total, mask=channel_inside[:, None] & pixel_inside[None, :])
 
 
-def refusal(shape: ConvShape) -> str | None:
+def unsupported_reason(shape: ConvShape) -> str | None:
     """The reason why the kernel does not cover this convolution, to follow "direct"; None where it does."""
     return too_large(shape, CHANNELS)
 

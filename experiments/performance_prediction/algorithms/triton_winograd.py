@@ -153,13 +153,13 @@ def winograd_convolution_kernel(  # type: ignore[no-untyped-def]
     tl.store(output + place + columns + 1, f1 - f2 + f3, mask=inside & right & below)
 
 
-def refusal(shape: ConvShape) -> str | None:
+def unsupported_reason(shape: ConvShape) -> str | None:
     """The reason why the kernel does not cover this convolution, to follow "winograd"; None where it does."""
     return supports("winograd", shape) or too_large(shape, CHANNELS)
 
 
 def winograd(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
-    """The convolution of contiguous tensors of one dtype that `refusal` accepts, with sums in float32.
+    """The convolution of contiguous tensors of one dtype that `unsupported_reason` accepts, with sums in float32.
 
     Raises:
         AlgorithmRefused: Triton cannot build the kernel here.

@@ -190,7 +190,7 @@ class EnginePausedPrefill(PausedPrefillStages):
         check_rest(tuple(active_blocks), paused_request.pause)
         knobs = EngineKnobs(*self._model.checked_setting(top_k, active_blocks))
         logits = self._stages.engines.split.finish(knobs, self._stages.kv_cache)
-        return logits, self._stages.hold(knobs, paused_request.prompt, paused_request.pause)
+        return logits, self._stages.occupy(knobs, paused_request.prompt, paused_request.pause)
 
     def first_token(self, logits: torch.Tensor) -> None:
         """Put the likeliest token where the first step reads it."""

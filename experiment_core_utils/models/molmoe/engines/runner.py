@@ -172,13 +172,13 @@ class EngineStages:
         if tokens > self.kv_cache.max_seq_len:
             self._free_memory(tokens + UNANNOUNCED_TOKENS)
         logits = self.engines.prefill.prefill(self.embedded(prompt, features), knobs, self.kv_cache)
-        return logits, self.hold(knobs, prompt)
+        return logits, self.occupy(knobs, prompt)
 
-    def hold(self, knobs: EngineKnobs, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[EngineKnobs]:
+    def occupy(self, knobs: EngineKnobs, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[EngineKnobs]:
         """The state of a prompt [1, T] that fills the first positions of the KV cache, and ran with such a pause."""
         tokens = prompt.shape[1]
         self.kv_cache.set_lengths([tokens])
-        return self.slot.hold(knobs, prompt, pause)
+        return self.slot.occupy(knobs, prompt, pause)
 
     def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
         """Token embeddings [T, H] of a prompt [1, T], with the image features added at their places."""

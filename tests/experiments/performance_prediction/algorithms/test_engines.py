@@ -25,9 +25,9 @@ from experiments.performance_prediction.algorithms.reference import float64_refe
 strided = ConvShape(2, 4, 13, 11, 6, (3, 2), (2, 1), (1, 0), (1, 2), 2)
 for shape in (strided, ConvShape(1, 3, 17, 12, 18, (5, 5), padding=(2, 2))):
     given, weight = torch.randn(shape.input_shape), torch.randn(shape.weight_shape)
-    assert triton_direct.refusal(shape) is None
+    assert triton_direct.unsupported_reason(shape) is None
     print(relative_l2(triton_direct.direct(given, weight, shape), float64_reference(given, weight, shape)))
-assert "takes kernels of 3x3" in triton_winograd.refusal(shape)
+assert "takes kernels of 3x3" in triton_winograd.unsupported_reason(shape)
 grouped = ConvShape(2, 40, 7, 10, 6, (3, 3), padding=(1, 0), groups=2)
 for shape in (grouped, ConvShape(1, 3, 11, 9, 40, (3, 3), padding=(1, 1))):
     given, weight = torch.randn(shape.input_shape), torch.randn(shape.weight_shape)
