@@ -30,7 +30,7 @@ processes=$((nodes * (gpus > 0 ? gpus : 1)))
 
 # The rank is each node's own: it is filled in there.
 if [ "$gpus" -eq 0 ]; then
-    # On CPUs accelerate starts a single process whatever it is told; torchrun starts one on each node.
+    # On CPUs accelerate starts a single process whatever is requested; torchrun starts one on each node.
     launch=("$python" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node=1 --node-rank=@NODE_RANK@
         --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT")
 else
