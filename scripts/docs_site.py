@@ -26,7 +26,7 @@ from knob_profiler.__main__ import COMMANDS, Group
 DOCS = REPOSITORY / "docs"
 # Where a page gets the flags of all commands.
 _COMMANDS = "<!-- commands -->"
-#: where files from outside docs/ stand in the site
+#: where files from outside docs/ are in the site
 SOURCES = "repository"
 # Published commands that `knobprof` has no name for: name and module.
 OTHER_COMMANDS = (
@@ -183,7 +183,7 @@ def _outside(page: Path) -> Iterator[Path]:
 
 
 def _in_site(target: Path) -> str:
-    """Where a file outside docs/ stands in the site; sources as text, which every browser shows, a folder as a list."""
+    """Where a file outside docs/ is in the site; sources as text, which every browser shows, a folder as a list."""
     place = f"{SOURCES}/{target.relative_to(REPOSITORY)}"
     if target.is_dir():
         return f"{place}/files.txt"

@@ -159,12 +159,12 @@ def save_sets(path: Path, sets: Mapping[int, Blocks], provenance: Mapping[str, A
 
 
 def as_json(each: Estimate) -> dict[str, Any]:
-    """An estimate as it stands in the provenance."""
+    """An estimate as fields of the provenance."""
     return {"score": each.value, "standard_error": each.standard_error, "by_task": dict(each.by_task)}
 
 
 def comparison_as_json(each: ChoiceComparison) -> dict[str, Any]:
-    """A comparison as it stands in the provenance."""
+    """A comparison as fields of the provenance."""
     return {
         "blocks": list(each.blocks),
         "chosen": as_json(each.chosen),
@@ -213,7 +213,7 @@ def select_block_sets(
     """The best set found for each of `counts`, block 0 in all of them.
 
     From all blocks on, each of the `beam_width` best sets so far loses each of its blocks in turn, all are scored anew,
-    and the best ones go on: a beam search, of width 1 a greedy one. At equal scores the set that keeps the earlier
+    and the best ones are kept: a beam search, of width 1 a greedy one. At equal scores the set that keeps the earlier
     blocks is better. A set of a greedy search is part of the larger ones; with a wider beam it need not be.
 
     Args:

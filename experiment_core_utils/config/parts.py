@@ -62,7 +62,7 @@ AttnImplementation = Annotated[
 
 Energy = Annotated[
     EnergyMode,
-    Field(description="measure energy; required: stop if nothing can measure it; optional: go on without"),
+    Field(description="measure energy; required: stop if nothing can measure it; optional: continue without"),
 ]
 
 MemoryTimeline = Annotated[bool, Field(description="record memory twice a second while a setting is measured")]

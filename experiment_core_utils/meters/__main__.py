@@ -37,7 +37,7 @@ from experiment_core_utils.primitives.units import MOST_SECONDS
 
 
 def watch_lines(using: Instruments, interval_s: float, seconds: float | None) -> Iterator[str]:
-    """A line every `interval_s`, until `seconds` have passed; None goes on until it is stopped."""
+    """A line every `interval_s`, until `seconds` have passed; None continues until it is stopped."""
     clock = using.clock
     watched = [_Watched(using.of_device(device), clock) for device in using.devices]
     started_s = clock.now_s()

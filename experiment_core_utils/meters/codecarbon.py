@@ -53,7 +53,7 @@ class CodecarbonMeter:
         gpu_indices: the GPUs to count, by NVML's numbers (codecarbon does not find them by the driver's ids, though it
             says so); none given leaves the choice to codecarbon, which takes all it finds.
         gpus_in_use: how many GPUs do the work, to be recorded beside.
-        library: codecarbon, or what stands in for it; None imports it.
+        library: codecarbon, or a stand-in; None imports it.
 
     Attributes:
         emissions_basis: whose electricity mix the emissions are computed with.

@@ -56,7 +56,7 @@ def window_for_error(uncertain_s: float, relative: float) -> float:
 def combined_uncertainty(values: Sequence[float], bound: float, baseline: float = 0.0) -> float | None:
     """Standard uncertainty of the mean of repeats: u^2 = s^2 / n + bound^2 + baseline^2; None for fewer than 2.
 
-    For energies of an act, `bound` is tick * power / count: the whole bound stands for a standard deviation, and is not
+    For energies of an act, `bound` is tick * power / count: the whole bound counts as a standard deviation, and is not
     made smaller by repeats, so u errs on the large side. The sensor's own error, which all repeats share, is not in it.
     """
     if len(values) < 2:

@@ -124,7 +124,7 @@ def find_instruments(
     """Whatever can be read of these GPUs and of the CPU; not calibrated.
 
     Args:
-        library: the module `pynvml`, or what stands in for it; None imports it.
+        library: the module `pynvml`, or a stand-in; None imports it.
     """
     counters: list[EnergyCounter] = []
     probes: list[PowerProbe] = []

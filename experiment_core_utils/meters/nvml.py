@@ -61,7 +61,7 @@ class NvmlGpu:
 
     Args:
         uuid: such as "GPU-8d1b…".
-        library: the module `pynvml`, or what stands in for it; None imports it.
+        library: the module `pynvml`, or a stand-in; None imports it.
         pid: of this process, to exclude it.
 
     Raises:

@@ -102,7 +102,7 @@ def stage_energies(
 def _are_narrow(rounds: Iterable[Sequence[Windows]], relative: float) -> bool:
     """Whether half of the interval over windows is at most this fraction of the mean, of every stage and every device.
 
-    The source that stands for the setting decides.
+    The source whose figures the setting reports decides.
     """
     return all(
         spread is not None and spread.ci_high is not None and spread.ci_high - spread.mean <= relative * spread.mean

@@ -1,6 +1,6 @@
 """Windows in which an act is repeated until its energy is known as exactly as was requested.
 
-The window of a counter lies between two of its ticks, and the act goes on beyond both of them: nothing idle is in it.
+The window of a counter lies between two of its ticks, and the act continues beyond both of them: no idle time is in it.
 How many acts lie between the ticks is read off the times at which acts ended. Where an act takes so long that this
 would be less exact than whole acts between two readings, the window is whole acts. Power readings taken beside the same
 window are the second source.

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Repeating(Protocol):
-    """Calls that go on until they are stopped, or one of them raises."""
+    """Calls that are repeated until they are stopped, or one of them raises."""
 
     @property
     def has_failed(self) -> bool:
@@ -19,7 +19,7 @@ class Repeating(Protocol):
 
 
 class Clock(Protocol):
-    """What meters ask of time, so that a scripted clock can stand in for the host's."""
+    """What meters need of a clock, so that a scripted one can replace the host's."""
 
     def now_s(self) -> float:
         """Monotonic seconds from an arbitrary beginning."""

@@ -23,7 +23,7 @@ _CELL = re.compile(r'(?:"([^"]*(?:""[^"]*)*)"|([^",\r\n][^,\r\n]*)?)(,|\r\n|\r|\
 
 
 class RawCell(NamedTuple):
-    """A cell as it stands in the file: its text without the quotes, and whether there were quotes."""
+    """A cell as it is in the file: its text without the quotes, and whether there were quotes."""
 
     text: str
     quoted: bool

@@ -17,7 +17,7 @@ class ConfigurationError(ProfilerError):
 
 
 class SampleError(ProfilerError):
-    """One sample cannot be read or run: record it, count it and go on."""
+    """One sample cannot be read or run: record it, count it and continue."""
 
 
 class SampleTimedOut(SampleError):
@@ -25,7 +25,7 @@ class SampleTimedOut(SampleError):
 
 
 class SettingError(ProfilerError):
-    """One knob setting cannot be run (out of memory, a knob that does not act): record it with its class and go on."""
+    """One knob setting cannot be run (out of memory, a knob that does not act): record it by its class and continue."""
 
 
 class OutOfMemory(SettingError):

@@ -124,7 +124,7 @@ def replaced_whole(path: Path, ending: str = ".tmp") -> Iterator[Path]:
         ResultsNotSaved: the disk does not take it.
     """
     check_replaceable(path)
-    # Always the same name: what a killed process leaves behind is removed by the one that goes on.
+    # Always the same name: what a killed process leaves behind is removed by the one that resumes.
     temporary = path.with_name(f".{path.name}{ending}")
     with failed_writes_named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,7 @@ def refuse_unreadable(path: Path, named: str = "", hint: str = "") -> None:
     Opening a named pipe would wait for a writer for ever.
 
     Args:
-        named: what stands before the path in the message, such as a flag.
+        named: the words before the path in the message, such as a flag.
         hint: what to do, the end of the message.
     """
     what = f"{named} {path}".lstrip()

@@ -63,7 +63,7 @@ def warm_up_of(totals_s: Sequence[float], least: int, experiment_id: str, rank: 
 
 
 def needs_another_run(totals_s: Sequence[float], least: int, most: int) -> bool:
-    """Whether a warm-up of these runs goes on; one that is switched off (`least` 0) does not begin."""
+    """Whether a warm-up of these runs continues; one that is switched off (`least` 0) does not begin."""
     if least == 0 or len(totals_s) >= most:
         return False
     return len(totals_s) < least or not is_stable(totals_s)

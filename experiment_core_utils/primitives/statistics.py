@@ -250,7 +250,7 @@ def _picks(clusters: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def rate(one: float, other: float) -> float | None:
-    """`one` per `other`; None where there is nothing of either, so that no rate of 0 stands for a run without work."""
+    """`one` per `other`; None where there is nothing of either, so that a run without work has no rate of 0."""
     return one / other if one and other else None
 
 

@@ -17,7 +17,7 @@ Component = Literal["gpu", "cpu", "dram", "ram"]
 Basis = Literal["counter", "instant_power", "averaged_power", "load_model"]
 Alignment = Literal["ticks", "acts"]
 ALL_DEVICES = "all"
-# Component and basis of the figures that stand for a setting where there are several: the first that was measured.
+# Component and basis of the figures that a setting reports where there are several: the first that was measured.
 PREFERRED_SOURCES: tuple[tuple[Component, Basis], ...] = (
     ("gpu", "counter"),
     ("gpu", "instant_power"),

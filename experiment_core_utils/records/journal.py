@@ -3,7 +3,7 @@
 One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
 (ConditionsReading), `sample` (FinishedSample), `energy` (SettingEnergy), `load` (SettingLoad) or `end` (ShardDone). A
 line is on the disk before the next sample begins. A process that is killed while it writes leaves the beginning of a
-line; it is ignored when read, and cut off by the process that goes on.
+line; it is ignored when read, and cut off by the process that resumes.
 """
 
 import os
@@ -136,7 +136,7 @@ def read_journal(path: Path) -> JournalContent | None:
     if journal_path(path.parent, first.key, first.rank).name != path.name.partition(".jsonl")[0] + ".jsonl":
         raise ResultsRefused(f"{path} is of {first.key!r}, process {first.rank}, and not what its name says; delete it")
     for number, line in enumerate(lines, 1):
-        # Each run that goes on writes a header of its own.
+        # Each run that resumes writes a header of its own.
         if isinstance(line, JournalHeader) and _belongs_to(line) != _belongs_to(first):
             raise ResultsRefused(f"{path}: line {number} is the header of another setting or run; delete the file")
     return JournalContent(lines, len(whole))
@@ -171,7 +171,7 @@ class Journal:
     """A journal that this process, and no other, appends to; torn ends are cut off when it is opened.
 
     Args:
-        header: says who goes on; the journal's own first line must be of the same setting and fingerprint.
+        header: of the run that resumes; the journal's own first line must be of the same setting and fingerprint.
 
     Raises:
         ResultsRefused: another process has it open, or it belongs to another run.

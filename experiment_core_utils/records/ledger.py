@@ -93,7 +93,7 @@ class Ledger:
         if schema != SCHEMA_VERSION:
             raise ResultsRefused(
                 f"{self._path_of(key)} is of schema {shortened(schema)}, and this version writes {SCHEMA_VERSION}; "
-                "go on with the version that wrote it, or give another --output_dir"
+                "resume with the version that wrote it, or give another --output_dir"
             )
         if not content.get("per_sample_results"):
             return None

@@ -224,7 +224,7 @@ class Provenance(Record):
     """How a setting was measured."""
 
     experiment_id: str | None = None  #: id of the run that put the result together, such as "0001"
-    #: ids of the runs that measured its samples, ascending; more than one where a run was stopped and went on
+    #: ids of the runs that measured its samples, ascending; more than one where a run was resumed
     experiment_ids: list[str] | None = None
     timestamp: str | None = None  #: UTC, when it was gathered
     command: str | None = None  #: interpreter and arguments, without the launcher
@@ -365,7 +365,7 @@ class WarmUpRuns(Record):
 
 
 class Conditions(Record):
-    """What else went on at the device and the host while a process measured."""
+    """Other load on the device and the host while a process measured."""
 
     rank: Count | None = None  #: the process
     experiment_id: str | None = None  #: the run that it was part of

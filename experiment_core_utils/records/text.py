@@ -165,7 +165,7 @@ class ExperimentalVariables(TypedDict):
 class AllocatedEnergy(TypedDict):
     """The energies of a run's batches and queries, apportioned from power readings; all None where one was not read.
 
-    Its keys stand beside those of `InferenceMetrics`.
+    Its keys are beside those of `InferenceMetrics`.
     """
 
     energy_per_batch_j: dict[str, Any] | None  #: `Distribution` over batches; None if one was not measured

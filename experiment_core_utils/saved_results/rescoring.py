@@ -173,7 +173,7 @@ def compare_results(reference: SettingResult, result: SettingResult) -> PairedCo
     same samples: then the answers that both have are scored again, on both sides with the same others.
 
     Raises:
-        ResultsError: a sample id stands for different questions.
+        ResultsError: a sample id belongs to different questions.
     """
     sides = [{sample.sample_id: sample for sample in each.per_sample_results} for each in (reference, result)]
     shared = sorted(sides[0].keys() & sides[1].keys())

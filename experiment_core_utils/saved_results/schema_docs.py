@@ -3,8 +3,8 @@
 python -m experiment_core_utils.saved_results.schema_docs --check   # exit code 1 where a page differs from the code
 python -m experiment_core_utils.saved_results.schema_docs --write
 
-What stands between `<!-- from NAME -->` and `<!-- end -->` is made here; all else on the pages is written by hand. A
-record's field has its meaning behind `#:`, on its line or above it; a last part "; None ..." says when it is null.
+The text between `<!-- from NAME -->` and `<!-- end -->` is made here; the rest of the pages is written by hand. A
+record's field has its meaning in a `#:` comment, on its line or above; its last part "; None ..." says when it is null.
 """
 
 import argparse
@@ -106,7 +106,7 @@ RECORDS: dict[str, type] = {
     )
 }  # fmt: skip
 _GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-# What stands above a field behind `#:`, its name, and what stands beside it.
+# The `#:` comment above a field, its name, and the comment beside it.
 _FIELD = re.compile(r"((?:^    #: .*\n)*)^    (\w+): .*?(?:  #: (.*))?$", re.MULTILINE)
 # The default at the end of a flag's help text.
 _DEFAULT = re.compile(r" \(default: (.*)\)$")

@@ -36,7 +36,7 @@ def caveat_lines(results: Sequence[SettingResult]) -> list[str]:
     warnings: dict[str, list[tuple[str, Caveat]]] = {}
     for result in results:
         for each in result.provenance.caveat_records:
-            # That of few samples stands right under the table.
+            # That of few samples is right under the table.
             if each.severity == "warning" and each.kind != "few_samples":
                 warnings.setdefault(each.kind, []).append((setting_key(result), each))
     lines = []

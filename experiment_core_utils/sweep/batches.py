@@ -64,7 +64,7 @@ class BatchAnswerer:
         be in force already.
 
         Raises:
-            OutOfMemory: for a single request; what was yielded before stands.
+            OutOfMemory: for a single request; what was yielded before is valid.
         """
         self._limit = self._batch_size
         left = list(sample_ids)

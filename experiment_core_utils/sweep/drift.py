@@ -182,7 +182,7 @@ class DriftCheck:
         write_json_atomically(content, path)
 
     def _totals_or_reason(self) -> tuple[Totals, str | None]:
-        """Times, or why there are none: the check may fail, the run goes on."""
+        """Times, or why there are none: the check may fail, the run continues."""
         try:
             totals = self._run_control()
         except SettingError as error:

@@ -313,7 +313,7 @@ def fingerprint_parts(
 def refuse_other_engines(
     engines: Mapping[str, str], ledger: Ledger, keys: Sequence[str], journals: Path, accelerator: Accelerator
 ) -> None:
-    """A run goes on with the engines that it began with, the same in all processes. A collective call.
+    """A run resumes with the engines that it began with, the same in all processes. A collective call.
 
     Args:
         engines: what runs each stage here, by name.

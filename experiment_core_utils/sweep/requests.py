@@ -50,7 +50,7 @@ class PrefetchedRequest:
 
 
 class WorkerExited(Exception):
-    """A preparing process has ended; the request source goes on without it."""
+    """A preparing process has ended; the request source continues without it."""
 
 
 class PreparationWorker:

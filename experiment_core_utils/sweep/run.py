@@ -189,7 +189,7 @@ class ProfilingRun:
                 context.stop,
             )
             if is_over and not search.failures:
-                # Not before: the journals are what a stopped search goes on from, and what other processes look at.
+                # Not before: the journals are what a stopped search resumes from, and what other processes look at.
                 for setting in settings:
                     remove_journals(context.journals, setting.key)
         return search.failures

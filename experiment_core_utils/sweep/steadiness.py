@@ -69,7 +69,7 @@ def precision_of(until_precision: float | None, merged: MeasuredSetting, *, is_s
 
 
 def conditions_of(readings: Sequence[ConditionsReading]) -> list[Conditions]:
-    """What went on around the samples, one entry for each process and run, in the order in which they are met."""
+    """Conditions around the samples, one entry for each process and run, in the order in which they are met."""
     groups: dict[tuple[int, str], list[ConditionsReading]] = defaultdict(list)
     for reading in readings:
         groups[reading.rank, reading.experiment_id].append(reading)

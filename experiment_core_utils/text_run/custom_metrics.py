@@ -26,7 +26,7 @@ class CustomMetric:
 
     @property
     def function(self) -> str:
-        """The last part of its name, under which its columns stand."""
+        """The last part of its name, under which its columns are."""
         return self.name.rpartition(":")[2]
 
 

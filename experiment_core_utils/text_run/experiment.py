@@ -119,7 +119,7 @@ def _entry(
     caveats: list[Caveat],
     save: Callable[[Mapping[str, Any], str], None],
 ) -> dict[str, Any]:
-    """What stands in the results file: every part is saved under its name, and all of them make the entry."""
+    """The content of the results file: every part is saved under its name, and all of them make the entry."""
     for result_type, part in parts.items():
         save(part, result_type)
     if due.config.energy_mode != "off":

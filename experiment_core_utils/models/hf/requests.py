@@ -129,7 +129,7 @@ def prompt_layout_of(tokenizer: Any, template: str | None, image_token: str | No
     raise ConfigurationError(
         f"the chat template of {name} cannot be used for one user turn"
         f"{' with a picture' if image_token is not None else ''} "
-        f"({reason or 'what is given does not stand in the text once'}); correct or remove it"
+        f"({reason or 'the given text is not in it exactly once'}); correct or remove it"
     )
 
 

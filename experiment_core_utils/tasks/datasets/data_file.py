@@ -272,7 +272,7 @@ def _right_option(options: Sequence[Any], answers: Sequence[Any]) -> int:
 
 
 def _is_metadata(value: Any) -> bool:
-    """Whether a cell of a further column can stand in a result file: a text or a number."""
+    """Whether a cell of a further column can be in a result file: a text or a number."""
     return is_text(value) or (isinstance(value, int | float) and value - value == 0)
 
 

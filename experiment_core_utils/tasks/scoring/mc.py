@@ -28,7 +28,7 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
     around it. `option_text`: the whole output is the text
     of exactly one option (case, white space around words and a period at the end do not matter). `leading_letter`: it
     begins with a letter as in "B.", "B:", "B)", "(B)". `answer_is`: "answer is B" or "Answer: B", the last such; a
-    small letter counts only where it ends the output. `last_letter`: the last upper-case letter that stands alone and
+    small letter counts only where it ends the output. `last_letter`: the last upper-case letter that is alone and
     is neither the article A at the start of a sentence nor the pronoun I. Letters count only up to the number of
     options. Lines that repeat the list of options choose nothing: from `leading_letter` on they are left out.
 

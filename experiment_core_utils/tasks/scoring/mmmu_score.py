@@ -25,7 +25,7 @@ def mmmu_open_score(prediction: str, references: Sequence[str]) -> float:
     such as "is " or "therefore " ("=" too in the last line), or the whole output where no line has a lead; and every
     number in them. A number fits a reference that is the same number to two decimals (1,234 is 1234); a text
     candidate fits a reference text that it contains, also inside a word ("ionization" fits "ion", as in the benchmark's
-    own script). A reference of one character must stand beside a space, or be the whole candidate.
+    own script). A reference of one character must be beside a space, or be the whole candidate.
 
     Raises:
         SampleError: there are no references.

@@ -304,7 +304,7 @@ def _medians_of_others(times: np.ndarray) -> np.ndarray:
     order = np.argsort(times, kind="stable")
     ranks = np.empty(len(times), dtype=np.int64)
     ranks[order] = np.arange(len(times))
-    # Of n - 1 in order; those behind the one that is left out stand one place further.
+    # Of n - 1 in order; those after the one that is left out are one place further.
     middle = np.array([[(len(times) - 2) // 2], [(len(times) - 1) // 2]])
     return np.asarray(times[order][middle + (middle >= ranks)].mean(axis=0))
 
