@@ -74,9 +74,9 @@ def build_parser() -> argparse.ArgumentParser:
                         help="another grid, to build the lookup of (default: a part of the first)")  # fmt: skip
     parser.add_argument("--calibration_share", type=float, metavar="SHARE",
                         help=f"fraction of the grid's pictures for the lookup, in a replay "
-                            f"({CALIBRATION_FRACTION:g})")  # fmt: skip
+                            f"(default: {CALIBRATION_FRACTION:g})")  # fmt: skip
     budgets = parser.add_mutually_exclusive_group()
-    budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS")
+    budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS", help="latency budgets in milliseconds")
     budgets.add_argument("--budget_shares", type=float, nargs="+", metavar="SHARE",
                          help="budgets as fractions of the largest setting's mean latency on the calibration "
                               "samples")  # fmt: skip
