@@ -168,6 +168,11 @@ def test_the_closing_table(results: list[SettingResult]) -> None:
     assert tokens.split() == "720 4 1 2.0 422 0.000 [0.00, 0.97] 500.0 250.0 - 750.0 750.0 - 1 1".split()
 
 
+def test_pictures_that_are_not_cut_have_no_crops_in_the_closing_table(results: list[SettingResult]) -> None:
+    whole = results[0].model_copy(update={"selected_crops_mean": 0.0})
+    assert closing_table([whole]).splitlines()[1].split()[:5] == ["low", "2", "3", "-", "422"]
+
+
 def test_the_closing_table_has_no_column_for_what_did_not_happen(results: list[SettingResult]) -> None:
     assert "unparsed" not in closing_table(results[:1])
 

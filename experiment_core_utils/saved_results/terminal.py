@@ -95,7 +95,8 @@ def closing_table(
                 "vision": result.tier or result.vision_tokens_target or own_target().label,
                 "top-k": "-" if result.top_k is None else result.top_k,
                 "blocks": result.num_active_blocks,
-                "crops": _text(result.selected_crops_mean, 1),
+                # A picture that the model does not cut has 0 crops, but is seen.
+                "crops": _text(result.selected_crops_mean or None, 1),
                 "tokens": _text(stats.get("prompt_tokens_mean"), 0),
                 "accuracy [95 %]": _accuracy(result),
                 "vision ms": _text(stats.get("T_vision_total_mean"), 1),
