@@ -209,12 +209,12 @@ def source_sentences(
     """Where the figures come from, and how far they can be trusted; one line a source that was used."""
     used = {each.time_source for each in estimates if not each.work.is_done}
     sentences = {
-        "measured": "time, measured: T_total and T_preprocess of the setting's earlier result in --output_dir",
-        "scaled": f"time, scaled: operations of each stage over the throughput of {earlier.num_results} earlier "
-        f"results in --output_dir (same model, device, precision), answers of {output_tokens:.1f} tokens",
-        "matmul": f"time, matmul: ROUGH, operations over the speed of a matrix product measured now "
-        f"({(matmul_rate or math.nan) / 1e9:.0f} GFLOP/s), which a whole model does not reach, and answers as long as "
-        f"allowed ({output_tokens:.0f} tokens); the first results in --output_dir make it better",
+        "measured": "time, measured: from the setting's earlier result in --output_dir",
+        "scaled": f"time, scaled: FLOPs of each stage / its speed in {earlier.num_results} earlier results in "
+        f"--output_dir (same model, device, precision), for answers of {output_tokens:.1f} tokens",
+        "matmul": f"time, matmul: ROUGH, FLOPs / speed of a matrix product measured now "
+        f"({(matmul_rate or math.nan) / 1e9:.0f} GFLOP/s), which a whole model does not reach, for the longest answers "
+        f"allowed ({output_tokens:.0f} tokens); measure two settings into --output_dir for a better estimate",
     }
     lines = [sentence for source, sentence in sentences.items() if source in used]
     measured = sum(each.memory_is_measured for each in estimates)
@@ -222,13 +222,10 @@ def source_sentences(
         lines.append(f"memory: peak of the earlier result for {measured} settings")
     if measured < len(estimates):
         lines.append(
-            "memory: by formula, bytes of all weights, cache of the longest prompt and (of MolmoE only) largest "
-            "activations of the largest picture that the setting allows; without the reserve of the allocator and of "
-            "the device"
+            "memory: by formula, for all weights, the cache of the longest prompt and (MolmoE only) the largest "
+            "activations; what allocator and device reserve is not included"
         )
-    lines.append(
-        "not in the time: start, loading, the proof that knobs act, unmeasured runs for new tilings, scoring, retries"
-    )
+    lines.append("not in the time: loading, checks of the knobs, unmeasured runs for new tilings, scoring, retries")
     return lines
 
 
