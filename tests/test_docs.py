@@ -40,13 +40,21 @@ from experiment_core_utils.records.setting_result import (
     FailedSample,
     HardwareUtilisation,
 )
-from experiment_core_utils.records.text import ComputeMetrics, EnergyMetrics, GpuMemory, InstrumentEnergy, PooledEnergy
+from experiment_core_utils.records.text import (
+    AllocatedEnergy,
+    ComputeMetrics,
+    EnergyMetrics,
+    GpuMemory,
+    InferenceMetrics,
+    InstrumentEnergy,
+    PooledEnergy,
+)
 from experiment_core_utils.saved_results.schema_docs import settings_columns
 from experiments.core_exp.multi_datasets import PUBLISHED_LIMITS
 
 DOCS = REPOSITORY / "docs"
 SCHEMA = (DOCS / "results_schema.md").read_text(encoding="utf-8")
-PROFILING = (DOCS / "profiling.md").read_text(encoding="utf-8")
+COMMAND_LINE = (DOCS / "reference" / "command_line.md").read_text(encoding="utf-8")
 # Objects whose keys are data: described in words, not row by row.
 KEYS_ARE_DATA = {"versions", "source", "prompt_form"}
 
@@ -133,42 +141,26 @@ def test_every_key_of_an_energy_is_documented() -> None:
 
 
 def test_every_key_that_the_instruments_add_is_documented() -> None:
-    text = (DOCS / "energy.md").read_text(encoding="utf-8")
-    assert all(f"`{key}`" in text for key in (*InstrumentEnergy.__annotations__, *WindowFigure.__dataclass_fields__))
-
-
-def first_names(section: str, page: str) -> set[str]:
-    """All names in backticks in the first column of a section's tables."""
-    text = (DOCS / page).read_text(encoding="utf-8")
-    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert found, f"no section {section!r}"
-    cells = re.findall(r"^\| (`[^|]+`) \|", found[1], re.MULTILINE)
-    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    assert all(f"`{key}`" in SCHEMA for key in (*InstrumentEnergy.__annotations__, *WindowFigure.__dataclass_fields__))
 
 
 def test_every_key_of_the_energy_files_is_documented_and_no_other() -> None:
     written = {key for kind in (EnergyMetrics, PooledEnergy) for key in kind.__annotations__}
-    assert first_names("A text experiment", "energy.md") == written | set(EnergyWindow.__dataclass_fields__)
-    text = (DOCS / "energy.md").read_text(encoding="utf-8")
-    for record in (EnergyReading, DeviceEnergy, IdlePower, EnergyOrigin):
-        assert all(f"`{key}`" in text for key in record.__dataclass_fields__)
-    assert "`windows`" in text and f"`schema_version` ({ENERGY_VERSION})" in text
+    assert first_cells("Energy of a text experiment") == written | set(EnergyWindow.__dataclass_fields__)
+    records = (EnergyReading, DeviceEnergy, IdlePower, WindowFigure, EnergyOrigin)
+    assert first_cells("Records of energy windows") == {key for each in records for key in each.__dataclass_fields__}
+    assert "`windows`" in SCHEMA and f"`schema_version` ({ENERGY_VERSION})" in SCHEMA
 
 
-def test_every_key_of_the_compute_metrics_is_documented_and_no_other() -> None:
-    named = first_names("What is measured", "text_generation.md") | first_names("Memory and load", "text_generation.md")
-    groups = {
-        "memory": {*GpuMemory.__annotations__, *MemoryParts.__annotations__},
-        "compute_utilisation": set(ComputeUtilisation.__annotations__),
-        "hardware_utilisation": set(HardwareUtilisation.model_fields),
-    }
-    keys = {*ComputeMetrics.__annotations__, *GenerationFlops.__annotations__, "memory_by_process"}
-    for group, inner in groups.items():
-        named_keys = {name.removeprefix(f"{group}.") for name in named}
-        assert {
-            key for key in inner if key not in named_keys and not (key.endswith("_max") and "…_max" in named_keys)
-        } == set()
-    assert keys - named - set(groups) == set()
+def test_every_key_of_the_metrics_of_a_text_experiment_is_documented_and_no_other() -> None:
+    groups = {"memory", "compute_utilisation", "hardware_utilisation"}
+    inference = {*InferenceMetrics.__annotations__, *AllocatedEnergy.__annotations__}
+    compute = {*ComputeMetrics.__annotations__, *GenerationFlops.__annotations__} - groups
+    assert first_cells("Metrics of a text experiment") == inference | compute
+    parts = (GpuMemory, MemoryParts, ComputeUtilisation)
+    keys = {key for part in parts for key in part.__annotations__} | {"memory", "memory_by_process"}
+    assert first_cells("Memory and load of a text experiment") == keys | {"compute_utilisation"}
+    assert set(HardwareUtilisation.model_fields) == first_cells("Hardware utilisation")
 
 
 def test_every_aggregate_is_documented(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:
@@ -218,7 +210,7 @@ def test_every_flag_is_documented_with_its_default() -> None:
     flags = {action.option_strings[0]: action for action in build_parser()._actions if action.dest != "help"}
     parts = [part.annotation for part in ProfilingConfig.model_fields.values()]
     defaults = {f"--{name}": field.default for part in parts for name, field in part.model_fields.items()}
-    rows = dict(re.findall(r"^\| `(--\w+)` \| (.*) \|$", PROFILING, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(--\w+)` \| (.*) \|$", COMMAND_LINE, re.MULTILINE))
     assert set(rows) == set(flags)
     for flag, action in flags.items():
         default = rows[flag].split(" | ")[0]
@@ -240,10 +232,7 @@ def keys_of(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, Any]
 
 
 def test_every_key_of_a_text_experiment_is_documented_with_its_default() -> None:
-    text = (DOCS / "text_generation.md").read_text(encoding="utf-8")
-    rows = dict(
-        re.findall(r"^\| `([a-z_0-9.]+)` \| ([^|]*) \|", text.partition("## What is measured")[0], re.MULTILINE)
-    )
+    rows = dict(re.findall(r"^\| `([a-z_0-9.]+)` \| ([^|]*) \|", COMMAND_LINE, re.MULTILINE))
     keys = {key: default for key, default in keys_of(TextConfig) if key != "further"}
     assert set(rows) == set(keys)
     for key, default in keys.items():

@@ -91,8 +91,7 @@ from experiment_core_utils.records.text import (
     PooledEnergy,
 )
 
-_PAGES = ("results_schema.md", "profiling.md", "text_generation.md", "energy.md")
-PAGES = tuple(REPOSITORY / "docs" / name for name in _PAGES)
+PAGES = (REPOSITORY / "docs" / "results_schema.md", REPOSITORY / "docs" / "reference" / "command_line.md")
 # Objects of the provenance, whose keys are in its own table.
 DOTTED = (TaskDescription, ExecutionStages, Hardware, Model, Preparation, Variables)
 RECORDS: dict[str, type] = {
