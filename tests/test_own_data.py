@@ -102,12 +102,12 @@ def test_a_file_without_a_usable_row_is_refused_before_anything_is_written(
 
 def test_the_rows_of_the_page_can_be_used(tmp_path: Path) -> None:
     rows = block("json")
-    assert rows.count("\n") == 10
+    assert rows.count("\n") == 5
     for name in set(re.findall(r'"image": "([^"]+)"', rows)):
         write_picture(tmp_path / name, plain(RED))
     (tmp_path / "my.jsonl").write_text(rows)
     task = load_data_file(tmp_path / "my.jsonl")
-    assert [task[index].image is None for index in range(10)] == [False] * 8 + [True] * 2
+    assert [task[index].image is None for index in range(5)] == [False] * 4 + [True]
     (tmp_path / "choice.jsonl").write_text(block("json", 1))
     assert load_data_file(tmp_path / "choice.jsonl")[0].answer_index == 1
 
@@ -129,7 +129,7 @@ def test_a_metric_may_be_another_than_the_tasks_own() -> None:
 
 
 def test_the_task_of_the_page_is_measured(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "my_tasks.py").write_text(block("python", 1))
+    (tmp_path / "my_tasks.py").write_text(block("python"))
     config = config_for(
         tiny_checkpoint, tmp_path / "results", task_module=tmp_path / "my_tasks.py", dataset_name="sums",
         num_samples=2, tier_list=("low",), sample_by="question_type",
@@ -141,7 +141,7 @@ def test_the_task_of_the_page_is_measured(tiny_checkpoint: Path, tmp_path: Path)
     with pytest.raises(ConfigurationError, match="sums has no split 'test'"):
         open_task(config.task.model_copy(update={"split": "test"}))
     first = result.fingerprint
-    (tmp_path / "my_tasks.py").write_text(block("python", 1) + "# another\n")
+    (tmp_path / "my_tasks.py").write_text(block("python") + "# another\n")
     (result,) = run_profiling(config).results
     assert result.fingerprint != first
 
