@@ -4,7 +4,7 @@ The conventions are those of the Penn Treebank (M. Marcus et al., "Building a La
 Computational Linguistics 1993), in the form that X. Chen et al., "Microsoft COCO Captions", arXiv 1504.00325, chose for
 caption metrics: contractions are split, brackets are named, hyphenated words are whole, and after lower-casing the
 tokens that are only punctuation are dropped. The rules here were found by watching what the Java tokeniser of that
-evaluation gives for written examples; where the two still differ is listed in docs/metrics.md.
+evaluation gives for written examples; the tests list where the two still differ.
 """
 
 import re

@@ -11,7 +11,7 @@ from experiment_core_utils.tasks.scoring.ptb_tokenizer import ptb_tokenize
 from tests.tasks.scoring.vectors import DATA, VECTORS, vectors
 
 RECORDED: list[dict[str, str]] = json.loads((DATA / "ptb_tokens.json").read_text(encoding="utf-8"))
-# Text -> why its tokens differ from the Java tokeniser's (docs/metrics.md lists them for users).
+# Text -> why its tokens differ from the Java tokeniser's.
 NOT_MET = {
     "3.5 m 1,000 1,000,000 1.000 12:30 12:30pm 3pm 3-4 1990s '90s 1st 2nd 10x10 5'10\" 6ft.": "feet and inches",
     ":) :-) ;) :D <3 ^_^ =) (:": "rare emoticons",
