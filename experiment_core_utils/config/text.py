@@ -144,7 +144,7 @@ class PromptSource(Part):
 
 
 class TextConfig(Part):
-    """One text experiment: a model, prompts, and how they are run. See `docs/text_generation.md` for every key."""
+    """One text experiment: a model, prompts, and how they are run. Every key: `docs/reference/command_line.md`."""
 
     model_name: str = str(EMBEDDED_MODEL)  #: folder or hub id; a MolmoE checkpoint loads as its language model
     revision: str | None = None  #: commit, tag or branch on the hub; the commit is recorded

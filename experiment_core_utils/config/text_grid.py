@@ -86,7 +86,7 @@ def combinations(content: Mapping[str, Any]) -> list[Combination]:
     """
     if "further" in content:
         raise ConfigurationError(
-            "further: there is no such key; a file contains the keys of docs/text_generation.md only"
+            "further: there is no such key; a file contains the keys of docs/reference/command_line.md only"
         )
     axes = dict(_axes(content, TextConfig))
     for key, values in axes.items():

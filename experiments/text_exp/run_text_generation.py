@@ -22,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="run_text_generation.py",
         description="Throughput, latency, FLOPs, memory and energy of a language model's text generation, for every "
-        "combination of the values in a YAML file. See docs/text_generation.md for its keys.",
+        "combination of the values in a YAML file. See docs/reference/command_line.md for its keys.",
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE.yaml", help="file of the experiments (default: the default of every key)"
