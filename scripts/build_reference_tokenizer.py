@@ -14,10 +14,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import checkout  # noqa: F401
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.primitives.files import write_text_atomically

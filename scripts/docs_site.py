@@ -6,17 +6,15 @@ mkdocs build --strict   # writes the site into site/, without a network
 import argparse
 import os
 import re
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import checkout  # noqa: F401
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiment_core_utils.config.command_line import PROGRAM
 from experiment_core_utils.primitives.files import REPOSITORY

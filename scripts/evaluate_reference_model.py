@@ -14,8 +14,7 @@ from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+import checkout  # noqa: F401
 import torch
 from tqdm import tqdm
 

@@ -8,8 +8,7 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+import checkout  # noqa: F401
 from transformers import AutoTokenizer
 
 from experiment_core_utils.config.command import run_command
