@@ -5,10 +5,7 @@ from dataclasses import dataclass
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import did_you_mean
-
-FEATURES_PER_CROP = 144
-# Beyond this, a picture alone fills a context of 32768 tokens.
-MOST_CROPS = 512
+from experiment_core_utils.primitives.vision_tokens import MOST_CROPS, crops_of_tokens
 
 
 @dataclass(frozen=True)
@@ -51,18 +48,8 @@ def tier_target(name: str) -> VisionTarget:
 
 
 def token_target(tokens: int) -> VisionTarget:
-    """The target of exactly `tokens // 144 - 1` crops; raises ConfigurationError below one or above 512."""
-    crops = tokens // FEATURES_PER_CROP - 1
-    if crops < 1:
-        raise ConfigurationError(
-            f"{tokens} vision tokens are too few: the overview crop and one more crop take {2 * FEATURES_PER_CROP}; "
-            f"give at least that"
-        )
-    if crops > MOST_CROPS:
-        raise ConfigurationError(
-            f"{tokens} vision tokens are too many: they take {crops} crops; give at most "
-            f"{(MOST_CROPS + 1) * FEATURES_PER_CROP}"
-        )
+    """The target of as many tiles as `tokens` suffice for; see `crops_of_tokens`, also for its error."""
+    crops = crops_of_tokens(tokens)
     return VisionTarget(f"tokens{tokens}", None, tokens, CropRange(crops, crops))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from transformers.image_processing_utils import select_best_resolution
 
 from experiment_core_utils.primitives.knobs import CropRange
+from experiment_core_utils.primitives.vision_tokens import tokens_of_crops
 from experiment_core_utils.records.requests import VisionGeometry
 
 # Both are limits that the processors have in their code.
@@ -92,7 +93,7 @@ class AspectTiles:
                 best, least_difference = (rows, cols), difference
         rows, cols = best
         has_overview = rows * cols > 1
-        features = (rows * cols + has_overview) * self.features_per_crop
+        features = tokens_of_crops(rows * cols, self.features_per_crop, has_overview=has_overview)
         return VisionGeometry(rows * cols, best, (rows * tile_height, cols * tile_width), features, has_overview)
 
 
@@ -122,7 +123,8 @@ class LongestEdgeTiles:
         canvas = (rows * self.tile, cols * self.tile)
         if (rows, cols) == (1, 1):
             return VisionGeometry(0, None, canvas, self.features_per_crop)
-        return VisionGeometry(rows * cols, (rows, cols), canvas, (rows * cols + 1) * self.features_per_crop)
+        features = tokens_of_crops(rows * cols, self.features_per_crop)
+        return VisionGeometry(rows * cols, (rows, cols), canvas, features)
 
     def _grid(self, crops: CropRange, width: int, height: int) -> tuple[int, int]:
         """The largest grid of at most `max_crops` tiles."""
@@ -164,6 +166,5 @@ def _best_canvas(
     canvas = select_best_resolution((height, width), _canvases(crops, tile))
     tiling = (canvas[0] // tile, canvas[1] // tile)
     num_crops = math.prod(tiling)
-    return VisionGeometry(
-        num_crops, tiling, (canvas[0], canvas[1]), (num_crops + has_overview) * features_per_crop, has_overview
-    )
+    features = tokens_of_crops(num_crops, features_per_crop, has_overview=has_overview)
+    return VisionGeometry(num_crops, tiling, (canvas[0], canvas[1]), features, has_overview)

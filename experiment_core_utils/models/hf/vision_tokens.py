@@ -19,7 +19,8 @@ from experiment_core_utils.models.hf.tilings import (
     PinpointTiles,
     SplitTiles,
 )
-from experiment_core_utils.primitives.knobs import FEATURES_PER_CROP, CropRange
+from experiment_core_utils.primitives.knobs import CropRange
+from experiment_core_utils.primitives.vision_tokens import tokens_of_crops
 from experiment_core_utils.records.requests import VisionGeometry
 
 
@@ -75,8 +76,8 @@ class PixelBudget:
         """The bounds in tokens; the lower one is reduced as far as needed for scaled-up pictures to stay within the
         upper one.
         """
-        most = (crops.max_crops + 1) * FEATURES_PER_CROP
-        tokens = (crops.min_crops + 1) * FEATURES_PER_CROP
+        most = tokens_of_crops(crops.max_crops)
+        wished = tokens_of_crops(crops.min_crops)
         return next(
             (least, most) for least in range(tokens, 0, -1) if math.prod(self._grid(least, most, width, height)) <= most
         )

@@ -41,6 +41,7 @@ from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcesso
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
+from experiment_core_utils.primitives.vision_tokens import tokens_of_crops
 from experiment_core_utils.records.compute import ModelBytes
 from experiment_core_utils.records.requests import (
     KnobProof,
@@ -141,7 +142,7 @@ class MolmoeStagedModel:
 
     def _geometry(self, tiling: tuple[int, int]) -> VisionGeometry:
         crops = tiling[0] * tiling[1]
-        features = (crops + 1) * self.model.config.features_per_crop
+        features = tokens_of_crops(crops, self.model.config.features_per_crop)
         return VisionGeometry(crops, tiling, self.processor.image_processor.canvas_size(tiling), features)
 
     def _counted_geometry(self, inputs: Mapping[str, Any]) -> VisionGeometry:
@@ -158,9 +159,9 @@ class MolmoeStagedModel:
         step = images.window_size // images.patch_size // images.pooling_size
         margin = images.margin_size // images.patch_size // images.pooling_size
         tiling = ((rows - margin) // step, (columns - margin) // step)
-        crops = inputs["pixel_values"].shape[1]
-        features = crops * self.model.config.features_per_crop
-        return VisionGeometry(crops - 1, tiling, images.canvas_size(tiling), features)
+        crops = inputs["pixel_values"].shape[1] - 1
+        features = tokens_of_crops(crops, self.model.config.features_per_crop)
+        return VisionGeometry(crops, tiling, images.canvas_size(tiling), features)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
