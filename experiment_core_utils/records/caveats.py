@@ -1,11 +1,19 @@
 """Caveats as records: what a reader must know before quoting numbers, and the sentence of each kind."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
 Severity = Literal["warning", "note"]
+
+
+class CaveatKind(NamedTuple):
+    """What all caveats of a kind share."""
+
+    severity: Severity
+    what: Callable[[Mapping[str, Any]], str]  #: what happened, from the figures
+    advice: str | None = None
 
 
 class Caveat(BaseModel):
@@ -13,11 +21,19 @@ class Caveat(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
+    KINDS: ClassVar[Mapping[str, CaveatKind]]  #: the kinds that are known; `figures` are what their sentences name
+
     kind: str  #: what it is about, such as `drift` or `few_samples`
     #: `warning` where the numbers of this result may mislead, `note` where it matters how they were made
     severity: Severity
     figures: dict[str, Any]  #: object of what was found, such as `ratio` and `when`; `{}` for none
     advice: str | None  #: what to do about it; None if nothing can be advised
+
+    @classmethod
+    def of(cls, kind: str, **figures: Any) -> Self:
+        """A caveat of a known kind, with the severity and the advice of its kind."""
+        known = cls.KINDS[kind]
+        return cls(kind=kind, severity=known.severity, figures=figures, advice=known.advice)
 
     @model_validator(mode="after")
     def _figures_make_a_sentence(self) -> Self:
@@ -31,7 +47,7 @@ class Caveat(BaseModel):
     @property
     def sentence(self) -> str:
         """What happened, then what to do. A kind that is not known, of a later version, shows its figures."""
-        known = _KINDS.get(self.kind)
+        known = self.KINDS.get(self.kind)
         what = f"{self.kind}: {self.figures}" if known is None else known.what(self.figures)
         return what if self.advice is None else f"{what}; {self.advice}"
 
@@ -41,83 +57,76 @@ class Caveat(BaseModel):
         return abs(self.figures["ratio"] - 1) if self.kind == "drift" else 0.0
 
 
-class _Kind(NamedTuple):
-    severity: Severity
-    what: Callable[[Mapping[str, Any]], str]
-    advice: str | None = None
-
-
-# Fields of `figures` are those that each sentence names.
-_KINDS = {
-    "data_commit_unknown": _Kind(
+Caveat.KINDS = {
+    "data_commit_unknown": CaveatKind(
         "note",
         lambda found: "the commit of the data on the hub is not known",
         "use --dataset_revision COMMIT to make the run repeatable",
     ),
-    "random_weights": _Kind(
+    "random_weights": CaveatKind(
         "note",
         lambda found: "random weights: do not use accuracy, and expect more even routing than in a trained model",
     ),
-    "shared_cores": _Kind(
+    "shared_cores": CaveatKind(
         "note",
         "{num_processes} processes share the CPU cores: times are not those of one process alone".format_map,
     ),
-    "pictures_not_shown": _Kind(
+    "pictures_not_shown": CaveatKind(
         "warning",
         lambda found: "pictures: a text model answered the questions without their pictures",
         "do not read its accuracy as that of a model that sees them",
     ),
-    "batched_answers": _Kind(
+    "batched_answers": CaveatKind(
         "note",
         "{num_batched} of {num_samples} samples are answered in batches: in {dtype} some answers may differ".format_map,
         "use --precision float32 for the same answers",
     ),
-    "few_samples": _Kind(
+    "few_samples": CaveatKind(
         "warning",
         lambda found: (
             f"only {found['num_samples']} samples per setting: use --num_samples {found['least']} or more "
             "before comparing accuracy"
         ),
     ),
-    "drift": _Kind(
+    "drift": CaveatKind(
         "warning",
         lambda found: f"drift: machine speed changed by up to {100 * abs(found['ratio'] - 1):.0f} % during this run",
         "do not compare times across it",
     ),
-    "throttled": _Kind(
+    "throttled": CaveatKind(
         "warning",
         lambda found: f"throttled: the GPU lowered its clocks ({', '.join(found['reasons'])}) during this setting",
         "cool the GPU or lower its load, and measure the setting again",
     ),
-    "runs_discarded": _Kind(
+    "runs_discarded": CaveatKind(
         "note",
         "discarded: {num_runs} disturbed runs were measured again; {num_kept} samples are disturbed still".format_map,
     ),
-    "foreign_load_cpu": _Kind(
+    "foreign_load_cpu": CaveatKind(
         "warning",
         "background load: other processes used {cpu_fraction:.0%} of the CPUs during this setting".format_map,
         "stop them and measure the setting again",
     ),
-    "foreign_load_gpu": _Kind(
+    "foreign_load_gpu": CaveatKind(
         "warning",
         lambda found: "background load: other processes used the GPU when this setting began",
         "stop them and measure the setting again",
     ),
-    "energy_not_measured": _Kind("warning", "energy: not measured: {reason}".format_map),
-    "energy_closure_unknown": _Kind(
+    "energy_not_measured": CaveatKind("warning", "energy: not measured: {reason}".format_map),
+    "energy_closure_unknown": CaveatKind(
         "warning",
         lambda found: "energy: a stage was not measured: whether the stages add up to the whole is not known",
     ),
-    "energy_closure": _Kind(
+    "energy_closure": CaveatKind(
         "warning",
         "energy: the stages and the whole request differ by {fraction:+.1%}".format_map,
         "do not add the energy of stages up",
     ),
-    "energy_short_windows": _Kind(
+    "energy_short_windows": CaveatKind(
         "warning",
         lambda found: f"energy: the windows of {', '.join(found['stages'])} are shorter than {found['least_s']:g} s",
     ),
-    "energy_goal_missed": _Kind(
+    "energy_goal_missed": CaveatKind(
         "warning",
         lambda found: (
             "energy: the longest windows leave an error of up to "
@@ -125,19 +134,15 @@ _KINDS = {
             + f", more than the goal of {found['goal']:.1%}"
         ),
     ),
-    "energy_estimated": _Kind("warning", "energy: estimated by {source}, not measured".format_map),
-    "energy_without_gpu": _Kind("warning", lambda found: "energy: the GPU's own energy is not in it"),
-    "simulated_waiting": _Kind(
+    "energy_estimated": CaveatKind("warning", "energy: estimated by {source}, not measured".format_map),
+    "energy_without_gpu": CaveatKind("warning", lambda found: "energy: the GPU's own energy is not in it"),
+    "simulated_waiting": CaveatKind(
         "note", "the energy of the whole run contains {waiting_s:.3g} s of simulated waiting".format_map
     ),
-    "model_output": _Kind("warning", "{problem}".format_map),
+    "model_output": CaveatKind("warning", "{problem}".format_map),
 }
 
-
-def caveat(kind: str, **figures: Any) -> Caveat:
-    """A caveat of a known kind, with the severity and the advice of its kind."""
-    known = _KINDS[kind]
-    return Caveat(kind=kind, severity=known.severity, figures=figures, advice=known.advice)
+caveat = Caveat.of
 
 
 def sentences(caveats: Sequence[Caveat]) -> list[str]:

@@ -19,8 +19,10 @@ from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_fraction, check_within
+from experiment_core_utils.records.caveats import sentences
 from experiments.analyses.charts.style import save_figure
 from experiments.analyses.files import add_output_flags, finding_lines
+from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.evaluation.figures import draw_evaluation
 from experiments.controller.evaluation.record import (
     BEST_STATIC,
@@ -99,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given, rest = build_parser().parse_known_args(argv)
     _check(given, rest)
     evaluation, caveats, written = replayed(given) if given.mode == "replay" else measured_live(given, rest)
-    findings = [*(f"caveat: {each}" for each in caveats), *evaluation_findings(evaluation)]
+    findings = [*(f"caveat: {each.sentence}" for each in caveats), *evaluation_findings(evaluation)]
     print("\n".join(finding_lines(findings, table_lines(evaluation), written, given.verbose)))
 
 
@@ -171,7 +173,7 @@ def budgets_of(given: argparse.Namespace, calibration: MeasuredGrid) -> tuple[fl
     return tuple(sorted({budget_ms / 1000 for budget_ms in given.budgets_ms}))
 
 
-def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[str], list[Path]]:
+def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[ControllerCaveat], list[Path]]:
     """Replay everything from the grid, and write it; returns the evaluation, what a reader must know, and the files.
 
     Raises:
@@ -181,7 +183,7 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[str], list[Pat
     grid, seed = evaluated.complete(), given.evaluation_seed
     learned: list[Policy] = []
     num_without_states = 0
-    notes = ["overhead is the time to choose the knobs on this machine; latencies do not contain it"]
+    notes = [ControllerCaveat.of("overhead_apart")]
     if given.learned is not None:
         # torch takes seconds to import; the other policies do not need it.
         from experiments.controller.policies.learned import learned_replay
@@ -202,13 +204,15 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[str], list[Pat
     evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
     caveats = [*caveats_of(grid, lookup), *notes]
     written = write(given, evaluation, grid, grid.caption, {
-        **shared_content(given, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
-        "num_without_states": num_without_states, "caveats": caveats,
+        **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid),
+        "num_without_states": num_without_states, **_caveat_fields(caveats),
     }, further)  # fmt: skip
     return evaluation, _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)), written
 
 
-def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> tuple[Evaluation, list[str], list[Path]]:
+def measured_live(
+    given: argparse.Namespace, flags: Sequence[str]
+) -> tuple[Evaluation, list[ControllerCaveat], list[Path]]:
     """Measure live and write; the grid is used for the lookup and the static settings of the figure only.
 
     Raises:
@@ -249,10 +253,10 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> tuple[Eval
         "metrics": {job.task.name: job.metric.name},
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
-        "caveats": [
+        **_caveat_fields([
             *_few(len(ids)), *_seen(seen, len(ids)), *task_caveats(grid, job.task.name, job.task.split),
             *live_caveats(job, given.learned, controllers),
-        ],
+        ]),
     }, further)  # fmt: skip
     return evaluation, _seen(seen, len(ids)), written
 
@@ -272,22 +276,23 @@ def shared_content(
     }
 
 
-def caveats_of(grid: MeasuredGrid, lookup: Lookup) -> list[str]:
+def caveats_of(grid: MeasuredGrid, lookup: Lookup) -> list[ControllerCaveat]:
     """Caveats that a reader of a replay must know."""
     together = [task for task, metric in grid.metrics.items() if metric == "cider_score"]
-    notes = [
-        f"{task}: CIDEr by the document frequencies of the whole run's references, on a part of its samples"
-        for task in together
-    ]
+    notes = [ControllerCaveat.of("cider_of_a_part", task=task) for task in together]
     return [*_few(len(grid)), *_seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)), *notes]
 
 
-def _few(number: int) -> list[str]:
-    return [f"{number} requests: too few to compare policies; use more samples"] * (number < FEW_REQUESTS)
+def _few(number: int) -> list[ControllerCaveat]:
+    return [ControllerCaveat.of("few_requests", num_requests=number)] * (number < FEW_REQUESTS)
 
 
-def _seen(seen: int, number: int) -> list[str]:
-    return [f"the lookup was built of {seen} of the {number} requests that it is evaluated on"] * (seen > 0)
+def _seen(seen: int, number: int) -> list[ControllerCaveat]:
+    return [ControllerCaveat.of("lookup_of_the_same", num_seen=seen, num_requests=number)] * (seen > 0)
+
+
+def _caveat_fields(caveats: Sequence[ControllerCaveat]) -> Mapping[str, Any]:
+    return {"caveats": sentences(caveats), "caveat_records": [each.model_dump() for each in caveats]}
 
 
 def write(

@@ -3,7 +3,7 @@
 Models are distinguished by the digests of their weights where both are known, else by the last part of their names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Task
+from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.two_stage import TwoStageNetworks
@@ -57,20 +58,21 @@ def refuse_other_source(
     refuse_other_model(grid, model_name, "the states", advice)
 
 
-def split_caveats(grid: MeasuredGrid, splits: Mapping[str, str] | None) -> list[str]:
+def split_caveats(grid: MeasuredGrid, splits: Mapping[str, str] | None) -> list[ControllerCaveat]:
     """Caveats for states that do not name their split (None), as those that were recorded before splits were kept."""
     if splits is not None:
         return []
     of = ", ".join(f"{split} of {task}" for task, split in grid.splits.items()) or "not known either"
-    return [f"of which splits the states are is not known; the grid's samples are of these: {of}"]
+    return [ControllerCaveat.of("states_of_unknown_splits", splits=of)]
 
 
-def task_caveats(grid: MeasuredGrid, task: str, split: str) -> list[str]:
+def task_caveats(grid: MeasuredGrid, task: str, split: str) -> list[ControllerCaveat]:
     """Caveats for a live evaluation on another task or split than that of its grid."""
     if task not in grid.metrics:
-        return [f"the grid is of {', '.join(grid.metrics)}, and {task} was measured"]
+        return [ControllerCaveat.of("other_task", tasks=list(grid.metrics), task=task)]
     known = grid.splits.get(task, split)
-    return [f"the grid is of the split {known} of {task}, and {split} was measured"] * (known != split)
+    found = ControllerCaveat.of("other_split", split_of_grid=known, task=task, split=split)
+    return [found] * (known != split)
 
 
 def refuse_misfit(path: Path, networks: TwoStageNetworks, source: ModelSource) -> None:
@@ -148,13 +150,10 @@ def _listed(value: Any) -> str:
 
 
 LAST, BEFORE = "trained on", "started from a training on"
-NOT_KNOWN = (
-    "it is unknown whether two_stage was started from another training: it may have seen the samples that it is "
-    "evaluated on there"
-)
+NOT_KNOWN = ControllerCaveat.of("start_unknown")
 
 
-def live_leaks(checkpoint: Path, task: Task, sample_ids: Sequence[int]) -> list[str]:
+def live_leaks(checkpoint: Path, task: Task, sample_ids: Sequence[int]) -> list[ControllerCaveat]:
     """Caveats over all trainings of the checkpoint, for a live evaluation on these samples of the task."""
     found, are_all = earlier_trainings(checkpoint)
     notes = [
@@ -162,12 +161,12 @@ def live_leaks(checkpoint: Path, task: Task, sample_ids: Sequence[int]) -> list[
         for place, each in enumerate(found)
         for note in training_caveats(each, task, sample_ids, BEFORE if place else LAST)
     ]
-    return [*dict.fromkeys(notes), *[NOT_KNOWN] * (not are_all)]
+    return [*_each_once(notes), *[NOT_KNOWN] * (not are_all)]
 
 
 def training_caveats(
     trained_on: Mapping[str, Any] | None, task: Task, sample_ids: Sequence[int], how: str = LAST
-) -> list[str]:
+) -> list[ControllerCaveat]:
     """Caveats where a two-stage controller is evaluated on samples of one training.
 
     Args:
@@ -185,18 +184,15 @@ def training_caveats(
         return []
     digests = described.get("samples")
     if digests is None:
-        return [f"which samples two_stage was {how} is not known: it may have seen those that it is evaluated on"]
+        return [ControllerCaveat.of("trained_on_unknown", how=how)]
     if task.name not in digests or described.get("splits", {}).get(task.name, task.split) != task.split:
         return []
     if digests[task.name] in (fingerprint_of_ids(sample_ids), fingerprint_of_ids(sorted(sample_ids))):
-        return [f"two_stage was {how} samples of the same ids as those that it is evaluated on"]
-    return [
-        f"two_stage was {how} a replay of {task.name}, of whose samples only a digest is known: it may have seen "
-        "those that it is evaluated on"
-    ]
+        return [ControllerCaveat.of("trained_on_same_ids", how=how)]
+    return [ControllerCaveat.of("trained_on_a_digest", how=how, task=task.name)]
 
 
-def replay_leaks(checkpoint: Path, calibration: MeasuredGrid, validated: MeasuredGrid) -> list[str]:
+def replay_leaks(checkpoint: Path, calibration: MeasuredGrid, validated: MeasuredGrid) -> list[ControllerCaveat]:
     """Caveats over all trainings of the checkpoint, for a replay.
 
     Args:
@@ -212,11 +208,8 @@ def replay_leaks(checkpoint: Path, calibration: MeasuredGrid, validated: Measure
             seen = _seen_of_grid(described, validated)
             notes += [_counted(how, seen, len(validated))] * (seen > 0)
         elif described.get("kind") != "synthetic" and described.get("samples") != own:
-            notes.append(
-                f"two_stage was {how} other samples than the calibration ones, and may have seen those that it is "
-                f"evaluated on"
-            )
-    return [*dict.fromkeys(notes), *[NOT_KNOWN] * (not are_all)]
+            notes.append(ControllerCaveat.of("trained_on_others", how=how))
+    return [*_each_once(notes), *[NOT_KNOWN] * (not are_all)]
 
 
 def _seen_of_grid(described: Mapping[str, Any], validated: MeasuredGrid) -> int:
@@ -227,8 +220,12 @@ def _seen_of_grid(described: Mapping[str, Any], validated: MeasuredGrid) -> int:
     return sum(name == task and at in ids for name, at in zip(validated.tasks, validated.sample_ids, strict=True))
 
 
-def _counted(how: str, seen: int, number: int) -> str:
-    return f"two_stage was {how} {seen} of the {number} requests that it is evaluated on"
+def _counted(how: str, seen: int, number: int) -> ControllerCaveat:
+    return ControllerCaveat.of("trained_on_the_same", how=how, num_seen=seen, num_requests=number)
+
+
+def _each_once(found: Sequence[ControllerCaveat]) -> Iterable[ControllerCaveat]:
+    return {each.sentence: each for each in found}.values()
 
 
 def fingerprints(grid: MeasuredGrid) -> dict[str, str]:

@@ -44,7 +44,7 @@ def analyse(
     contents = contents_of(Shared(study.source, num_draws, seed), found.tasks, found.differences, study.random_weights)
     charts = knob_study_charts(found.tasks, costs)
     written = AnalysisFiles(contents, tables_of(found.tasks), charts, study.caption).write(output_dir)
-    caveats = [f"caveat: {each}" for each in caveats_of(found.tasks, study.random_weights)]
+    caveats = [f"caveat: {each.sentence}" for each in caveats_of(found.tasks, study.random_weights)]
     return study_findings(found.tasks, study.random_weights), caveats, written
 
 

@@ -56,9 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         studies = [study_of_target(estimator, sweep, load_sweep(given.target_dir))]
     estimator.save(output_dir / "e3_latency_estimator.json")
     steps.say(count, "files and pictures are written")
-    entries = validation_fields(sweep, samples, estimator, validation, studies, curve)
-    if found.left_out is not None:
-        entries["caveats"].append(found.left_out)
+    left_out = [] if found.left_out is None else [found.left_out]
+    entries = validation_fields(sweep, samples, estimator, validation, studies, curve, left_out)
     write_json_atomically(entries, output_dir / "e3_validation.json")
     write_text_atomically(predictions_csv(samples, validation), output_dir / "e3_predictions.csv")
     drift = entries["control_drift"]
@@ -67,9 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     own = ("e3_latency_estimator.json", "e3_validation.json", "e3_predictions.csv")
     written = [*(output_dir / name for name in own), *AnalysisFiles({}, {}, charts, caption).write(output_dir)]
     findings = [*prediction_sentences(found), *budget_sentences(found)]
-    findings += [
-        f"caveat: {each}" for each in (*estimator.fitted.caveats, *([found.left_out] if found.left_out else []))
-    ]
+    findings += [f"caveat: {each}" for each in entries["caveats"]]
     details = [*closing_lines(estimator, validation, studies, curve)]
     print("\n".join(finding_lines(findings, details, written, given.verbose)))
 

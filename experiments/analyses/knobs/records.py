@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.csv_tables import Cell
+from experiment_core_utils.records.caveats import sentences
+from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
 from experiments.analyses.knobs.coupling import Coupling, FixedValue, SingleKnob
 from experiments.analyses.knobs.effects import Effects, is_beyond_noise
@@ -59,65 +61,56 @@ def present(analysis: TaskAnalysis) -> list[FrontAnalysis]:
     return [each for each in analysis.fronts if isinstance(each, FrontAnalysis)]
 
 
-def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool, few_samples: bool = True) -> list[str]:
-    """Caveats that a reader has to know before the figures, from the data themselves.
-
-    Args:
-        few_samples: whether to say of which samples a percentile is.
-    """
-    found = ["intervals cover the choice of samples, and not drift of the device between settings"]
-    if random_weights:
-        found.append("the weights are random: do not use accuracy or fronts; times and operations are valid")
+def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[AnalysisCaveat]:
+    """Caveats that a reader has to know before the figures, from the data themselves."""
+    caveat = AnalysisCaveat.of
+    found = [caveat("no_drift_in_intervals"), *[caveat("random_weights")] * random_weights]
     for analysis in analyses:
-        if analysis.grid.drift is None:
-            found.append(f"{analysis.grid.task}: drift was not measured and may be why a latency is lower")
-        else:
-            found.append(
-                f"{analysis.grid.task}: the control setting's time changed by up to {100 * analysis.grid.drift:.0f} %; "
-                "a latency counts as lower only by more than that"
-            )
+        task, drift = analysis.grid.task, analysis.grid.drift
+        found.append(
+            caveat("drift_not_measured", task=task)
+            if drift is None
+            else caveat("drift_allowance", task=task, fraction=float(drift))
+        )
         found += _left_out_of_many(analysis)
         for each in present(analysis):
-            task, of, n = each.found.task, each.found.of, each.found.num_cost_samples
-            if few_samples and n < FEWEST_FOR.get(of.statistic, 0):
-                found.append(f"{task}: {of.label} is based on {n} samples, so on the longest one or two of them")
+            of, n, pictures = each.found.of, each.found.num_cost_samples, each.found.num_cost_pictures
+            if n < FEWEST_FOR.get(of.statistic, 0):
+                found.append(caveat("few_for_percentile", task=task, cost=of.label, num_samples=n))
             if each.found.no_verdict is not None:
-                found.append(f"{task}: no verdict: the {each.found.no_verdict}")
-            fewest = fewest_for(PERCENT.get(of.statistic), TAIL / (2 * len(each.found.points)))
-            if each.found.num_cost_pictures < fewest and of.statistic != "mean":
-                found.append(
-                    f"{task}: to establish one of {len(each.found.points)} settings by {of.label} takes {fewest} "
-                    f"pictures; there are {each.found.num_cost_pictures}"
-                )
-            if each.found.num_dropped_samples:
-                found.append(
-                    f"{task}, {of.name}: {each.found.num_dropped_samples} samples that some settings lack are left out"
-                )
+                found.append(caveat("no_verdict", task=task, reason=each.found.no_verdict))
+            settings = len(each.found.points)
+            least = fewest_for(PERCENT.get(of.statistic), TAIL / (2 * settings))
+            if pictures < least and of.statistic != "mean":
+                figures = {"num_settings": settings, "least": least, "num_pictures": pictures}
+                found.append(caveat("few_pictures", task=task, cost=of.label, **figures))
+            if dropped := each.found.num_dropped_samples:
+                found.append(caveat("samples_left_out", task=task, cost=of.name, num_samples=dropped))
             if each.found.left_out:
-                found.append(f"{task}, {of.name}: {len(each.found.left_out)} settings are left out")
+                left_out = len(each.found.left_out)
+                found.append(caveat("settings_left_out", task=task, cost=of.name, num_settings=left_out))
     return found
 
 
-def _left_out_of_many(analysis: TaskAnalysis) -> list[str]:
+def _left_out_of_many(analysis: TaskAnalysis) -> list[AnalysisCaveat]:
     """Caveats of what is not computed for so many settings, or for knobs of so many values."""
-    task, points, lines = analysis.grid.task, analysis.grid.points, []
+    task, points, found = analysis.grid.task, analysis.grid.points, []
     if len(points) > MOST_SETTINGS:
         draws = min((len(each.found.cost_draws) for each in present(analysis)), default=0)
-        lines.append(
-            f"{task}: {len(points)} settings are more than {MOST_SETTINGS}, so intervals are based on {draws} draws "
-            "and no effects are computed"
-        )
+        figures = {"num_settings": len(points), "most": MOST_SETTINGS, "num_draws": draws}
+        found.append(AnalysisCaveat.of("few_draws", task=task, **figures))
     for knob in KNOBS:
         values = len(levels_of(points, knob))
         if values > MOST_VALUES:
-            lines.append(f"{task}: {knob} has {values} values; a knob is held at each of them only up to {MOST_VALUES}")
-    return lines
+            found.append(AnalysisCaveat.of("many_values", task=task, knob=knob, num_values=values, most=MOST_VALUES))
+    return found
 
 
-def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequence[str]) -> dict[str, Any]:
+def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequence[AnalysisCaveat]) -> dict[str, Any]:
     """The content of `e2_knob_grid_results.json`."""
     return shared.entry() | {
-        "caveats": list(caveats),
+        "caveats": sentences(caveats),
+        "caveat_records": [each.model_dump() for each in caveats],
         "tasks": [
             {
                 "task": each.grid.task,

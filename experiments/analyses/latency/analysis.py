@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.estimator import LEVEL, LatencyEstimator
 from experiments.analyses.latency.features import TimedSamples, of_fewer_settings, timed_samples
 from experiments.analyses.latency.guardrail import GuardrailCounts, guardrail_curve
@@ -19,7 +20,7 @@ class LatencyModel:
     estimator: LatencyEstimator
     validation: Validation
     curve: Sequence[GuardrailCounts]  #: of requests whose answer's length is the expected one
-    left_out: str | None
+    left_out: AnalysisCaveat | None
 
 
 def analyse_latency(frame: pd.DataFrame, level: float = LEVEL, runs: pd.DataFrame | None = None) -> LatencyModel:

@@ -1,7 +1,7 @@
 """The latency estimator: a model of each stage's time that predicts requests at settings, saved as a JSON file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -11,7 +11,9 @@ from pydantic_core import to_json
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.result_files import field_fault, read_json_object
+from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.features import STAGES, RequestColumns, RequestSetting, TimedSamples, requests_of
 from experiments.analyses.latency.settings_left_out import FOLDS, choose_forms, ratios_left_out
 from experiments.analyses.latency.stage_regression import PREDICTED, STORED, StageModel, fit_stages, stage_times
@@ -64,9 +66,10 @@ class FittedStages:
     expected_output: Mapping[str, Annotated[float, Field(ge=1)]]  #: task -> mean output tokens
     num_samples: int
     num_settings: int
-    caveats: tuple[str, ...]  #: what the samples could not show
+    caveats: tuple[str, ...]  #: sentences of what the samples could not show
     #: task -> 90th percentile of the same; empty in files from before it was stored
     output_p90: Mapping[str, Annotated[float, Field(ge=1)]] = field(default_factory=dict)
+    caveat_records: tuple[AnalysisCaveat, ...] = ()  #: those of `caveats`; empty in files from before they were stored
 
 
 _STORED = TypeAdapter(FittedStages)
@@ -109,6 +112,7 @@ class LatencyEstimator:
         """The same on what a fold leaves of enough samples: MIN_SETTINGS settings with any number of samples."""
         forms = choose_forms(samples)
         ratios = ratios_left_out(samples, forms)
+        caveats = caveats_of(samples)
         self._fitted = FittedStages(
             level=self.level,
             stages=fit_stages(samples, forms),
@@ -118,7 +122,8 @@ class LatencyEstimator:
             output_p90=expected_output_tokens(samples, 90.0),
             num_samples=len(samples),
             num_settings=len(np.unique(samples.knobs)),
-            caveats=tuple(caveats_of(samples)),
+            caveats=tuple(sentences(caveats)),
+            caveat_records=tuple(caveats),
         )
         return self
 
@@ -139,15 +144,16 @@ class LatencyEstimator:
         far = (prompt < shortest * (1 - PROMPT_SLACK)) | (prompt > longest * (1 + PROMPT_SLACK))
         return Prediction(times, low, high, unseen, unseen | far)
 
-    def with_stages(self, stages: Mapping[str, StageModel], caveat: str) -> "LatencyEstimator":
+    def with_stages(self, stages: Mapping[str, StageModel], caveat: AnalysisCaveat) -> "LatencyEstimator":
         """The same estimator with other models of the stages, as a recalibration makes them."""
         other = LatencyEstimator(self.level)
-        other._fitted = replace(self.fitted, stages=stages, caveats=(*self.fitted.caveats, caveat))
+        caveats, records = (*self.fitted.caveats, caveat.sentence), (*self.fitted.caveat_records, caveat)
+        other._fitted = replace(self.fitted, stages=stages, caveats=caveats, caveat_records=records)
         return other
 
     def save(self, path: Path) -> None:
         """Write the estimator as one JSON object, see docs/core_exp/e3_latency_estimator.md."""
-        content = {"schema_version": SCHEMA_VERSION, "kind": KIND, **asdict(self.fitted)}
+        content = {"schema_version": SCHEMA_VERSION, "kind": KIND, **_STORED.dump_python(self.fitted)}
         write_json_atomically(content, path)
 
     @classmethod
@@ -186,16 +192,16 @@ def ranges_of(requests: RequestColumns) -> dict[str, tuple[float, float]]:
     return {name: (float(column.min()), float(column.max())) for name, column in columns.items()}
 
 
-def caveats_of(samples: TimedSamples) -> list[str]:
+def caveats_of(samples: TimedSamples) -> list[AnalysisCaveat]:
     """Caveats of what these samples cannot show."""
     found = [
-        f"{name} had one value ({smallest:g}): its effect is not known, other values are extrapolated"
+        AnalysisCaveat.of("one_value", name=name, value=smallest)
         for name, (smallest, largest) in ranges_of(samples.requests).items()
         if smallest == largest
     ]
     lengths = samples.requests.output_tokens
     if lengths.min() == lengths.max():
-        found.append(f"every answer had {lengths[0]:g} output tokens: the expected length is that of the limit")
+        found.append(AnalysisCaveat.of("one_length", num_tokens=float(lengths[0])))
     return found
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.files import MOST_FITTED, MOST_SETTINGS
 
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
@@ -153,7 +154,7 @@ def timed_samples(frame: pd.DataFrame, runs: pd.DataFrame | None = None) -> Time
     return TimedSamples(requests, times, settings, tasks, wholes | {"pictures": pictures}, of_runs)
 
 
-def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[TimedSamples, str | None]:
+def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[TimedSamples, AnalysisCaveat | None]:
     """The samples, of MOST_FITTED settings where there are more than MOST_SETTINGS, and the caveat of that.
 
     A fit has a dozen coefficients: more settings cost time and change nothing that can be seen.
@@ -162,8 +163,8 @@ def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[T
     if len(names) <= MOST_SETTINGS:
         return samples, None
     chosen = np.random.default_rng(0).choice(names, size=most, replace=False)
-    lines = f"fitted to and validated on {most} of {len(names)} settings, drawn at random; {len(names) - most} left out"
-    return samples.take(np.isin(samples.knobs, chosen)), lines
+    left_out = AnalysisCaveat.of("part_of_settings", num_fitted=most, num_settings=len(names))
+    return samples.take(np.isin(samples.knobs, chosen)), left_out
 
 
 def _later_experts(requests: RequestColumns) -> np.ndarray:

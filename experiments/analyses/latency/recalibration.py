@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.estimator import MIN_SAMPLES, MIN_SETTINGS, LatencyEstimator
 from experiments.analyses.latency.features import STAGES, TimedSamples, timed_samples
 from experiments.analyses.latency.stage_regression import (
@@ -66,8 +67,7 @@ def recalibrate(estimator: LatencyEstimator, samples: TimedSamples, method: str)
     else:
         forms = {name: next(form for form in FORMS[name] if form.name == before[name].form) for name in before}
         stages = {**before, **fit_stages(samples, forms)}
-    caveat = f"recalibrated by {method} with {len(samples)} samples; its intervals have the ratios of the device before"
-    return estimator.with_stages(stages, caveat)
+    return estimator.with_stages(stages, AnalysisCaveat.of("recalibrated", method=method, num_samples=len(samples)))
 
 
 def _global_affine(stages: Mapping[str, StageModel], samples: TimedSamples) -> dict[str, StageModel]:

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.csv_tables import Cell, csv_of_rows
+from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.setting_result import SettingResult
+from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.analyses.latency.features import TimedSamples
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts, guardrail_curve
@@ -27,8 +29,9 @@ def validation_fields(
     validation: Validation,
     studies: Sequence[RecalibrationStudy],
     curve: Sequence[GuardrailCounts],
+    left_out: Sequence[AnalysisCaveat] = (),
 ) -> dict[str, Any]:
-    """The content of e3_validation.json."""
+    """The content of e3_validation.json; `left_out` says which settings were."""
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "latency_estimator_validation",
@@ -40,7 +43,8 @@ def validation_fields(
         "num_settings": len(np.unique(samples.knobs)),
         "num_folds": validation.num_folds,
         "level": estimator.level,
-        "caveats": list(estimator.fitted.caveats),
+        "caveats": [*estimator.fitted.caveats, *sentences(left_out)],
+        "caveat_records": [each.model_dump() for each in (*estimator.fitted.caveat_records, *left_out)],
         "forms": {name: stage.form for name, stage in estimator.fitted.stages.items()},
         "estimator": {name: asdict(each) for name, each in validation.estimator.items()},
         "linear": {name: asdict(each) for name, each in validation.linear.items()},

@@ -102,13 +102,14 @@ def _percent(share: float) -> str:
 
 def _of_analyses(found: Analyses) -> Iterator[ReportCaveat]:
     # What random weights and few samples mean is said above.
-    for text in front_caveats(found.knobs.tasks, random_weights=False, few_samples=False):
-        yield ReportCaveat(f"Fronts and effects: {text}.")
+    for each in front_caveats(found.knobs.tasks, random_weights=False):
+        if each.kind != "few_for_percentile":
+            yield ReportCaveat(f"Fronts and effects: {each.sentence}.")
     if not isinstance(found.model, Missing):
         for text in found.model.estimator.fitted.caveats:
             yield ReportCaveat(f"Estimator: {text}.")
         if found.model.left_out is not None:
-            yield ReportCaveat(f"Estimator: {found.model.left_out}.")
+            yield ReportCaveat(f"Estimator: {found.model.left_out.sentence}.")
 
 
 def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from experiment_core_utils.sweep.plan import block_choice_of, max_new_tokens_of
 from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.analyses.charts.style import joined_caption, tasks_named
+from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
 from experiments.controller.knob_choices import KnobSpace, published_space
 from experiments.controller.measured_grid import MeasuredGrid
@@ -191,44 +192,38 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
     return content
 
 
-def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Controller]) -> list[str]:
+def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Controller]) -> list[ControllerCaveat]:
     """Caveats of a live evaluation; call it after `controllers_of`, which decides what runs eagerly."""
-    notes = [
-        "requests were prepared at every tier beforehand: latencies contain neither that nor their transfer",
-        f"{job.num_warm_ups} unmeasured runs, one for each tiling, at the highest knobs; settings have no warm-up of "
-        "their own",
-    ]
+    caveat = ControllerCaveat.of
+    notes = [caveat("prepared_beforehand"), caveat("shared_warm_up", num_runs=job.num_warm_ups)]
     notes += refusal_caveats(job.model.refused_settings)
     if learned is not None:
         ids = [each.sample.sample_id for each in job.measured]
         if isinstance(job.model, MolmoeStagedModel) and job.model.split.reason is not None:
-            execution = job.model.describe()["execution"]
-            notes.append(
-                f"two_stage ran eagerly, the other policies with execution {execution}: {job.model.split.reason}"
-            )
+            asked = job.model.describe()["execution"]
+            notes.append(caveat("two_stage_ran_eagerly", execution=asked, reason=job.model.split.reason))
         notes += host_caveats(controllers)
         if job.config.model.random_weights:
-            notes.append("the model's weights are random, and not those that two_stage was trained with")
+            notes.append(caveat("random_weights"))
         notes += live_leaks(learned, job.task, ids)
-    return [*notes, *(f"sample {sample_id} was left out: {why}" for sample_id, why in job.failed.items())]
+    return [*notes, *(caveat("sample_left_out", sample_id=at, reason=why) for at, why in job.failed.items())]
 
 
-def refusal_caveats(refused: Mapping[tuple[int | None, tuple[int, ...]], str]) -> list[str]:
-    """A line for each reason, with the settings that could not run as requested."""
+def refusal_caveats(refused: Mapping[tuple[int | None, tuple[int, ...]], str]) -> list[ControllerCaveat]:
+    """A caveat for each reason, with the settings that could not run as requested."""
     by_reason: dict[str, list[str]] = {}
     for (top_k, blocks), reason in refused.items():
         named = f"{len(blocks)} blocks" if top_k is None else f"top-k {top_k} with {len(blocks)} blocks"
         by_reason.setdefault(reason, []).append(named)
     return [
-        f"{', '.join(settings)} ran eagerly, whatever tier and whichever policy but two_stage chose it: {reason}"
-        for reason, settings in by_reason.items()
+        ControllerCaveat.of("ran_eagerly", settings=settings, reason=reason) for reason, settings in by_reason.items()
     ]
 
 
-def host_caveats(controllers: Sequence[Controller]) -> list[str]:
+def host_caveats(controllers: Sequence[Controller]) -> list[ControllerCaveat]:
     """The caveat that networks ran on the host though the model is on a GPU, which takes a request longer."""
     return [
-        f"{each.name} computed its networks on the host and not on the model's device: {each.host_reason}"
+        ControllerCaveat.of("networks_on_host", policy=each.name, reason=each.host_reason)
         for each in controllers
         if isinstance(each, TwoStageController) and each.host_reason is not None
     ]

@@ -10,6 +10,7 @@ import torch
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.action_logits import ActionLogits
@@ -24,6 +25,7 @@ from experiments.controller.training.live_environment import request_of
 from experiments.controller.training.recorded_states import (
     STATES,
     RecordedStates,
+    lacking_caveats,
     load_states,
     missing_states_lines,
     without_states,
@@ -98,10 +100,7 @@ class TwoStageController:
         return AdaptiveAnswer(run.choice, run.token_ids, total_s, run.times.controller_s, total_s)
 
 
-NOT_IN_A_REPLAY = (
-    "two_stage: the time of its networks is in no latency, and its first blocks are assumed to have run at the "
-    "top-k that is chosen after them; only --mode live measures both"
-)
+NOT_IN_A_REPLAY = ControllerCaveat.of("networks_apart")
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ class LearnedReplay:
 
     policy: RecordedTwoStage
     grid: MeasuredGrid  #: without the requests that have no states
-    caveats: tuple[str, ...]
+    caveats: tuple[ControllerCaveat, ...]
     num_without_states: int  #: how many those are
 
 
@@ -140,7 +139,10 @@ def learned_replay(
     usable = calibration.take(calibration.is_complete & has_states(calibration, states))
     caveats = [
         NOT_IN_A_REPLAY,
-        *[f"{line}; no policy is evaluated on them" for line in missing_states_lines(missing, len(grid))],
+        *[
+            each.model_copy(update={"advice": "no policy is evaluated on them"})
+            for each in lacking_caveats(lacking, len(grid))
+        ],
         *split_caveats(grid, states.splits),
         *replay_leaks(checkpoint, usable, known),
     ]

@@ -14,6 +14,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.progress import sample_lines
 from experiment_core_utils.sweep.plan import max_new_tokens_of
 from experiment_core_utils.tasks.registry import get_metric
+from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.evaluation.replay import spread_budgets
 from experiments.controller.knob_choices import published_space
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
@@ -33,6 +34,7 @@ from experiments.controller.training.live_environment import LiveEnvironment, ch
 from experiments.controller.training.recorded_states import (
     STATES,
     RecordedStates,
+    lacking_caveats,
     load_states,
     missing_states_lines,
     record_states,
@@ -116,8 +118,8 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
         states, networks = _record(given, rest, plan, grid, train_part)
         states.save(path)
     left_out = without_states(states, grid.tasks, grid.sample_ids)
-    for line in [*missing_states_lines(left_out, len(grid)), *split_caveats(grid, states.splits)]:
-        print(f"caveat: {line}", file=sys.stderr)
+    for found in [*lacking_caveats(left_out, len(grid)), *split_caveats(grid, states.splits)]:
+        print(f"caveat: {found.sentence}", file=sys.stderr)
     environment = replay_environment(train_part, states)
     held_out = replay_environment(held_part, states)
     # Updates on tables are small: the host is fastest.
@@ -206,7 +208,9 @@ def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) ->
         raise ConfigurationError(f"none of {len(failed)} samples can be used; give others")
     left_out = {f"{task.name} {at}": why for at, why in failed.items()}
     if left_out:
-        print(f"caveat: {len(left_out)} of {len(left_out) + len(requests)} samples cannot be used", file=sys.stderr)
+        total = len(left_out) + len(requests)
+        found = ControllerCaveat.of("samples_left_out", num_left_out=len(left_out), num_samples=total)
+        print(f"caveat: {found.sentence}", file=sys.stderr)
     metric = get_metric(task.metric)
     # Before the budgets are measured.
     check_scored(metric, requests)

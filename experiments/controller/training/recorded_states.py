@@ -23,6 +23,7 @@ from experiment_core_utils.primitives.errors import ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.primitives.progress import LogLines
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.action_logits import mean_embedding
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
@@ -186,14 +187,15 @@ def without_states(states: RecordedStates, tasks: Sequence[str], sample_ids: Seq
     }
 
 
-def missing_states_lines(missing: Mapping[str, str], number: int) -> list[str]:
-    """Lines with the number of samples without states and the most frequent reasons; none where all have some."""
-    if not missing:
+def lacking_caveats(lacking: Mapping[str, str], number: int) -> list[ControllerCaveat]:
+    """The caveat of samples without states, with the most frequent reasons; none where all have some."""
+    if not lacking:
         return []
     reasons = Counter(missing.values()).most_common()
     known = "; ".join(f"{reason} ({count})" for reason, count in reasons[:REASONS_SHOWN])
     more = f"; and {len(reasons) - REASONS_SHOWN} other reasons" if len(reasons) > REASONS_SHOWN else ""
-    return [f"{len(missing)} of {number} samples have no states: {known}{more}"]
+    figures = {"num_without": len(lacking), "num_samples": number}
+    return [ControllerCaveat.of("without_states", **figures, reasons=f"{known}{more}")]
 
 
 class _Recorder:

@@ -10,6 +10,7 @@ from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.caveats import sentences
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import load_grid
 from experiments.controller.provenance import (
@@ -76,21 +77,21 @@ def test_a_table_says_its_model_and_split_too(tmp_path: Path) -> None:
 
 def test_states_that_do_not_say_their_split_are_a_caveat(grid: Path) -> None:
     found = load_grid([grid])
-    assert split_caveats(found, {"signs": "validation"}) == []
-    assert split_caveats(found, None) == [
+    assert sentences(split_caveats(found, {"signs": "validation"})) == []
+    assert sentences(split_caveats(found, None)) == [
         "of which splits the states are is not known; the grid's samples are of these: validation of signs"
     ]
 
 
 def test_a_live_evaluation_of_another_task_or_split_than_the_grids_is_a_caveat(grid: Path) -> None:
     found = load_grid([grid])
-    assert task_caveats(found, "signs", "validation") == []
-    assert task_caveats(found, "signs", "test") == [
+    assert sentences(task_caveats(found, "signs", "validation")) == []
+    assert sentences(task_caveats(found, "signs", "test")) == [
         "the grid is of the split validation of signs, and test was measured"
     ]
-    assert task_caveats(found, "words", "validation") == ["the grid is of signs, and words was measured"]
-    # A grid that does not name its split.
-    assert task_caveats(hand_made(), "signs", "test") == []
+    assert sentences(task_caveats(found, "words", "validation")) == ["the grid is of signs, and words was measured"]
+    # A grid that does not tell its split.
+    assert sentences(task_caveats(hand_made(), "signs", "test")) == []
     with pytest.raises(ConfigurationError, match="is of the model folder/tiny, and the answers are of small; give"):
         refuse_other_model(found, "small", "the answers are", "give another")
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
+from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.tasks.registry import load_task
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.two_stage import TwoStageNetworks
@@ -62,7 +63,7 @@ def without_start(checkpoint: Path) -> Path:
     ],
 )
 def test_samples_of_the_training_are_a_caveat_where_they_are_known_and_where_they_are_not(trained_on, output):
-    caveats = training_caveats(trained_on, TASK, [9, 1, 5])
+    caveats = sentences(training_caveats(trained_on, TASK, [9, 1, 5]))
     if output is None:
         assert caveats == []
     else:
@@ -79,21 +80,23 @@ def test_a_live_evaluation_checks_all_trainings_of_the_checkpoint(tmp_path: Path
         f"two_stage was started from a training on a replay of {TASK.name}, of whose samples only a digest is known: "
         f"{MAY_HAVE}"
     )
-    assert live_leaks(third, TASK, [9, 1, 5]) == live_leaks(second, TASK, [9, 1, 5]) == [output]
-    assert live_leaks(trained(tmp_path / "other", live("validation", [8])), TASK, [9, 1, 5]) == []
+    assert sentences(live_leaks(third, TASK, [9, 1, 5])) == sentences(live_leaks(second, TASK, [9, 1, 5])) == [output]
+    assert sentences(live_leaks(trained(tmp_path / "other", live("validation", [8])), TASK, [9, 1, 5])) == []
     again = trained(tmp_path / "again", live("validation", [8]), trained(tmp_path / "a", live("validation", [5, 9])))
-    assert live_leaks(again, TASK, [9, 1, 5]) == [
+    assert sentences(live_leaks(again, TASK, [9, 1, 5])) == [
         "two_stage was started from a training on 2 of the 3 requests that it is evaluated on"
     ]
 
 
 def test_what_an_old_checkpoint_was_started_from_is_not_known(tmp_path: Path):
     old = without_start(trained(tmp_path / "old", live("validation", [8])))
-    assert live_leaks(old, TASK, [9, 1, 5]) == [NOT_KNOWN]
+    assert sentences(live_leaks(old, TASK, [9, 1, 5])) == [NOT_KNOWN.sentence]
     # Nor is it of what is started from that.
-    assert live_leaks(trained(tmp_path / "new", live("validation", [7]), old), TASK, [9, 1, 5]) == [NOT_KNOWN]
+    assert sentences(live_leaks(trained(tmp_path / "new", live("validation", [7]), old), TASK, [9, 1, 5])) == [
+        NOT_KNOWN.sentence
+    ]
     # A synthetic training is started from nothing.
-    assert live_leaks(without_start(trained(tmp_path / "c", {"kind": "synthetic"})), TASK, [9]) == []
+    assert sentences(live_leaks(without_start(trained(tmp_path / "c", {"kind": "synthetic"})), TASK, [9])) == []
 
 
 def test_a_training_that_resumes_keeps_its_start(tmp_path: Path):
@@ -105,7 +108,7 @@ def test_a_training_that_resumes_keeps_its_start(tmp_path: Path):
     run = TrainingRun(networks, environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0))
     run.resume(second)
     run.save(second)
-    assert len(live_leaks(second, TASK, [5])) == 1
+    assert len(sentences(live_leaks(second, TASK, [5]))) == 1
 
 
 def parts() -> tuple[MeasuredGrid, MeasuredGrid]:
@@ -118,23 +121,23 @@ def test_a_replay_checks_all_trainings_of_the_checkpoint(tmp_path: Path):
     calibration, validated = parts()
     own = {"kind": "replay", "samples": fingerprints(calibration)}
     fair = trained(tmp_path / "fair", own)
-    assert replay_leaks(fair, calibration, validated) == []
-    assert replay_leaks(trained(tmp_path / "twice", own, fair), calibration, validated) == []
+    assert sentences(replay_leaks(fair, calibration, validated)) == []
+    assert sentences(replay_leaks(trained(tmp_path / "twice", own, fair), calibration, validated)) == []
     others = trained(tmp_path / "others", {"kind": "replay", "samples": fingerprints(validated)})
-    assert replay_leaks(trained(tmp_path / "hidden", own, others), calibration, validated) == [
+    assert sentences(replay_leaks(trained(tmp_path / "hidden", own, others), calibration, validated)) == [
         "two_stage was started from a training on other samples than the calibration ones, and may have seen those "
         "that it is evaluated on"
     ]
     counted = trained(tmp_path / "counted", own, trained(tmp_path / "live", live("validation", [0, 3, 9], "signs")))
-    assert replay_leaks(counted, calibration, validated) == [
+    assert sentences(replay_leaks(counted, calibration, validated)) == [
         "two_stage was started from a training on 1 of the 2 requests that it is evaluated on"
     ]
-    assert replay_leaks(without_start(fair), calibration, validated) == [NOT_KNOWN]
+    assert sentences(replay_leaks(without_start(fair), calibration, validated)) == [NOT_KNOWN.sentence]
 
 
 def test_without_calibration_samples_a_training_may_have_seen_anything(tmp_path: Path):
     calibration, validated = parts()
     fair = trained(tmp_path, {"kind": "replay", "samples": fingerprints(calibration)})
     nothing = calibration.take(torch.zeros(2, dtype=torch.bool).numpy())
-    (caveat,) = replay_leaks(fair, nothing, validated)
+    (caveat,) = sentences(replay_leaks(fair, nothing, validated))
     assert caveat.startswith("two_stage was trained on other samples than the calibration ones")

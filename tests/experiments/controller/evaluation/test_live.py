@@ -12,6 +12,7 @@ from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
@@ -73,16 +74,16 @@ def test_adaptive_requests_that_run_eagerly_for_want_of_memory_are_a_caveat(tiny
     """A store of 10^13 slots is more than any address can reach."""
     job = opened(tiny_checkpoint)
     checkpoint = trained(job, tmp_path)
-    caveats = live_caveats(job, checkpoint, controllers_of(job, checkpoint))
+    caveats = sentences(live_caveats(job, checkpoint, controllers_of(job, checkpoint)))
     assert not any("eagerly" in caveat for caveat in caveats)
     assert "two_stage was trained on 2 of the 2 requests that it is evaluated on" in caveats
     without = replace(job, max_new_tokens=10**13)
-    found = live_caveats(without, checkpoint, controllers_of(without, checkpoint))
+    found = sentences(live_caveats(without, checkpoint, controllers_of(without, checkpoint)))
     eager = [caveat for caveat in found if "eagerly" in caveat]
     assert len(eager) == 1
     assert eager[0].startswith("two_stage ran eagerly, the other policies with execution ")
     assert "no memory left" in eager[0]
-    assert not any(caveat.startswith("two_stage") for caveat in live_caveats(without, None, []))
+    assert not any(caveat.startswith("two_stage") for caveat in sentences(live_caveats(without, None, [])))
 
 
 def test_settings_that_run_eagerly_for_want_of_memory_are_named_with_why(tiny_checkpoint: Path):
@@ -92,7 +93,7 @@ def test_settings_that_run_eagerly_for_want_of_memory_are_named_with_why(tiny_ch
     for top_k, num_blocks, tokens in ((4, 4, 3), (2, 4, 10**13), (2, 3, 3)):
         job.model.apply(job.space.setting(KnobChoice("low", top_k, num_blocks), job.blocks))
         job.model.warm_up(inputs, tokens)
-    eager = [caveat for caveat in live_caveats(job, None, []) if "eagerly" in caveat]
+    eager = [caveat for caveat in sentences(live_caveats(job, None, [])) if "eagerly" in caveat]
     assert len(eager) == 1
     assert eager[0].startswith("top-k 2 with 4 blocks ran eagerly, whatever tier and whichever policy but two_stage")
     assert "the device has no memory left to make a prompt of" in eager[0]
@@ -103,7 +104,7 @@ def test_settings_of_the_same_reason_share_a_line():
         {(8, (0, 1)): "no room", (4, (0, 1)): "no room", (4, (0, 1, 2)): "no kernel", (None, (0, 1, 2)): "x"}
     )
     output = "ran eagerly, whatever tier and whichever policy but two_stage chose it"
-    assert found == [
+    assert sentences(found) == [
         f"top-k 8 with 2 blocks, top-k 4 with 2 blocks {output}: no room",
         f"top-k 4 with 3 blocks {output}: no kernel",
         f"3 blocks {output}: x",
@@ -143,10 +144,12 @@ def test_networks_that_run_on_the_host_of_a_gpu_are_a_caveat(tiny_checkpoint: Pa
         ("no Triton", ["two_stage computed its networks on the host and not on the model's device: no Triton"]),
         (None, []),
     ):
-        logits = HostActionLogits(networks, job.model.host_embeddings, job.model.device, reason)
-        two_stage = TwoStageController(logits, space, job.model, job.blocks, 3)
-        assert host_caveats([two_stage]) == output
-        assert [each for each in live_caveats(job, checkpoint, [two_stage]) if "on the host" in each] == output
+        odds = HostOdds(networks, job.model.host_embeddings, job.model.device, reason)
+        two_stage = TwoStageController(odds, space, job.model, job.blocks, 3)
+        assert sentences(host_caveats([two_stage])) == output
+        assert [
+            each for each in sentences(live_caveats(job, checkpoint, [two_stage])) if "on the host" in each
+        ] == output
 
 
 @pytest.mark.parametrize("other", ["grid", "controller"])
@@ -169,8 +172,10 @@ def test_random_weights_under_a_trained_controller_are_a_caveat(tiny_checkpoint:
     job = opened(tiny_checkpoint)
     output = "the model's weights are random, and not those that two_stage was trained with"
     checkpoint = trained(job, tmp_path)
-    assert output not in live_caveats(job, checkpoint, [])
-    assert output in live_caveats(replace(job, config=job.config.replaced(random_weights=True)), checkpoint, [])
+    assert output not in sentences(live_caveats(job, checkpoint, []))
+    assert output in sentences(
+        live_caveats(replace(job, config=job.config.replaced(random_weights=True)), checkpoint, [])
+    )
 
 
 def test_a_live_evaluation_says_that_its_grid_is_of_another_task(tmp_path: Path):

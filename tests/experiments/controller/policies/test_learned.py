@@ -63,7 +63,7 @@ def test_a_training_on_the_calibration_samples_is_no_caveat_another_is(tmp_path:
     assert len(learned_replay(checkpoint, None, calibration, rest).caveats) == 1
     caveats = learned_replay(checkpoint, None, rest, calibration).caveats
     assert len(caveats) == 2
-    assert "two_stage was trained on other samples" in caveats[1]
+    assert "two_stage was trained on other samples" in caveats[1].sentence
 
 
 def test_requests_without_states_are_left_out(tmp_path: Path, parts):
@@ -121,7 +121,7 @@ def test_states_and_checkpoints_of_another_model_or_split_are_refused(tmp_path: 
         learned_replay(checkpoint, other, calibration, rest)
     replace(states, splits=None).save(other)
     found = learned_replay(checkpoint, other, calibration, rest)
-    assert "of which splits the states are is not known" in found.caveats[1]
+    assert "of which splits the states are is not known" in found.caveats[1].sentence
 
 
 def test_calibration_samples_without_states_are_a_caveat_alone(tmp_path: Path, parts):
@@ -131,7 +131,7 @@ def test_calibration_samples_without_states_are_a_caveat_alone(tmp_path: Path, p
     elsewhere = replace(calibration, sample_ids=tuple(100 + each for each in calibration.sample_ids))
     found = learned_replay(checkpoint, None, elsewhere, rest)
     assert found.grid.sample_ids == rest.sample_ids
-    assert found.caveats[1].startswith("two_stage was trained on other samples than the calibration ones")
+    assert found.caveats[1].sentence.startswith("two_stage was trained on other samples than the calibration ones")
 
 
 def test_a_training_that_began_from_another_is_checked_against_both(tmp_path: Path, parts):
@@ -146,7 +146,9 @@ def test_a_training_that_began_from_another_is_checked_against_both(tmp_path: Pa
     )
     run.save(tmp_path / CHECKPOINT)
     (caveat,) = learned_replay(tmp_path / CHECKPOINT, None, calibration, rest).caveats[1:]
-    assert caveat.startswith("two_stage was started from a training on other samples than the calibration ones")
+    assert caveat.sentence.startswith(
+        "two_stage was started from a training on other samples than the calibration ones"
+    )
 
 
 def test_requests_without_states_are_counted_apart_from_those_without_times(folder: Path, tmp_path: Path, parts):

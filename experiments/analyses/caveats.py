@@ -1,0 +1,75 @@
+"""The caveats of E2 and E3: what weakens their figures, beside the caveats of the results that they read."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from experiment_core_utils.records.caveats import Caveat, CaveatKind
+
+
+class AnalysisCaveat(Caveat):
+    """A caveat of an analysis, with the kinds that results have too."""
+
+    KINDS: ClassVar[Mapping[str, CaveatKind]] = {
+        **Caveat.KINDS,
+        "no_drift_in_intervals": CaveatKind(
+            "note", lambda found: "intervals cover the choice of samples, and not drift of the device between settings"
+        ),
+        "random_weights": CaveatKind(
+            "warning",
+            lambda found: "the weights are random: do not use accuracy or fronts",
+            "times and operations are valid",
+        ),
+        "drift_not_measured": CaveatKind(
+            "warning", "{task}: drift was not measured and may be why a latency is lower".format_map
+        ),
+        "drift_allowance": CaveatKind(
+            "note",
+            lambda found: (
+                f"{found['task']}: the control setting's time changed by up to {100 * found['fraction']:.0f} %"
+            ),
+            "a latency counts as lower only by more than that",
+        ),
+        "few_draws": CaveatKind(
+            "note",
+            "{task}: {num_settings} settings are more than {most}, so intervals are based on {num_draws} draws and no "
+            "effects are computed".format_map,
+        ),
+        "many_values": CaveatKind(
+            "note",
+            "{task}: {knob} has {num_values} values; a knob is held at each of them only up to {most}".format_map,
+        ),
+        "few_for_percentile": CaveatKind(
+            "warning",
+            "{task}: {cost} is based on {num_samples} samples, so on the longest one or two of them".format_map,
+        ),
+        "no_verdict": CaveatKind("warning", "{task}: no verdict: the {reason}".format_map),
+        "few_pictures": CaveatKind(
+            "warning",
+            "{task}: to establish one of {num_settings} settings by {cost} takes {least} pictures; there are "
+            "{num_pictures}".format_map,
+        ),
+        "samples_left_out": CaveatKind(
+            "note", "{task}, {cost}: {num_samples} samples that some settings lack are left out".format_map
+        ),
+        "settings_left_out": CaveatKind("note", "{task}, {cost}: {num_settings} settings are left out".format_map),
+        "one_value": CaveatKind(
+            "warning",
+            "{name} had one value ({value:g}): its effect is not known, other values are extrapolated".format_map,
+        ),
+        "one_length": CaveatKind(
+            "note",
+            "every answer had {num_tokens:g} output tokens: the expected length is that of the limit".format_map,
+        ),
+        "recalibrated": CaveatKind(
+            "note",
+            "recalibrated by {method} with {num_samples} samples".format_map,
+            "its intervals have the ratios of the device before",
+        ),
+        "part_of_settings": CaveatKind(
+            "note",
+            lambda found: (
+                f"fitted to and validated on {found['num_fitted']} of {found['num_settings']} settings, drawn at "
+                f"random; {found['num_settings'] - found['num_fitted']} left out"
+            ),
+        ),
+    }

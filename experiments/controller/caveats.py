@@ -1,0 +1,110 @@
+"""The caveats of a controller's evaluation and training."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from experiment_core_utils.records.caveats import Caveat, CaveatKind
+
+
+class ControllerCaveat(Caveat):
+    """A caveat of a controller. `how` of a training is "trained on" or "started from a training on"."""
+
+    KINDS: ClassVar[Mapping[str, CaveatKind]] = {
+        "few_requests": CaveatKind(
+            "warning", "{num_requests} requests: too few to compare policies".format_map, "use more samples"
+        ),
+        "lookup_of_the_same": CaveatKind(
+            "warning",
+            "the lookup was built of {num_seen} of the {num_requests} requests that it is evaluated on".format_map,
+        ),
+        "cider_of_a_part": CaveatKind(
+            "note",
+            "{task}: CIDEr by the document frequencies of the whole run's references, on a part of its "
+            "samples".format_map,
+        ),
+        "overhead_apart": CaveatKind(
+            "note",
+            lambda found: "overhead is the time to choose the knobs on this machine; latencies do not contain it",
+        ),
+        "networks_apart": CaveatKind(
+            "warning",
+            lambda found: (
+                "two_stage: the time of its networks is in no latency, and its first blocks are assumed to have run at "
+                "the top-k that is chosen after them"
+            ),
+            "only --mode live measures both",
+        ),
+        "prepared_beforehand": CaveatKind(
+            "note",
+            lambda found: (
+                "requests were prepared at every tier beforehand: latencies contain neither that nor their transfer"
+            ),
+        ),
+        "shared_warm_up": CaveatKind(
+            "note",
+            "{num_runs} unmeasured runs, one for each tiling, at the highest knobs; settings have no warm-up of their "
+            "own".format_map,
+        ),
+        "ran_eagerly": CaveatKind(
+            "warning",
+            lambda found: (
+                f"{', '.join(found['settings'])} ran eagerly, whatever tier and whichever policy but two_stage chose "
+                f"it: {found['reason']}"
+            ),
+        ),
+        "two_stage_ran_eagerly": CaveatKind(
+            "warning",
+            "two_stage ran eagerly, the other policies with execution {execution}: {reason}".format_map,
+        ),
+        "networks_on_host": CaveatKind(
+            "warning",
+            "{policy} computed its networks on the host and not on the model's device: {reason}".format_map,
+        ),
+        "random_weights": CaveatKind(
+            "warning",
+            lambda found: "the model's weights are random, and not those that two_stage was trained with",
+        ),
+        "sample_left_out": CaveatKind("note", "sample {sample_id} was left out: {reason}".format_map),
+        "samples_left_out": CaveatKind("note", "{num_left_out} of {num_samples} samples cannot be used".format_map),
+        "without_states": CaveatKind(
+            "note", "{num_without} of {num_samples} samples have no states: {reasons}".format_map
+        ),
+        "states_of_unknown_splits": CaveatKind(
+            "warning",
+            "of which splits the states are is not known; the grid's samples are of these: {splits}".format_map,
+        ),
+        "other_task": CaveatKind(
+            "warning", lambda found: f"the grid is of {', '.join(found['tasks'])}, and {found['task']} was measured"
+        ),
+        "other_split": CaveatKind(
+            "warning", "the grid is of the split {split_of_grid} of {task}, and {split} was measured".format_map
+        ),
+        "trained_on_the_same": CaveatKind(
+            "warning",
+            "two_stage was {how} {num_seen} of the {num_requests} requests that it is evaluated on".format_map,
+        ),
+        "trained_on_same_ids": CaveatKind(
+            "warning", "two_stage was {how} samples of the same ids as those that it is evaluated on".format_map
+        ),
+        "trained_on_a_digest": CaveatKind(
+            "warning",
+            "two_stage was {how} a replay of {task}, of whose samples only a digest is known: it may have seen those "
+            "that it is evaluated on".format_map,
+        ),
+        "trained_on_others": CaveatKind(
+            "warning",
+            "two_stage was {how} other samples than the calibration ones, and may have seen those that it is evaluated "
+            "on".format_map,
+        ),
+        "trained_on_unknown": CaveatKind(
+            "warning",
+            "which samples two_stage was {how} is not known: it may have seen those that it is evaluated on".format_map,
+        ),
+        "start_unknown": CaveatKind(
+            "warning",
+            lambda found: (
+                "it is unknown whether two_stage was started from another training: it may have seen the samples that "
+                "it is evaluated on there"
+            ),
+        ),
+    }
