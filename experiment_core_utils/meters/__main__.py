@@ -17,7 +17,7 @@ from importlib.util import find_spec
 
 import torch
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.meters.counters import counter_delta
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
@@ -32,7 +32,7 @@ from experiment_core_utils.meters.selftest import (
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import gpu_uuid, synchronize, visible_gpus
-from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ProfilerError
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.units import MOST_SECONDS
 
 
@@ -178,20 +178,16 @@ def watch(given: argparse.Namespace, using: Instruments) -> None:
         print()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@reporting_errors
+def main(argv: Sequence[str] | None = None) -> None:
     """Exit code: 0 done, 1 what was required is not there, 2 the request cannot be met."""
-    try:
-        given = build_parser().parse_args(argv)
-        gpus = visible_gpus()
-        using = find_instruments(uuids_of(gpus), HostClock())
-        if given.command == "selftest":
-            selftest(given, gpus, using)
-        else:
-            watch(given, using)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    given = build_parser().parse_args(argv)
+    gpus = visible_gpus()
+    using = find_instruments(uuids_of(gpus), HostClock())
+    if given.command == "selftest":
+        selftest(given, gpus, using)
+    else:
+        watch(given, using)
 
 
 if __name__ == "__main__":

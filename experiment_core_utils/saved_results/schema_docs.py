@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, plain_type
 from experiment_core_utils.config.parts import Part
 from experiment_core_utils.config.profiling import ProfilingConfig, build_parser
@@ -38,7 +38,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
     SampleColumn,
     in_reading_order,
 )
-from experiment_core_utils.primitives.errors import ProfilerError, ResultsError
+from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.compute import ComputeUtilisation, GenerationFlops, MemoryParts
@@ -275,26 +275,22 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([f"| {' | '.join(heading)} |", f"|{' --- |' * len(heading)}", *cells])
 
 
-def main(argv: Sequence[str] | None = None, pages: Sequence[Path] = PAGES) -> int:
+@reporting_errors
+def main(argv: Sequence[str] | None = None, pages: Sequence[Path] = PAGES) -> None:
     """Exit code: 0 done or in order, 1 a page differs from what the code says, 2 a wrong flag."""
     program = "python -m experiment_core_utils.saved_results.schema_docs"
     parser = OneLineParser(prog=program, description="Generated tables of the documentation.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="check whether the pages match the code")
     what.add_argument("--write", action="store_true", help="write the tables into the pages")
-    try:
-        given: argparse.Namespace = parser.parse_args(argv)
-        for page in pages:
-            before = page.read_text(encoding="utf-8")
-            after = documented(before)
-            if given.write:
-                write_text_atomically(after, page)
-            elif after != before:
-                raise ResultsError(f"{page.name} does not match the code; run with --write")
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    given: argparse.Namespace = parser.parse_args(argv)
+    for page in pages:
+        before = page.read_text(encoding="utf-8")
+        after = documented(before)
+        if given.write:
+            write_text_atomically(after, page)
+        elif after != before:
+            raise ResultsError(f"{page.name} does not match the code; run with --write")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.journal import JournalContent, has_run, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
@@ -199,22 +198,18 @@ def failure_lines(status: Status) -> list[str]:
     return settings + samples
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 answered, 1 no run was started there, 2 the request cannot be met."""
+@reporting_errors
+def main(argv: Sequence[str] | None = None) -> None:
+    """Exit code: 0 answered, 1 no run was begun there, 2 the request cannot be met."""
     parser: argparse.ArgumentParser = OneLineParser(
         prog="python -m experiment_core_utils.sweep.status", description="Show how far a run has come."
     )
     parser.add_argument(
         "results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a run, or of several datasets"
     )
-    try:
-        results_dir = parser.parse_args(argv).results_dir
-        for output_dir in folders_with_plans(results_dir) or [results_dir]:
-            print("\n".join(status_lines(read_status(output_dir, time.time()), output_dir)))
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    results_dir = parser.parse_args(argv).results_dir
+    for output_dir in folders_with_plans(results_dir) or [results_dir]:
+        print("\n".join(status_lines(read_status(output_dir, time.time()), output_dir)))
 
 
 if __name__ == "__main__":

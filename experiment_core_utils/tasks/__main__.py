@@ -12,9 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.saved_results.rescoring import by_task, compare_folder, rescore
 from experiment_core_utils.saved_results.terminal import comparison_table, few_samples_warning, rescoring_table
 from experiment_core_utils.tasks.registry import (
@@ -88,22 +87,18 @@ def _warn(sentence: str | None) -> None:
         print(f"warning: {sentence}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@reporting_errors
+def main(argv: Sequence[str] | None = None) -> None:
     """Exit code: 0 done, 1 the files do not allow it, 2 the request cannot be met."""
-    try:
-        given = build_parser().parse_args(argv)
-        if given.task_module is not None:
-            load_task_module(given.task_module)
-        if given.command == "list":
-            print_list()
-        elif given.command == "rescore":
-            print_rescored(given.results_dir, given.metric, given.output)
-        else:
-            print_compared(given.results_dir, given.baseline)
-    except ProfilerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    return 0
+    given = build_parser().parse_args(argv)
+    if given.task_module is not None:
+        load_task_module(given.task_module)
+    if given.command == "list":
+        print_list()
+    elif given.command == "rescore":
+        print_rescored(given.results_dir, given.metric, given.output)
+    else:
+        print_compared(given.results_dir, given.baseline)
 
 
 if __name__ == "__main__":
