@@ -5,7 +5,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,54 +52,52 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
     )
 
 
-def _parts_of(journals: Mapping[int, JournalContent], num_processes: int, experiment_id: str) -> list[MeasuredSetting]:
-    return [part_of(content, rank, num_processes, experiment_id) for rank, content in sorted(journals.items())]
+@dataclass(frozen=True)
+class SharedSetting:
+    """A setting that the processes of a run measure together, each its shard of the samples."""
+
+    folder: Path  #: of the journals
+    key: str  #: the setting's
+    fingerprint: str
+    experiment_id: str  #: of the run
+    shards: Mapping[int, Sequence[int]]  #: the samples of each process, by rank
+
+    def own_journals(self) -> dict[int, JournalContent]:
+        """The journals of the setting with this fingerprint, by rank."""
+        return own_journals(self.folder, self.key, self.fingerprint)
+
+    def parts_of(self, journals: Mapping[int, JournalContent]) -> list[MeasuredSetting]:
+        """What each process measured, by its journal."""
+        processes, run = len(self.shards), self.experiment_id
+        return [part_of(content, rank, processes, run) for rank, content in sorted(journals.items())]
 
 
-def collect_parts(
-    folder: Path,
-    key: str,
-    fingerprint: str,
-    experiment_id: str,
-    shards: Mapping[int, Sequence[int]],
-    timeout_s: float,
-    stop: StopRequest,
-) -> list[MeasuredSetting]:
-    """What all journals of the setting contain, once every process has come to the end of its shard.
+def collect_parts(shared: SharedSetting, timeout_s: float, stop: StopRequest) -> list[MeasuredSetting]:
+    """What all journals of the setting hold, once every process has come to the end of its shard.
 
-    Args:
-        shards: the samples of each process, by rank; an end that an earlier, shorter shard came to is not waited for
-            any less.
+    An end that an earlier, shorter shard came to is not waited for any less.
 
     Raises:
         WorkerLost: a process that is not at its end has finished no sample for `timeout_s`.
         Stopped: a stop was requested while waiting.
     """
     waiting = {
-        rank: _Waiting(journal_path(folder, key, rank), experiment_id, len(shard), timeout_s)
-        for rank, shard in shards.items()
+        rank: _Waiting(journal_path(shared.folder, shared.key, rank), shared.experiment_id, len(shard), timeout_s)
+        for rank, shard in shared.shards.items()
     }
     while waiting := {rank: each for rank, each in waiting.items() if each.look() is None}:
         lost = sorted(rank for rank, each in waiting.items() if each.is_lost)
         if lost:
-            done = finished_samples(folder, key, fingerprint)
-            named = "; ".join(_missing(rank, [each for each in shards[rank] if each not in done]) for rank in lost)
-            raise WorkerLost(_lost_message(key, timeout_s, named))
+            done = finished_samples(shared.folder, shared.key, shared.fingerprint)
+            missing = {rank: [each for each in shared.shards[rank] if each not in done] for rank in lost}
+            raise WorkerLost(_lost_message(shared.key, timeout_s, missing))
         stop.raise_if_requested(f"while waiting for process {', '.join(map(str, sorted(waiting)))}")
         time.sleep(_POLL_S)
-    return _parts_of(own_journals(folder, key, fingerprint), len(shards), experiment_id)
+    return shared.parts_of(shared.own_journals())
 
 
-def collect_finished(
-    folder: Path,
-    key: str,
-    fingerprint: str,
-    experiment_id: str,
-    shards: Mapping[int, Sequence[int]],
-    timeout_s: float,
-    stop: StopRequest,
-) -> list[MeasuredSetting]:
-    """What all journals of the setting contain, once these samples are finished or a process has given the setting up.
+def collect_finished(shared: SharedSetting, timeout_s: float, stop: StopRequest) -> list[MeasuredSetting]:
+    """What all journals of the setting hold, once these samples are finished or a process has given the setting up.
 
     Other than `collect_parts` it does not wait for ends: a journal to which more is added in a later round has one
     from the round before.
@@ -108,22 +106,21 @@ def collect_finished(
         WorkerLost: no journal of the setting has grown for `timeout_s`, and samples are missing.
         Stopped: a stop was requested while waiting.
     """
-    wanted = {sample_id for shard in shards.values() for sample_id in shard}
+    wanted = {sample_id for shard in shared.shards.values() for sample_id in shard}
     sizes, grown = None, time.monotonic()
     while True:
-        journals = own_journals(folder, key, fingerprint)
+        journals = shared.own_journals()
         ends = [content.end for content in journals.values() if content.end is not None]
-        given_up = any(end.failure is not None and end.experiment_id == experiment_id for end in ends)
+        given_up = any(end.failure is not None and end.experiment_id == shared.experiment_id for end in ends)
         missing = wanted - {finished.sample_id for content in journals.values() for finished in content.finished}
         if given_up or not missing:
-            return _parts_of(journals, len(shards), experiment_id)
+            return shared.parts_of(journals)
         found = {rank: content.num_bytes for rank, content in journals.items()}
         if found != sizes:
             sizes, grown = found, time.monotonic()
         if time.monotonic() - grown > timeout_s:
-            owing = {rank: [each for each in shard if each in missing] for rank, shard in shards.items()}
-            named = "; ".join(_missing(rank, ids) for rank, ids in owing.items() if ids)
-            raise WorkerLost(_lost_message(key, timeout_s, named))
+            owing = {rank: [each for each in shard if each in missing] for rank, shard in shared.shards.items()}
+            raise WorkerLost(_lost_message(shared.key, timeout_s, {rank: ids for rank, ids in owing.items() if ids}))
         stop.raise_if_requested("while waiting for the other processes")
         time.sleep(_ROUND_POLL_S)
 
@@ -157,17 +154,15 @@ class _Waiting:
         return time.monotonic() - self._last_growth > self._timeout_s
 
 
-def _lost_message(key: str, timeout_s: float, named: str) -> str:
+def _lost_message(key: str, timeout_s: float, missing: Mapping[int, Sequence[int]]) -> str:
+    """What each process whose rank is in `missing` has not finished."""
+    named = []
+    for rank, lacking in missing.items():
+        ids = ", ".join(map(str, lacking[:_IDS_NAMED])) + (", ..." if len(lacking) > _IDS_NAMED else "")
+        named.append(f"process {rank} ({f'{len(lacking)} samples missing: {ids}' if lacking else 'no sample missing'})")
     return (
-        f"{key}: no sample finished within {timeout_s:g} s by {named}; finished samples are saved: run the same "
-        f"command again to resume (a larger --worker_timeout waits longer)"
-    )
-
-
-def _missing(rank: int, missing: Sequence[int]) -> str:
-    ids = ", ".join(map(str, missing[:_IDS_NAMED])) + (", ..." if len(missing) > _IDS_NAMED else "")
-    return (
-        f"process {rank} ({len(missing)} samples missing: {ids})" if missing else f"process {rank} (no sample missing)"
+        f"{key}: no sample finished within {timeout_s:g} s by {'; '.join(named)}; finished samples are saved: run the "
+        f"same command again to resume (a larger --worker_timeout waits longer)"
     )
 
 
@@ -272,21 +267,18 @@ def pool_inference_results(results: Sequence[InferenceResults]) -> InferenceResu
     if not results:
         raise ResultsError("no inference results were given; give those of every process")
     first = results[0]
-    _check_processes([result["process_index"] for result in results], first["num_processes"])
+    processes = [result["process_index"] for result in results]
+    if Counter(processes) != Counter(range(first["num_processes"])):
+        raise ResultsError(
+            f"results of processes {processes} were given for a run of {first['num_processes']}; give those of every "
+            "process exactly once"
+        )
     if any(result["decoding"] != first["decoding"] for result in results):
         raise ResultsError("the processes' results differ in their decoding: they do not belong to one run")
     queries = [query for result in results for query in result["queries"]]
     _check_prompts([query["prompt_index"] for query in queries])
     batches = [batch for result in results for batch in result["batches"]]
     return results_of_records(queries, batches, first["decoding"], None, first["num_processes"])
-
-
-def _check_processes(found: Sequence[int | None], num_processes: int) -> None:
-    if Counter(found) != Counter(range(num_processes)):
-        raise ResultsError(
-            f"results of processes {list(found)} were given for a run of {num_processes}; give those of every process "
-            "exactly once"
-        )
 
 
 def _check_prompts(found: Sequence[int]) -> None:

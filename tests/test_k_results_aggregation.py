@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.k_results_aggregation import (
+    SharedSetting,
     collect_parts,
     load_and_aggregate_per_process_energy_results,
     merge_memory,
@@ -146,7 +147,7 @@ def keep(folder: Path, head: JournalHeader, *sample_ids: int, ends: bool = True,
 
 
 def collect(folder: Path, timeout_s: float = 10.0, stop: StopRequest | None = None) -> list[MeasuredSetting]:
-    return collect_parts(folder, KEY, "f00d", "0007", SHARDS, timeout_s, stop or StopRequest())
+    return collect_parts(SharedSetting(folder, KEY, "f00d", "0007", SHARDS), timeout_s, stop or StopRequest())
 
 
 def ids_of(parts: Sequence[MeasuredSetting]) -> list[list[int]]:

@@ -121,15 +121,8 @@ class FrontSearch:
     def _collect(self, key: str, shards: Mapping[int, Sequence[int]]) -> dict[int, Observation]:
         """What all processes measured of a setting in a round; nothing where it failed."""
         context = self._context
-        parts = collect_finished(
-            context.journals,
-            key,
-            context.fingerprint,
-            context.experiment_id,
-            shards,
-            self._machine.worker_timeout,
-            context.stop,
-        )
+        shared = context.shared_setting(key, shards)
+        parts = collect_finished(shared, self._machine.worker_timeout, context.stop)
         new = {sample_id for shard in shards.values() for sample_id in shard}
         # Journals may contain more already: of a search that was stopped later than here.
         self._requested[key] |= new

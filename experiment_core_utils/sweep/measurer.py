@@ -10,6 +10,7 @@ from typing import Any
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_beside_power
 from experiment_core_utils.e_inference import run_staged, sample_record
+from experiment_core_utils.k_results_aggregation import SharedSetting
 from experiment_core_utils.meters.load import ConditionsMeter, LoadSampler, conditions_meter, load_sampler
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.device import (
@@ -145,6 +146,10 @@ class RunContext:
     def fingerprint(self) -> str:
         """What the results and journals of the run are recognised by."""
         return self.ledger.fingerprint
+
+    def shared_setting(self, key: str, shards: Mapping[int, Sequence[int]]) -> SharedSetting:
+        """A setting of the run, of which each process measures the samples under its rank."""
+        return SharedSetting(self.journals, key, self.fingerprint, self.experiment_id, shards)
 
 
 class ShardMeasurer:

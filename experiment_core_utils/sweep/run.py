@@ -197,16 +197,9 @@ class ProfilingRun:
     def _merge_and_save(self, setting: KnobSetting) -> SettingFailure | None:
         """Main process only: wait for all shards, pool them, score and compute, save, remember."""
         context = self.context
-        parts = collect_parts(
-            context.journals,
-            setting.key,
-            context.fingerprint,
-            context.experiment_id,
-            context.shards,
-            self.config.machine.worker_timeout,
-            context.stop,
-        )
-        merged = merge_parts(parts, self.requested.drawn.sample_ids)
+        shared = context.shared_setting(setting.key, context.shards)
+        parts = collect_parts(shared, self.config.machine.worker_timeout, context.stop)
+        merged = merge_parts(parts, self.asked.drawn.sample_ids)
         if merged.failure is not None:
             # Its journals stay: tried again by a later run, it resumes after the samples that did run.
             self.ledger.mark_failed(setting.key, merged.failure)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.k_results_aggregation import collect_finished
+from experiment_core_utils.k_results_aggregation import SharedSetting, collect_finished
 from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.pipeline import RunReport, run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, Stopped, WorkerLost
@@ -251,8 +251,8 @@ def failed(sample_id: int) -> FinishedSample:
 
 
 def collected(folder: Path, timeout_s: float = 5.0, stop: StopRequest | None = None) -> list[int]:
-    shares = {0: [1], 1: [2]}
-    parts = collect_finished(folder, KEY, FINGERPRINT, "0001", shares, timeout_s, stop or StopRequest())
+    shared = SharedSetting(folder, KEY, FINGERPRINT, "0001", {0: [1], 1: [2]})
+    parts = collect_finished(shared, timeout_s, stop or StopRequest())
     return [failure.sample_id for part in parts for failure in part.failures]
 
 
