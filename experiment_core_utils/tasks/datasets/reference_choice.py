@@ -22,7 +22,6 @@ from experiment_core_utils.tasks.datasets.reference_task import (
     LETTERS_OF_OPTIONS,
     GeneratedTask,
     QuestionAnswer,
-    draw_by_type,
     facts_of,
 )
 from experiment_core_utils.tasks.datasets.reference_vqa import clear_places
@@ -107,8 +106,5 @@ class ReferenceChoice(GeneratedTask):
     max_new_tokens = 16
     questions_per_image = 2
     question_types = tuple(TYPE_WEIGHTS)
-
-    @classmethod
-    def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
-        """Types by `TYPE_WEIGHTS`."""
-        return draw_by_type(make_questions(scene, rng), TYPE_WEIGHTS, rng, count)
+    type_weights = TYPE_WEIGHTS
+    make_questions = staticmethod(make_questions)

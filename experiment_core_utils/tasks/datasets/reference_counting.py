@@ -15,7 +15,6 @@ from experiment_core_utils.tasks.datasets.reference_task import (
     GeneratedTask,
     QuestionAnswer,
     counts_of_each,
-    draw_by_type,
     facts_of,
     plural,
 )
@@ -96,8 +95,6 @@ class ReferenceCounting(GeneratedTask):
     max_new_tokens = 16
     questions_per_image = 2
     question_types = tuple(TYPE_WEIGHTS)
-
-    @classmethod
-    def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
-        """Types by `TYPE_WEIGHTS`, answers evenly within a type."""
-        return draw_by_type(make_questions(scene, rng), TYPE_WEIGHTS, rng, count, even_answers=True)
+    type_weights = TYPE_WEIGHTS
+    even_answers = True
+    make_questions = staticmethod(make_questions)

@@ -12,7 +12,6 @@ from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS
 from experiment_core_utils.tasks.datasets.reference_task import (
     GeneratedTask,
     QuestionAnswer,
-    draw_by_type,
     facts_of,
     plural,
     reading_order,
@@ -62,8 +61,5 @@ class ReferenceReading(GeneratedTask):
     max_new_tokens = 40
     questions_per_image = 2
     question_types = tuple(TYPE_WEIGHTS)
-
-    @classmethod
-    def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
-        """Types by `TYPE_WEIGHTS`."""
-        return draw_by_type(make_questions(scene, rng), TYPE_WEIGHTS, rng, count)
+    type_weights = TYPE_WEIGHTS
+    make_questions = staticmethod(make_questions)

@@ -177,7 +177,7 @@ def _painted(split: Split, seed: int, image_index: int, h_rel: tuple[float, floa
 
 
 class GeneratedTask:
-    """The base class of the families; implements `Task`. A family says its questions (`draw_questions`) and references.
+    """What the families share; implements `Task`. A family says its questions and references.
 
     Args:
         split: "train" or "validation"; they share no scene, and some labels only occur in validation.
@@ -191,6 +191,8 @@ class GeneratedTask:
     max_new_tokens: int
     questions_per_image: int
     question_types: tuple[str, ...]
+    type_weights: Mapping[str, float]  #: by which types of question are drawn; those without questions leave theirs
+    even_answers = False  #: whether the answers of a type are drawn evenly; see `draw_by_type`
     splits: tuple[Split, ...] = get_args(Split)
 
     def __init__(
@@ -212,10 +214,16 @@ class GeneratedTask:
         self.source: Mapping[str, str] = {"read_from": "generated scenes", "seed": str(seed), "h_rel": str(self._h_rel)}
         scene_seed(self._split, seed, math.ceil(self._length / self.questions_per_image) - 1)
 
+    @staticmethod
+    def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+        """Every question that is drawn from; a family says these, or how `draw_questions` gets them."""
+        raise NotImplementedError
+
     @classmethod
     def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
         """`count` different questions about a scene, fewer where it does not offer so many; needs no pixels."""
-        raise NotImplementedError
+        questions = cls.make_questions(scene, rng)
+        return draw_by_type(questions, cls.type_weights, rng, count, even_answers=cls.even_answers)
 
     @classmethod
     def references(cls, pair: QuestionAnswer, rng: random.Random) -> tuple[str, ...]:
