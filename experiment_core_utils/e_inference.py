@@ -121,11 +121,6 @@ class TextShard:
             for _unmeasured in self._generated(batch, most if is_gpu else min(WARM_UP_TOKENS, most)):
                 pass
 
-    @property
-    def decoding(self) -> dict[str, Any]:
-        """The decoding in force, for the record."""
-        return describe_decoding(self.config, self.generator.generation)
-
     def run(self, stop: StopRequest) -> tuple[list[QueryRecord], list[BatchRecord]]:
         """Run every batch once, each after its simulated delay; a thread reads power beside them.
 
@@ -365,7 +360,8 @@ def run_prepared(shard: TextShard, accelerator: Accelerator, stop: StopRequest |
 def run_shard(shard: TextShard, stop: StopRequest) -> InferenceResults:
     """What one process generates of its own prompts; errors as `TextShard.run`."""
     queries, batches = shard.run(stop)
-    return results_of_records(queries, batches, shard.decoding, shard.process_index, shard.num_processes)
+    decoding = describe_decoding(shard.config, shard.generator.generation)
+    return results_of_records(queries, batches, decoding, shard.process_index, shard.num_processes)
 
 
 def results_of_records(

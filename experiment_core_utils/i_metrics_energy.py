@@ -126,7 +126,8 @@ def sum_windows(windows: Sequence[Mapping[str, Cell]], beside: InstrumentEnergy)
     A part that codecarbon gives as 0 was not read: None. Where GPUs are in use that it does not count, the total and
     the emissions are None, too.
     """
-    figures = {name: _sum(windows, column) or None for name, column in _COLUMNS.items()}
+    sums = {name: math.fsum(number_in(window, column) for window in windows) for name, column in _COLUMNS.items()}
+    figures = {name: figure or None for name, figure in sums.items()}
     reasons = {name: READ_NOTHING for name, figure in figures.items() if figure is None}
     found = [gpu_missing_reason(window) for window in windows]
     reason = next((each for each, _ in found if each is not None), None)
@@ -172,18 +173,12 @@ def _cpu_source(names: set[Cell]) -> EnergySource:
 
 def _basis(windows: Sequence[Mapping[str, Cell]]) -> str | None:
     """As the file says; from the country where codecarbon wrote it itself."""
-    known_values = [
-        window.get("emissions_basis") or _basis_of_country(window["country_iso_code"]) for window in windows
-    ]
-    return ", ".join(dict.fromkeys(map(str, known_values)))
-
-
-def _basis_of_country(code: Cell) -> str:
-    return WORLD_MEAN if code is None else f"electricity mix of {code}"
-
-
-def _sum(windows: Sequence[Mapping[str, Cell]], column: str) -> float:
-    return math.fsum(number_in(window, column) for window in windows)
+    known_values = []
+    for window in windows:
+        code = window["country_iso_code"]
+        of_country = WORLD_MEAN if code is None else f"electricity mix of {code}"
+        known_values.append(str(window.get("emissions_basis") or of_country))
+    return ", ".join(dict.fromkeys(known_values))
 
 
 def _text(cell: Cell) -> str | None:

@@ -395,7 +395,7 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     interval = {"accuracy_ci95_low": low, "accuracy_ci95_high": high}
     row = {name: interval[name] if name in interval else getattr(result, name) for name in SETTING_COLUMNS}
     stats, summary = result.aggregate_stats, None if result.energy is None else result.energy.summary
-    row |= {_with_unit(name): stats.get(name) for name in STAT_COLUMNS}
+    row |= {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in STAT_COLUMNS}
     row |= {name: getattr(result, name) for name in SCORING_COLUMNS}
     # In files from before the key was there every sample was measured.
     measured = result.num_latency_samples
@@ -405,7 +405,3 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
     row |= {name: getattr(result.hardware_utilisation, name, None) for name in UTILISATION_COLUMNS}
     return row | {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
-
-
-def _with_unit(name: str) -> str:
-    return f"{name}_ms" if name.startswith("T_") else name

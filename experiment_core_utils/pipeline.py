@@ -95,9 +95,10 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         due_keys = broadcast_from_main(
             lambda: due_and_tidy(folder, requested.order, ledger, is_search=is_search), accelerator
         )
-        due = settings_of(due_keys, requested.settings)
-        experiment_id, failed = new_run_id(folder, accelerator) if due else None, {}
-        plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes)
+        due = settings_of(due_keys, asked.settings)
+        id_file = state_folder(folder) / ID_NAME
+        experiment_id, failed = generate_unique_id(accelerator, id_file, RESULTS) if due else None, {}
+        plan = plan_of(asked, experiment_id, ledger, due, accelerator.num_processes)
         broadcast_from_main(lambda: write_plan(plan, folder), accelerator)
         if experiment_id is not None:
             failed = measure_due(requested, due, accelerator, ledger, experiment_id, energy)
@@ -162,11 +163,6 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
     if config.measuring.energy == "required":
         check_energy(config.machine.device, config.machine.output_dir, energy)
     make_output_dir(config.machine.output_dir)
-
-
-def new_run_id(output_dir: Path, accelerator: Accelerator) -> str:
-    """The next run id, from where this run's state is kept."""
-    return generate_unique_id(accelerator, state_folder(output_dir) / ID_NAME, RESULTS)
 
 
 def make_output_dir(folder: Path) -> None:

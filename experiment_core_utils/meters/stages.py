@@ -91,7 +91,8 @@ def stage_energies(
     totals = {name: _totals(rounds[name], idle) for name in names}
     return StageEnergies(
         output_tokens=request.output_tokens,
-        figures={name: figures[name] + tuple(_sums(totals[name])) for name in names},
+        # Sums over several devices; the sum of one device is its own figure.
+        figures={name: (*figures[name], *(each for n, each in totals[name].values() if n > 1)) for name in names},
         closures=_closures(totals),
         source_ratios={name: _source_ratio(totals[name]) for name in names},
         idle=idle,
@@ -224,11 +225,6 @@ def _totals(
 
 def _group(origin: EnergyOrigin) -> tuple[str, str]:
     return origin.component, origin.basis
-
-
-def _sums(totals: Mapping[tuple[str, str], tuple[int, EnergyFigure]]) -> list[EnergyFigure]:
-    """Sums over several devices; the sum of one device is its own figure."""
-    return [figure for num_devices, figure in totals.values() if num_devices > 1]
 
 
 def _closures(

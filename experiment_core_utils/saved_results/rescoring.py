@@ -241,10 +241,7 @@ def _check_holds_nothing_measured(target: Path, names: Mapping[str, SettingResul
     if not target.is_dir():
         return
     if any((target / name).exists() for name in names):
-        measured = [name for name, found in read_results(target).items() if name in names and not _is_rescored(found)]
+        found = {name: each for name, each in read_results(target).items() if name in names}
+        measured = [name for name, each in found.items() if "rescored" not in (each.model_extra or {})]
         if measured:
             raise ConfigurationError(f"{target} contains measured results such as {measured[0]}; give another --output")
-
-
-def _is_rescored(result: SettingResult) -> bool:
-    return "rescored" in (result.model_extra or {})

@@ -11,7 +11,8 @@ import os
 import pickle
 import signal
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -353,32 +354,32 @@ class RequestSource:
     def _await(self, key: RequestKey) -> None:
         """Bring the request here, from the worker that has it or will have it, else made in this process."""
         while (worker := self._worker_of(key)) is not None:
-            try:
-                if key not in worker.pending:
-                    worker.submit(key)
-                while key in worker.pending:
-                    self._store(*worker.receive())
+            with self._lost_where_it_ends(worker):
+                if key not in worker.owed:
+                    worker.ask(key)
+                while key in worker.owed:
+                    self._arrived(*worker.answer())
                 return
-            except WorkerExited:
-                self._drop(worker)
-            except BaseException:
-                # Out of time, or stopped.
-                if not worker.is_usable():
-                    self._drop(worker)
-                raise
-        self._store(key, self._preparer.prepare(key))
+        self._arrived(key, self._preparer.prepare(key))
 
     def _collect_arrived(self) -> None:
         for worker in list(self._workers):
-            try:
-                while worker.has_result():
-                    self._store(*worker.receive())
-            except WorkerExited:
-                self._drop(worker)
-            except BaseException:
-                if not worker.is_usable():
-                    self._drop(worker)
-                raise
+            with self._lost_where_it_ends(worker):
+                while worker.has_answer():
+                    self._arrived(*worker.answer())
+
+    @contextmanager
+    def _lost_where_it_ends(self, worker: PreparationWorker) -> Iterator[None]:
+        """A context that a worker's exit ends in silence, and after which one that cannot continue is not used."""
+        try:
+            yield
+        except WorkerExited:
+            self._lose(worker)
+        except BaseException:
+            # Out of time, or stopped.
+            if not worker.can_go_on():
+                self._lose(worker)
+            raise
 
     def _prefetch(self) -> None:
         """Keep the workers busy with what comes next, as far as there is a place for the results."""

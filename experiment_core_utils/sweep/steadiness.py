@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from experiment_core_utils.meters.nvml import THROTTLING
 from experiment_core_utils.primitives.statistics import highest_of, relative_half_width
@@ -12,7 +11,6 @@ from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.setting_result import Conditions, Order, Precision, SteadinessPart, WarmUpRuns
 from experiment_core_utils.records.settings import (
     ConditionsReading,
-    GpuReading,
     MeasuredSample,
     MeasuredSetting,
     MeasuringOrder,
@@ -80,42 +78,30 @@ def process_conditions(readings: Sequence[ConditionsReading]) -> Conditions:
     """One process's readings in one run, in order of time; each `open` begins a window of its own."""
     first = readings[0]
     spans = [(a, b) for a, b in pairwise(readings) if b.when != "open"]
+    gpus = [reading.gpu for reading in readings if reading.gpu is not None]
+    opened = [reading.gpu for reading in readings if reading.gpu is not None and reading.when == "open"]
+    gpu_spans = [(a.gpu, b.gpu) for a, b in spans if a.gpu is not None and b.gpu is not None]
+    reasons = {reading.gpu_reason for reading in readings} | {gpu.reason for gpu in gpus}
     return Conditions.model_construct(
         rank=first.rank,
         experiment_id=first.experiment_id,
         opened=first.wall_time,
         num_readings=len(readings),
         window_s=sum(b.monotonic_s - a.monotonic_s for a, b in spans),
-        **_gpu_fields(readings, [(a.gpu, b.gpu) for a, b in spans if a.gpu is not None and b.gpu is not None]),
-        foreign_cpu_share=_background_cpu_fraction(spans),
+        sm_clock_mhz=_ends([gpu.sm_clock_mhz for gpu in gpus]),
+        memory_clock_mhz=_ends([gpu.memory_clock_mhz for gpu in gpus]),
+        temperature_c_max=highest_of([gpu.temperature_c for gpu in gpus]),
+        power_w_max=highest_of([gpu.power_w for gpu in gpus]),
+        throttle_reasons=_union([gpu.throttle_reasons for gpu in gpus]),
+        power_throttled_s=_grown([(a.power_throttled_s, b.power_throttled_s) for a, b in gpu_spans]),
+        thermal_throttled_s=_grown([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in gpu_spans]),
+        utilisation_percent_at_open=highest_of([gpu.utilisation_percent for gpu in opened]),
+        foreign_gpu_processes_max=highest_of([gpu.foreign_processes for gpu in gpus]),
+        foreign_gpu_memory_bytes_max=highest_of([gpu.foreign_memory_bytes for gpu in gpus]),
+        gpu_reason="; ".join(sorted(reason for reason in reasons if reason is not None)) or None,
+        foreign_cpu_share=_foreign_cpu_fraction(spans),
         cpu_frequency_mhz=_ends([reading.cpu.frequency_mhz for reading in readings]),
     )
-
-
-def _gpu_fields(
-    readings: Sequence[ConditionsReading], spans: Sequence[tuple[GpuReading, GpuReading]]
-) -> dict[str, Any]:
-    """What the readings say of the GPU; None where none of them does.
-
-    Args:
-        spans: what is read of the GPU at the beginning and the end of each time between readings.
-    """
-    gpus = [reading.gpu for reading in readings if reading.gpu is not None]
-    opened = [reading.gpu for reading in readings if reading.gpu is not None and reading.when == "open"]
-    reasons = {reading.gpu_reason for reading in readings} | {gpu.reason for gpu in gpus}
-    return {
-        "sm_clock_mhz": _ends([gpu.sm_clock_mhz for gpu in gpus]),
-        "memory_clock_mhz": _ends([gpu.memory_clock_mhz for gpu in gpus]),
-        "temperature_c_max": highest_of([gpu.temperature_c for gpu in gpus]),
-        "power_w_max": highest_of([gpu.power_w for gpu in gpus]),
-        "throttle_reasons": _union([gpu.throttle_reasons for gpu in gpus]),
-        "power_throttled_s": _increase([(a.power_throttled_s, b.power_throttled_s) for a, b in spans]),
-        "thermal_throttled_s": _increase([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in spans]),
-        "utilisation_percent_at_open": highest_of([gpu.utilisation_percent for gpu in opened]),
-        "foreign_gpu_processes_max": highest_of([gpu.foreign_processes for gpu in gpus]),
-        "foreign_gpu_memory_bytes_max": highest_of([gpu.foreign_memory_bytes for gpu in gpus]),
-        "gpu_reason": "; ".join(sorted(reason for reason in reasons if reason is not None)) or None,
-    }
 
 
 def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
