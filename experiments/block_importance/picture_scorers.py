@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from tqdm import tqdm
 
-from experiment_core_utils.blocks.importance import Blocks, Measured, TaskValues
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -14,6 +13,7 @@ from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, Visio
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import get_metric
+from experiments.block_importance.importance import Blocks, Measured, TaskValues
 from experiments.reference_model.evaluation import answer_pictures, samples_of
 from experiments.reference_model.packing import make_slot
 

@@ -18,23 +18,6 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
-from experiment_core_utils.blocks.answers import AnswerScorer, DrawnTask, draw_task
-from experiment_core_utils.blocks.importance import (
-    Blocks,
-    BlockSetScorer,
-    Estimate,
-    against_first,
-    as_json,
-    chosen_by,
-    comparison_as_json,
-    estimate,
-    leave_one_out,
-    provenance_path,
-    save_scores,
-    save_sets,
-    select_block_sets,
-)
-from experiment_core_utils.blocks.proxies import activation_changes, gradient_importances
 from experiment_core_utils.c_prompt_processing import open_tasks
 from experiment_core_utils.config.block_choice import BlockChoice, read_importance
 from experiment_core_utils.config.command_line import OneLineParser
@@ -51,7 +34,24 @@ from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.sampling import create_sampled_dataset
+from experiments.block_importance.answers import AnswerScorer, DrawnTask, draw_task
+from experiments.block_importance.importance import (
+    Blocks,
+    BlockSetScorer,
+    Estimate,
+    against_first,
+    as_json,
+    chosen_by,
+    comparison_as_json,
+    estimate,
+    leave_one_out,
+    provenance_path,
+    save_scores,
+    save_sets,
+    select_block_sets,
+)
 from experiments.block_importance.picture_scorers import AnsweredPictureScorer, PackedPictureScorer
+from experiments.block_importance.proxies import activation_changes, gradient_importances
 
 METHODS = ("leave_one_out", "activation_change", "gradient")
 MEASURES = ("accuracy", "answer_loss")

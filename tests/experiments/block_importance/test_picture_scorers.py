@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.blocks.importance import passed_through
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
+from experiments.block_importance.importance import passed_through
 from experiments.block_importance.picture_scorers import PackedPictureScorer
 
 ONE = CropRange(1, 1)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.blocks.importance import provenance_path
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, read_block_sets, read_importance
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiments.block_importance.importance import provenance_path
 from experiments.block_importance.score_blocks import main
 
 

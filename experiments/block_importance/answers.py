@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from experiment_core_utils.blocks.importance import Blocks, Measured, TaskValues, passed_through
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
@@ -15,6 +14,7 @@ from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Task, answer_of
 from experiment_core_utils.tasks.registry import get_metric
+from experiments.block_importance.importance import Blocks, Measured, TaskValues, passed_through
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from experiment_core_utils.blocks.importance import (
+from experiment_core_utils.config.block_choice import read_block_sets, read_importance
+from experiments.block_importance.importance import (
     Blocks,
     Estimate,
     Measured,
@@ -23,7 +24,6 @@ from experiment_core_utils.blocks.importance import (
     save_scores,
     save_sets,
 )
-from experiment_core_utils.config.block_choice import read_block_sets, read_importance
 
 
 def measured(**tasks: tuple[Sequence[float], Sequence[str]]) -> Measured:

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.blocks.answers import AnswerScorer, DrawnTask, draw_task
-from experiment_core_utils.blocks.importance import leave_one_out
-from experiment_core_utils.blocks.proxies import activation_changes, expected_answer, gradient_importances
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, VisionTarget
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import get_metric, load_task
+from experiments.block_importance.answers import AnswerScorer, DrawnTask, draw_task
+from experiments.block_importance.importance import leave_one_out
+from experiments.block_importance.proxies import activation_changes, expected_answer, gradient_importances
 
 ONE_TILE = VisionTarget("tokens288", None, 288, CropRange(1, 1))
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from experiment_core_utils.blocks.importance import Blocks, select_block_sets
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.block_importance.importance import Blocks, select_block_sets
 
 
 def values(cost: dict[frozenset[int], float], total: int) -> Callable[[Sequence[Blocks]], list[float]]:

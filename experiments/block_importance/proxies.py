@@ -14,12 +14,12 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from experiment_core_utils.blocks.answers import DrawnTask
-from experiment_core_utils.blocks.importance import Measured, TaskValues, watched_blocks
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.tasks.interface import Sample
+from experiments.block_importance.answers import DrawnTask
+from experiments.block_importance.importance import Measured, TaskValues, watched_blocks
 
 Positions = Literal["all", "last"]
 OfSample = Callable[[DrawnTask, Sample, Mapping[str, Any]], list[float]]
