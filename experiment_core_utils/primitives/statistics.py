@@ -11,7 +11,7 @@ from scipy.special import betaincinv, stdtrit
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
-_DRAWS_AT_ONCE = 4_000_000
+DRAWS_AT_ONCE = 4_000_000
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,9 @@ def _drawn_means(sums: np.ndarray, counts: np.ndarray, end: float, weights: np.n
 
 def _weights(clusters: int, seed: int) -> Sequence[np.ndarray] | Iterator[np.ndarray]:
     """[R, G + 1] weights in parts; divided by their sum they are uniform over all that add up to 1."""
-    if clusters <= _DRAWS_AT_ONCE // RESAMPLES:
+    if clusters <= DRAWS_AT_ONCE // RESAMPLES:
         return (_few_weights(clusters, seed),)
-    generator, rows = np.random.default_rng(seed), max(_DRAWS_AT_ONCE // clusters, 1)
+    generator, rows = np.random.default_rng(seed), max(DRAWS_AT_ONCE // clusters, 1)
     sizes = [min(rows, RESAMPLES - begin) for begin in range(0, RESAMPLES, rows)]
     return (generator.exponential(size=(size, clusters + 1)) for size in sizes)
 
@@ -206,47 +206,6 @@ def relative_half_width(values: Sequence[float], clusters: Sequence[Hashable] | 
         return None
     variance = groups / (groups - 1) * float(((sums - mean * counts) ** 2).sum()) / n**2
     return float(stdtrit(groups - 1, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance) / abs(mean)
-
-
-def bootstrap_interval(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile interval of sum / count over clusters drawn with replacement, with a fixed seed."""
-    clusters = len(sums)
-    # All draws at once would take gigabytes for large runs; small ones ask for the same draws again and again.
-    all_picks = [_few_picks(clusters, seed)] if clusters <= _DRAWS_AT_ONCE // RESAMPLES else _picks(clusters, seed)
-    means = [sums[picks].sum(axis=1) / counts[picks].sum(axis=1) for picks in all_picks]
-    tail = 50 * (1 - CONFIDENCE)
-    low, high = np.percentile(np.concatenate(means), (tail, 100 - tail))
-    return float(low), float(high)
-
-
-def bootstrap_intervals(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> list[tuple[float, float]]:
-    """`bootstrap_interval` of each row of [K, G] sums and counts; all rows get the same draws."""
-    clusters = sums.shape[1]
-    if clusters > _DRAWS_AT_ONCE // RESAMPLES:
-        return [bootstrap_interval(*row, seed) for row in zip(sums, counts, strict=True)]
-    places = np.arange(RESAMPLES)[:, None] * clusters + _few_picks(clusters, seed)
-    drawn = np.bincount(places.ravel(), minlength=RESAMPLES * clusters).reshape(RESAMPLES, clusters).astype(np.float64)
-    tail, found = 50 * (1 - CONFIDENCE), []
-    for begin in range(0, len(sums), _DRAWS_AT_ONCE // RESAMPLES):
-        rows = slice(begin, begin + _DRAWS_AT_ONCE // RESAMPLES)
-        means = (sums[rows] @ drawn.T) / (counts[rows] @ drawn.T)
-        low, high = np.percentile(means, (tail, 100 - tail), axis=1, overwrite_input=True)
-        found += list(zip(low.tolist(), high.tolist(), strict=True))
-    return found
-
-
-@lru_cache(maxsize=1)
-def _few_picks(clusters: int, seed: int) -> np.ndarray:
-    (picks,) = _picks(clusters, seed)
-    return picks
-
-
-def _picks(clusters: int, seed: int) -> Iterator[np.ndarray]:
-    """[R, G] clusters drawn with replacement, in parts."""
-    generator = np.random.default_rng(seed)
-    rows = max(_DRAWS_AT_ONCE // clusters, 1)
-    for begin in range(0, RESAMPLES, rows):
-        yield generator.integers(0, clusters, size=(min(rows, RESAMPLES - begin), clusters))
 
 
 def rate(one: float, other: float) -> float | None:

@@ -1,10 +1,11 @@
 """Intervals from draws of whole clusters, and from held-out ratios."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
-from experiment_core_utils.primitives.statistics import CONFIDENCE
+from experiment_core_utils.primitives.statistics import CONFIDENCE, DRAWS_AT_ONCE, RESAMPLES
 
 _TAIL_PERCENT = 50 * (1 - CONFIDENCE)
 
@@ -44,6 +45,44 @@ def intervals(draws: np.ndarray) -> list[tuple[float, float]]:
         return [interval(column) for column in draws.T]
     low, high = np.percentile(draws, (_TAIL_PERCENT, 100 - _TAIL_PERCENT), axis=0)
     return list(zip(low.tolist(), high.tolist(), strict=True))
+
+
+def bootstrap_interval(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile interval of sum / count over clusters drawn with replacement, with a fixed seed."""
+    clusters = len(sums)
+    # All draws at once would take gigabytes for large runs; small ones ask for the same draws again and again.
+    all_picks = [_few_picks(clusters, seed)] if clusters <= DRAWS_AT_ONCE // RESAMPLES else _picks(clusters, seed)
+    means = [sums[picks].sum(axis=1) / counts[picks].sum(axis=1) for picks in all_picks]
+    return interval(np.concatenate(means))
+
+
+def bootstrap_intervals(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> list[tuple[float, float]]:
+    """`bootstrap_interval` of each row of [K, G] sums and counts; all rows get the same draws."""
+    clusters = sums.shape[1]
+    if clusters > DRAWS_AT_ONCE // RESAMPLES:
+        return [bootstrap_interval(*row, seed) for row in zip(sums, counts, strict=True)]
+    places = np.arange(RESAMPLES)[:, None] * clusters + _few_picks(clusters, seed)
+    drawn = np.bincount(places.ravel(), minlength=RESAMPLES * clusters).reshape(RESAMPLES, clusters).astype(np.float64)
+    found: list[tuple[float, float]] = []
+    for begin in range(0, len(sums), DRAWS_AT_ONCE // RESAMPLES):
+        rows = slice(begin, begin + DRAWS_AT_ONCE // RESAMPLES)
+        means = (sums[rows] @ drawn.T) / (counts[rows] @ drawn.T)
+        found += intervals(means.T)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _few_picks(clusters: int, seed: int) -> np.ndarray:
+    (picks,) = _picks(clusters, seed)
+    return picks
+
+
+def _picks(clusters: int, seed: int) -> Iterator[np.ndarray]:
+    """[R, G] clusters drawn with replacement, in parts."""
+    generator = np.random.default_rng(seed)
+    rows = max(DRAWS_AT_ONCE // clusters, 1)
+    for begin in range(0, RESAMPLES, rows):
+        yield generator.integers(0, clusters, size=(min(rows, RESAMPLES - begin), clusters))
 
 
 def conformal_ratios(ratios: np.ndarray, level: float) -> tuple[float, float]:

@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from experiment_core_utils.primitives.statistics import (
-    bootstrap_interval,
-    bootstrap_intervals,
     bounded_mean_interval,
     describe,
     highest_of,
@@ -152,10 +150,3 @@ def test_clustered_intervals_cover_the_true_mean() -> None:
         low, high = bounded_mean_interval(scores.tolist(), np.repeat(np.arange(60), 4).tolist()) or (1.0, 0.0)
         hits += low <= 0.5 <= high
     assert hits >= 274  # 95 % of 300 is 285, less three standard deviations of 3.8
-
-
-def test_intervals_of_many_rows_are_those_of_each() -> None:
-    source = np.random.default_rng(1)
-    sums, counts = source.uniform(1.0, 9.0, (3, 7)), source.uniform(1.0, 3.0, (3, 7))
-    each = [bootstrap_interval(*row) for row in zip(sums, counts, strict=True)]
-    assert np.array(bootstrap_intervals(sums, counts)) == pytest.approx(np.array(each), rel=1e-12)

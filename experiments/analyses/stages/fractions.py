@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from experiment_core_utils.models.interface import STAGES
-from experiment_core_utils.primitives.statistics import bootstrap_intervals
+from experiments.fitting.intervals import bootstrap_intervals
 
 Key = TypeVar("Key", bound=Hashable)
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from experiment_core_utils.primitives.statistics import bootstrap_interval, bounded_mean_interval, cluster_totals
+from experiment_core_utils.primitives.statistics import bounded_mean_interval, cluster_totals
 from experiments.controller.knob_choices import KnobChoice
+from experiments.fitting.intervals import bootstrap_interval
 from experiments.fitting.scores import mean_of
 
 

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from experiments.fitting.intervals import conformal_ratios, draw_counts, interval, intervals, resampled
+from experiments.fitting.intervals import (
+    bootstrap_interval,
+    bootstrap_intervals,
+    conformal_ratios,
+    draw_counts,
+    interval,
+    intervals,
+    resampled,
+)
 
 
 def test_a_draw_is_of_as_many_clusters_as_there_are() -> None:
@@ -40,3 +48,10 @@ def test_interval_ends_are_order_statistics() -> None:
     assert conformal_ratios(np.arange(1.0, 40.0)[::-1], 0.9) == (2.0, 38.0)
     assert conformal_ratios(np.array([1.5, 0.5]), 0.9) == (0.5, 1.5)
     assert conformal_ratios(np.array([]), 0.9) == (1.0, 1.0)
+
+
+def test_intervals_of_many_rows_are_those_of_each() -> None:
+    source = np.random.default_rng(1)
+    sums, counts = source.uniform(1.0, 9.0, (3, 7)), source.uniform(1.0, 3.0, (3, 7))
+    each = [bootstrap_interval(*row) for row in zip(sums, counts, strict=True)]
+    assert np.array(bootstrap_intervals(sums, counts)) == pytest.approx(np.array(each), rel=1e-12)
