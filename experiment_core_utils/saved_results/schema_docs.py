@@ -17,93 +17,28 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
+from pydantic import BaseModel
+
+from experiment_core_utils import l_results_csv_cleaning as csv
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, plain_type
 from experiment_core_utils.config.parts import Part
 from experiment_core_utils.config.profiling import ProfilingConfig, build_parser
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.l_results_csv_cleaning import (
-    CORRECT_ANSWER_COLUMNS,
-    ENERGY_COLUMNS,
-    IDENTITY_COLUMNS,
-    LATENCY_COLUMNS,
-    ORIGIN_COLUMNS,
-    RATE_COLUMNS,
-    SAMPLE_COLUMNS,
-    SCORING_COLUMNS,
-    SETTING_COLUMNS,
-    STAT_COLUMNS,
-    STEADINESS_COLUMNS,
-    UTILISATION_COLUMNS,
-    SampleColumn,
-    in_reading_order,
-)
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
-from experiment_core_utils.records.caveats import Caveat
-from experiment_core_utils.records.compute import ComputeUtilisation, GenerationFlops, MemoryParts
-from experiment_core_utils.records.energy import (
-    DeviceEnergy,
-    EnergyOrigin,
-    EnergyReading,
-    EnergyWindow,
-    IdlePower,
-    WindowFigure,
-)
+from experiment_core_utils.records import caveats, compute, energy, ledger, requests, setting_result, text
 from experiment_core_utils.records.journal import LINE_KINDS
-from experiment_core_utils.records.ledger import RunPlan
-from experiment_core_utils.records.requests import KnobProof
-from experiment_core_utils.records.setting_result import (
-    Conditions,
-    Drift,
-    Energy,
-    EnergyClosure,
-    EnergyIdle,
-    EnergySummary,
-    ExecutionStages,
-    FailedSample,
-    Hardware,
-    HardwareUtilisation,
-    Memory,
-    MemoryTimeline,
-    Model,
-    Precision,
-    Preparation,
-    ProcessLoad,
-    Provenance,
-    Record,
-    RunTimes,
-    SampleResult,
-    SettingResult,
-    StageFigure,
-    TaskDescription,
-    Variables,
-    WarmUpRuns,
-)
-from experiment_core_utils.records.text import (
-    AllocatedEnergy,
-    ComputeMetrics,
-    EnergyFigures,
-    EnergyMetrics,
-    GpuMemory,
-    InferenceMetrics,
-    InstrumentEnergy,
-    PooledEnergy,
-)
 
 PAGES = (REPOSITORY / "docs" / "results_schema.md", REPOSITORY / "docs" / "reference" / "command_line.md")
 # Objects of the provenance, whose keys are in its own table.
-DOTTED = (TaskDescription, ExecutionStages, Hardware, Model, Preparation, Variables)
+DOTTED = ("TaskDescription", "ExecutionStages", "Hardware", "Model", "Preparation", "Variables")
 RECORDS: dict[str, type] = {
-    record.__name__: record
-    for record in (
-        KnobProof, FailedSample, HardwareUtilisation, RunPlan, SettingResult, WarmUpRuns, Conditions, Drift, Precision,
-        Memory, ProcessLoad, MemoryTimeline, Energy, StageFigure, EnergySummary, EnergyClosure, EnergyIdle,
-        SampleResult, RunTimes, Provenance, Caveat, InferenceMetrics, AllocatedEnergy, ComputeMetrics, GenerationFlops,
-        GpuMemory, MemoryParts, ComputeUtilisation, EnergyFigures, InstrumentEnergy, EnergyMetrics, PooledEnergy,
-        EnergyWindow, EnergyReading, DeviceEnergy, IdlePower, WindowFigure, EnergyOrigin,
-    )
-}  # fmt: skip
+    name: each
+    for module in (caveats, compute, energy, ledger, requests, setting_result, text)
+    for name, each in vars(module).items()
+    if isinstance(each, type) and each.__module__ == module.__name__
+}
 _GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # The `#:` comment above a field, its name, and the comment beside it.
 _FIELD = re.compile(r"((?:^    #: .*\n)*)^    (\w+): .*?(?:  #: (.*))?$", re.MULTILINE)
@@ -137,11 +72,10 @@ def table_of(name: str) -> str:
         return _table(("column", "from"), settings_columns())
     if name == "samples_csv":
         return _table(
-            ("column", "kind", "from"), [(each.name, _KINDS[each.kind], _source(each)) for each in SAMPLE_COLUMNS]
+            ("column", "kind", "from"), [(each.name, _KINDS[each.kind], _source(each)) for each in csv.SAMPLE_COLUMNS]
         )
     if name not in RECORDS:
-        known = ", ".join(("flags", "text_config", "journal", "settings_csv", "samples_csv", *RECORDS))
-        raise ResultsError(f"the page asks for a table from {name!r}; there are {known}")
+        raise ResultsError(f"the page asks for a table from {name!r}, which is the name of no record; give a record's")
     return _table(("key", "meaning", "null when"), record_rows(RECORDS[name]))
 
 
@@ -163,14 +97,14 @@ def record_rows(record: type) -> list[tuple[str, str, str]]:
         if kind is not Any and may_be_null != bool(absent) and not (may_be_null and field in later):
             raise ResultsError(f"{record.__name__}.{field}: its type and its meaning differ on whether it may be None")
         rows.append((field, meaning.rstrip("."), absent.rstrip(".").removeprefix("if ") or "always there"))
-        inner = [each for each in (kind, *getattr(kind, "__args__", ())) if each in DOTTED]
+        inner = [each for each in (kind, *getattr(kind, "__args__", ())) if getattr(each, "__name__", None) in DOTTED]
         rows += [(f"{field}.{name}", what, when) for each in inner for name, what, when in record_rows(each)]
     return rows
 
 
 def _fields(record: type) -> dict[str, Any]:
-    """Field -> type, in order; a `Record` has those of its parts first, a TypedDict only its own."""
-    if issubclass(record, Record):
+    """Field -> type, in order; a model has those of its parts first, a TypedDict only its own."""
+    if issubclass(record, BaseModel):
         return {name: field.annotation for name, field in record.model_fields.items()}
     hints = get_type_hints(record)
     own = [name for _, name, _ in _FIELD.findall(inspect.getsource(record))] if is_typeddict(record) else hints
@@ -185,24 +119,24 @@ def settings_columns() -> list[tuple[str, str]]:
     }
     same = "the same key"
     found = {
-        **IDENTITY_COLUMNS,
-        **RATE_COLUMNS,
-        **ORIGIN_COLUMNS,
-        **{name: interval.get(name, same) for name in SETTING_COLUMNS},
-        **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in STAT_COLUMNS if name.startswith("T_")},
-        **{name: "`aggregate_stats`" for name in STAT_COLUMNS if not name.startswith("T_")},
-        **dict.fromkeys(SCORING_COLUMNS, same),
-        **dict.fromkeys(LATENCY_COLUMNS, f"{same}; in files from before it was there, `num_samples`"),
-        **dict.fromkeys(STEADINESS_COLUMNS, same),
-        **{name: f"`energy.summary.{key}`" for name, key in ENERGY_COLUMNS.items()},
+        **csv.IDENTITY_COLUMNS,
+        **csv.RATE_COLUMNS,
+        **csv.ORIGIN_COLUMNS,
+        **{name: interval.get(name, same) for name in csv.SETTING_COLUMNS},
+        **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in csv.STAT_COLUMNS if name.startswith("T_")},
+        **{name: "`aggregate_stats`" for name in csv.STAT_COLUMNS if not name.startswith("T_")},
+        **dict.fromkeys(csv.SCORING_COLUMNS, same),
+        **dict.fromkeys(csv.LATENCY_COLUMNS, f"{same}; in files from before it was there, `num_samples`"),
+        **dict.fromkeys(csv.STEADINESS_COLUMNS, same),
+        **{name: f"`energy.summary.{key}`" for name, key in csv.ENERGY_COLUMNS.items()},
         "energy_sample_j_mean": "`energy_j_mean` of `aggregate_stats`: apportioned, over samples",
-        **dict.fromkeys(UTILISATION_COLUMNS, "`hardware_utilisation`"),
-        **{name: f"`energy.summary.{key}`" for name, key in CORRECT_ANSWER_COLUMNS.items()},
+        **dict.fromkeys(csv.UTILISATION_COLUMNS, "`hardware_utilisation`"),
+        **{name: f"`energy.summary.{key}`" for name, key in csv.CORRECT_ANSWER_COLUMNS.items()},
     }
-    return [(name, found[name]) for name in in_reading_order(list(found))]
+    return [(name, found[name]) for name in csv.in_reading_order(list(found))]
 
 
-def _source(column: SampleColumn) -> str:
+def _source(column: csv.SampleColumn) -> str:
     if column.meaning:
         return column.meaning
     return "the top level" if column.source.startswith("(") else f"`{column.source}`"
