@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import available_memory_bytes
 from experiment_core_utils.primitives.errors import SampleError
@@ -207,30 +206,9 @@ def num_preparation_workers(device: torch.device, cores_of_process: int) -> int:
     return 0 if device.type == "cpu" else max(min(MAX_WORKERS, cores_of_process - 1), 0)
 
 
-def request_source_for(
-    config: ProfilingConfig,
-    task: Task,
-    model: StagedModel,
-    own_ids: Sequence[int],
-    device: torch.device,
-    processes_here: int,
-) -> "RequestSource":
-    """The source that a process of a run needs, with the memory that was requested or a quarter of what is free."""
-    budget_bytes = (
-        available_memory_bytes() / 4 / processes_here
-        if config.machine.request_cache_gb is None
-        else config.machine.request_cache_gb * BYTES_PER_GB
-    )
-    cores = len(os.sched_getaffinity(0)) // processes_here
-    return RequestSource(
-        task,
-        model,
-        own_ids,
-        int(budget_bytes),
-        num_preparation_workers(device, cores),
-        config.measuring.sample_timeout,
-        keep_pictures=len(config.knobs.vision_targets) > 1,
-    )
+def request_budget_bytes(cache_gb: float | None, processes_here: int) -> int:
+    """Memory for the requests of one process: what was requested, or its part of a quarter of what is free."""
+    return int(available_memory_bytes() / 4 / processes_here if cache_gb is None else cache_gb * BYTES_PER_GB)
 
 
 class SamplePreparer:

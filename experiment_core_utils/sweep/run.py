@@ -1,5 +1,6 @@
 """A knob run: each setting measured, merged, scored and saved before the next."""
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,7 +40,7 @@ from experiment_core_utils.sweep.front_search import SearchRules, random_order
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, split_by
 from experiment_core_utils.sweep.plan import RequestedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
 from experiment_core_utils.sweep.profiles import TorchProfiles
-from experiment_core_utils.sweep.requests import request_source_for
+from experiment_core_utils.sweep.requests import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.sweep.steadiness import conditions_caveats, discarded_caveats, steadiness_part
 from experiment_core_utils.tasks.interface import answer_of
 from experiment_core_utils.tasks.registry import get_metric
@@ -69,7 +70,15 @@ def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accele
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
     latency_ids = choose_latency_ids(requested.drawn.sample_ids, config.measuring.num_latency_samples, config.task.seed)
     taken = [each for part in split_by(latency_ids, context.own_ids) for each in part]
-    requests = request_source_for(config, task, model, taken, device, processes_here)
+    requests = RequestSource(
+        task,
+        model,
+        taken,
+        request_budget_bytes(config.machine.request_cache_gb, processes_here),
+        num_preparation_workers(device, len(os.sched_getaffinity(0)) // processes_here),
+        config.measuring.sample_timeout,
+        keep_pictures=len(config.knobs.vision_targets) > 1,
+    )
     return Bench(model, requests, max_new_tokens_of(config.task, task), get_metric(task.metric), latency_ids, engines)
 
 
