@@ -127,18 +127,14 @@ class DriftCheck:
     def __init__(
         self,
         folder: Path,
-        rank: int,
-        num_processes: int,
-        experiment_id: str,
+        context: RunContext,
         control: str,
         every: int,
         run_control: Callable[[], Totals],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder
-        self._rank = rank
-        self._num_processes = num_processes
-        self._experiment_id = experiment_id
+        self._context = context
         self._control = control
         self._every = every
         self._run_control = run_control
@@ -164,8 +160,8 @@ class DriftCheck:
             self._first = totals
         ratio = drift_ratio(self._first, totals) if self._first is not None else None
         reading = DriftReading(
-            experiment_id=self._experiment_id,
-            rank=self._rank,
+            experiment_id=self._context.experiment_id,
+            rank=self._context.rank,
             when=when,
             num_settings_before=self._num_measured,
             wall_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -176,7 +172,7 @@ class DriftCheck:
             ratio=ratio,
             reason=reason,
         )
-        path = drift_path(self._folder, self._rank)
+        path = drift_path(self._folder, self._context.rank)
         readings = (*read_drift(path), reading)
         content = {"schema_version": DRIFT_VERSION, "readings": [asdict(each) for each in readings]}
         write_json_atomically(content, path)
@@ -202,7 +198,7 @@ class DriftCheck:
                 after=None,
                 reason=NOT_CLOSED,
             )
-            for rank in range(self._num_processes)
+            for rank in range(self._context.num_processes)
         ]
 
 

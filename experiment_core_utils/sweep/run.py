@@ -158,9 +158,7 @@ class ProfilingRun:
     def _drift_check(self, control: KnobSetting) -> DriftCheck:
         return DriftCheck(
             self.config.machine.output_dir,
-            self.context.rank,
-            self.context.num_processes,
-            self.context.experiment_id,
+            self.context,
             control.key,
             self.config.measuring.drift_check_every,
             ControlRuns(self.config.measuring, self.context, self.bench, control),

@@ -24,6 +24,7 @@ from experiment_core_utils.sweep.drift import (
     read_drift,
     wait_for_last_readings,
 )
+from experiment_core_utils.sweep.measurer import RunContext
 from tests.hand_made_records import measured_sample, part, result_of
 
 WEIGHTS = caveat("random_weights")
@@ -53,7 +54,8 @@ def ledger(tmp_path: Path) -> Ledger:
 
 def check(folder: Path, script: Script, every: int = 2, rank: int = 0, run: str = "0007") -> DriftCheck:
     seconds = iter(range(100, 1000))
-    return DriftCheck(folder, rank, 1, run, "control", every, script, clock=lambda: float(next(seconds)))
+    context = RunContext(run, rank, {rank: ()}, Ledger(folder, "f00d", trackers=folder), folder, StopRequest())
+    return DriftCheck(folder, context, "control", every, script, clock=lambda: float(next(seconds)))
 
 
 def save(drift: DriftCheck, ledger: Ledger, folder: Path, key: str, run: str = "0007", is_old: bool = False) -> None:
