@@ -95,10 +95,10 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         due_keys = broadcast_from_main(
             lambda: due_and_tidy(folder, requested.order, ledger, is_search=is_search), accelerator
         )
-        due = settings_of(due_keys, asked.settings)
+        due = settings_of(due_keys, requested.settings)
         id_file = state_folder(folder) / ID_NAME
         experiment_id, failed = generate_unique_id(accelerator, id_file, RESULTS) if due else None, {}
-        plan = plan_of(asked, experiment_id, ledger, due, accelerator.num_processes)
+        plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes)
         broadcast_from_main(lambda: write_plan(plan, folder), accelerator)
         if experiment_id is not None:
             failed = measure_due(requested, due, accelerator, ledger, experiment_id, energy)

@@ -332,31 +332,31 @@ class RequestSource:
     def _await(self, key: RequestKey) -> None:
         """Bring the request here, from the worker that has it or will have it, else made in this process."""
         while (worker := self._worker_of(key)) is not None:
-            with self._lost_where_it_ends(worker):
-                if key not in worker.owed:
-                    worker.ask(key)
-                while key in worker.owed:
-                    self._arrived(*worker.answer())
+            with self._dropped_if_it_ends(worker):
+                if key not in worker.pending:
+                    worker.submit(key)
+                while key in worker.pending:
+                    self._store(*worker.receive())
                 return
-        self._arrived(key, self._preparer.prepare(key))
+        self._store(key, self._preparer.prepare(key))
 
     def _collect_arrived(self) -> None:
         for worker in list(self._workers):
-            with self._lost_where_it_ends(worker):
-                while worker.has_answer():
-                    self._arrived(*worker.answer())
+            with self._dropped_if_it_ends(worker):
+                while worker.has_result():
+                    self._store(*worker.receive())
 
     @contextmanager
-    def _lost_where_it_ends(self, worker: PreparationWorker) -> Iterator[None]:
-        """A context that a worker's exit ends in silence, and after which one that cannot continue is not used."""
+    def _dropped_if_it_ends(self, worker: PreparationWorker) -> Iterator[None]:
+        """A context in which a worker may exit; a worker that cannot continue is dropped."""
         try:
             yield
         except WorkerExited:
-            self._lose(worker)
+            self._drop(worker)
         except BaseException:
             # Out of time, or stopped.
-            if not worker.can_go_on():
-                self._lose(worker)
+            if not worker.is_usable():
+                self._drop(worker)
             raise
 
     def _prefetch(self) -> None:

@@ -206,7 +206,7 @@ class ProfilingRun:
         context = self.context
         shared = context.shared_setting(setting.key, context.shards)
         parts = collect_parts(shared, self.config.machine.worker_timeout, context.stop)
-        merged = merge_parts(parts, self.asked.drawn.sample_ids)
+        merged = merge_parts(parts, self.requested.drawn.sample_ids)
         if merged.failure is not None:
             # Its journals stay: tried again by a later run, it resumes after the samples that did run.
             self.ledger.mark_failed(setting.key, merged.failure)

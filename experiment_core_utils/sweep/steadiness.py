@@ -93,13 +93,13 @@ def process_conditions(readings: Sequence[ConditionsReading]) -> Conditions:
         temperature_c_max=highest_of([gpu.temperature_c for gpu in gpus]),
         power_w_max=highest_of([gpu.power_w for gpu in gpus]),
         throttle_reasons=_union([gpu.throttle_reasons for gpu in gpus]),
-        power_throttled_s=_grown([(a.power_throttled_s, b.power_throttled_s) for a, b in gpu_spans]),
-        thermal_throttled_s=_grown([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in gpu_spans]),
+        power_throttled_s=_increase([(a.power_throttled_s, b.power_throttled_s) for a, b in gpu_spans]),
+        thermal_throttled_s=_increase([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in gpu_spans]),
         utilisation_percent_at_open=highest_of([gpu.utilisation_percent for gpu in opened]),
         foreign_gpu_processes_max=highest_of([gpu.foreign_processes for gpu in gpus]),
         foreign_gpu_memory_bytes_max=highest_of([gpu.foreign_memory_bytes for gpu in gpus]),
         gpu_reason="; ".join(sorted(reason for reason in reasons if reason is not None)) or None,
-        foreign_cpu_share=_foreign_cpu_fraction(spans),
+        foreign_cpu_share=_background_cpu_fraction(spans),
         cpu_frequency_mhz=_ends([reading.cpu.frequency_mhz for reading in readings]),
     )
 

@@ -204,7 +204,7 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[ControllerCave
     evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
     caveats = [*caveats_of(grid, lookup), *notes]
     written = write(given, evaluation, grid, grid.caption, {
-        **shared_content(given, grid, lookup, calibration), "num_dropped": len(asked) - len(grid),
+        **shared_content(given, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
         "num_without_states": num_without_states, **_caveat_fields(caveats),
     }, further)  # fmt: skip
     return evaluation, _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)), written

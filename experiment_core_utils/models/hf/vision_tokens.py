@@ -77,7 +77,7 @@ class PixelBudget:
         upper one.
         """
         most = tokens_of_crops(crops.max_crops)
-        wished = tokens_of_crops(crops.min_crops)
+        tokens = tokens_of_crops(crops.min_crops)
         return next(
             (least, most) for least in range(tokens, 0, -1) if math.prod(self._grid(least, most, width, height)) <= most
         )

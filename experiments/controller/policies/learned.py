@@ -25,9 +25,8 @@ from experiments.controller.training.live_environment import request_of
 from experiments.controller.training.recorded_states import (
     STATES,
     RecordedStates,
-    lacking_caveats,
     load_states,
-    missing_states_lines,
+    missing_caveats,
     without_states,
 )
 from experiments.controller.training.replay_environment import has_states
@@ -141,7 +140,7 @@ def learned_replay(
         NOT_IN_A_REPLAY,
         *[
             each.model_copy(update={"advice": "no policy is evaluated on them"})
-            for each in lacking_caveats(lacking, len(grid))
+            for each in missing_caveats(missing, len(grid))
         ],
         *split_caveats(grid, states.splits),
         *replay_leaks(checkpoint, usable, known),

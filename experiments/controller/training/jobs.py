@@ -34,9 +34,8 @@ from experiments.controller.training.live_environment import LiveEnvironment, ch
 from experiments.controller.training.recorded_states import (
     STATES,
     RecordedStates,
-    lacking_caveats,
     load_states,
-    missing_states_lines,
+    missing_caveats,
     record_states,
     without_states,
 )
@@ -118,7 +117,7 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
         states, networks = _record(given, rest, plan, grid, train_part)
         states.save(path)
     left_out = without_states(states, grid.tasks, grid.sample_ids)
-    for found in [*lacking_caveats(left_out, len(grid)), *split_caveats(grid, states.splits)]:
+    for found in [*missing_caveats(left_out, len(grid)), *split_caveats(grid, states.splits)]:
         print(f"caveat: {found.sentence}", file=sys.stderr)
     environment = replay_environment(train_part, states)
     held_out = replay_environment(held_part, states)

@@ -187,14 +187,14 @@ def without_states(states: RecordedStates, tasks: Sequence[str], sample_ids: Seq
     }
 
 
-def lacking_caveats(lacking: Mapping[str, str], number: int) -> list[ControllerCaveat]:
+def missing_caveats(missing: Mapping[str, str], number: int) -> list[ControllerCaveat]:
     """The caveat of samples without states, with the most frequent reasons; none where all have some."""
-    if not lacking:
+    if not missing:
         return []
     reasons = Counter(missing.values()).most_common()
     known = "; ".join(f"{reason} ({count})" for reason, count in reasons[:REASONS_SHOWN])
     more = f"; and {len(reasons) - REASONS_SHOWN} other reasons" if len(reasons) > REASONS_SHOWN else ""
-    figures = {"num_without": len(lacking), "num_samples": number}
+    figures = {"num_without": len(missing), "num_samples": number}
     return [ControllerCaveat.of("without_states", **figures, reasons=f"{known}{more}")]
 
 

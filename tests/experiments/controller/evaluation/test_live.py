@@ -144,8 +144,8 @@ def test_networks_that_run_on_the_host_of_a_gpu_are_a_caveat(tiny_checkpoint: Pa
         ("no Triton", ["two_stage computed its networks on the host and not on the model's device: no Triton"]),
         (None, []),
     ):
-        odds = HostOdds(networks, job.model.host_embeddings, job.model.device, reason)
-        two_stage = TwoStageController(odds, space, job.model, job.blocks, 3)
+        logits = HostActionLogits(networks, job.model.host_embeddings, job.model.device, reason)
+        two_stage = TwoStageController(logits, space, job.model, job.blocks, 3)
         assert sentences(host_caveats([two_stage])) == output
         assert [
             each for each in sentences(live_caveats(job, checkpoint, [two_stage])) if "on the host" in each
