@@ -21,6 +21,10 @@ ACCURACY_MARGIN = 0.01
 DETECTED = 0.05
 # Settings whose answers are compared in pairs.
 _MOST_SETTINGS = 12
+NOTHING_RIGHT = (
+    "no conclusion: no answer was right at any setting; compare pred with answers in the CSV of samples (--metric "
+    "changes the scoring, of own data --prompt_template the prompt)"
+)
 FRONT_WORDS = {"established": "established", "within_noise": "within noise", "possible": "possible", "dominated": "-"}
 
 
@@ -36,8 +40,11 @@ def conclusion(analysis: TaskAnalysis, random_weights: bool) -> list[str]:
         reasons = [found.reason for found in analysis.fronts if not isinstance(found, FrontAnalysis)]
         return [f"no conclusion: {reasons[0]}"] if reasons else []
     lines = []
+    if not random_weights and not each.found.accuracy.any():
+        lines.append(NOTHING_RIGHT)
+    elif not random_weights and each.found.no_verdict is None:
+        lines.append(f"conclusion: {_fastest_near_best(each.found)}")
     if each.found.no_verdict is None:
-        lines = [] if random_weights else [f"conclusion: {_fastest_near_best(each.found)}"]
         changes = _knob_changes(analysis, random_weights)
         lines += [f"knobs: {'; '.join(changes)}"] if changes else []
     unknown = list(_not_shown(each.found, random_weights))

@@ -70,6 +70,13 @@ def test_random_weights_have_no_accuracy_in_any_line() -> None:
     ]
 
 
+def test_answers_of_which_none_is_right_name_no_setting() -> None:
+    found = analysed(four_settings(16, (0.0, 0.0, 0.0, 0.0), (100.0, 110.0, 200.0, 210.0)))
+    nothing, knobs, _ = conclusion(found, random_weights=False)
+    assert nothing.startswith("no conclusion: no answer was right at any setting; compare pred with answers")
+    assert knobs.startswith("knobs: vision low → high: +100 ms, accuracy +0.0 points (noise)")
+
+
 def test_settings_without_times_have_the_reason_alone() -> None:
     made = four_settings(16, (0.5, 0.5, 1.0, 1.0), (np.nan,) * 4)
     (line,) = conclusion(analysed(made), random_weights=False)
