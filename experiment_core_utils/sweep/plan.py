@@ -238,16 +238,18 @@ def agreed_fingerprint(
     """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
 
     The same wherever model and results lie. A change of code or of a machine's load is not seen; the provenance in each
-    file records the commit. A folder that was started when the model's path and times of change still counted keeps
-    that digest, the main process's, as long as they are the same.
+    file records the commit. A folder that was begun when paths of the model or of the data, and the model's times of
+    change, still counted keeps that digest, the main process's, as long as they are the same.
 
     Raises:
         WorkerLost: (in all of them) a process would measure something else than the main one.
     """
     parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
-    own = short_digest(repr((parts, model_digest(source.folder))))
-    former = short_digest(repr((parts, (str(source.folder.resolve()), weights_stamp(source.folder)))))
-    found = all_gather((own, former if _was_started_with(former, config.machine.output_dir) else own), accelerator)
+    by_place = fingerprint_parts(config, source, task, sample_ids, accelerator, data_by_place=True)
+    digest, stamp = model_digest(source.folder), (str(source.folder.resolve()), weights_stamp(source.folder))
+    own, *former = (short_digest(repr(each)) for each in ((parts, digest), (by_place, digest), (by_place, stamp)))
+    begun = _fingerprint_of_last(config.machine.output_dir)
+    found = all_gather((own, begun if begun in former else own), accelerator)
     others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
     if others:
         raise WorkerLost(
@@ -257,18 +259,33 @@ def agreed_fingerprint(
     return found[0][1]
 
 
-def _was_started_with(fingerprint: str, output_dir: Path) -> bool:
-    """Whether the last run in the folder has this fingerprint; what cannot be read as its plan is none of it."""
+def _fingerprint_of_last(output_dir: Path) -> str | None:
+    """Of the last run in the folder; None where nothing can be read as its plan."""
     try:
-        return read_plan(output_dir).fingerprint == fingerprint
+        return read_plan(output_dir).fingerprint
     except ResultsError:
-        return False
+        return None
 
 
 def fingerprint_parts(
-    config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
+    config: ProfilingConfig,
+    source: ModelSource,
+    task: Task,
+    sample_ids: Sequence[int],
+    accelerator: Accelerator,
+    *,
+    data_by_place: bool = False,
 ) -> tuple[object, ...]:
-    """What must be the same in all processes; of the weights the names and sizes."""
+    """What must be the same in all processes; of the weights, and of pictures that are files, the names and sizes.
+
+    Args:
+        data_by_place: whether data are known by their folder instead, as they were before.
+    """
+    of_task, data = dict(task.source), str(config.task.data_dir)
+    # A task of somebody's own may read anything in its folder.
+    if not data_by_place and (sizes_of := getattr(task, "picture_sizes", None)) is not None:
+        of_task.pop("path", None)
+        data = str(sorted(sizes_of(sample_ids).items()) or None)
     choice, threads = block_choice_of(config.knobs, config.model.random_weights, source.folder), environment_threads()
     return (
         source.revision,
@@ -278,7 +295,7 @@ def fingerprint_parts(
         config.task.dataset_revision,
         config.task.prompt_template,
         task.metric,
-        sorted(task.source.items()),
+        sorted(of_task.items()),
         fingerprint_of_ids(sample_ids),
         max_new_tokens_of(config.task, task),
         config.measuring.num_runs_per_sample,
@@ -293,7 +310,7 @@ def fingerprint_parts(
         config.model.attn_implementation,
         sorted((choice.scores or {}).items()),
         [(name, size) for name, size, _ in weights_stamp(source.folder)],
-        str(config.task.data_dir),
+        data,
         most_processes_per_device(accelerator),
         (config.measuring.profiler, config.measuring.use_profiler_on_all_samples),
         (config.search.pareto_margin, config.search.pareto_alpha) if config.search.pareto_search else None,

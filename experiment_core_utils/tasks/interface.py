@@ -31,7 +31,9 @@ class Sample:
 class Task(Protocol):
     """A split of a dataset: sized, indexable, made of `Sample`s.
 
-    A task may also have `prompt_form`: its `style` and its templates, `open` and `choice`, which a result keeps.
+    A task may also have `prompt_form`: its `style` and its templates, `open` and `choice`, which a result keeps. One
+    with `picture_sizes(sample_ids)`, the sizes in bytes of the samples' picture files by the paths in its rows, says
+    by that and by `source` without its `path` what its data are, wherever they lie.
     """
 
     name: str

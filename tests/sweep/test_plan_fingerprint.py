@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
+from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import open_task
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.models.common.checkpoint_files import model_digest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
@@ -73,6 +75,40 @@ def test_a_folder_that_was_started_by_place_and_time_resumes_with_them(tiny_chec
     assert fingerprint(tiny_checkpoint, tmp_path) != former
     write_plan(RunPlan(PLAN_VERSION, "0001", former, "reference_vqa", ("a",), ("a",), 2, 1, 0, 1000.0), tmp_path)
     assert fingerprint(tiny_checkpoint, tmp_path) == former
+
+
+def data_parts(output_dir: Path, data_dir: Path) -> tuple[tuple[object, ...], str]:
+    """The parts and the digest of two questions in a file about pictures in a folder."""
+    file = output_dir / "my.jsonl"
+    file.write_text("\n".join(f'{{"image": "{name}.png", "question": "Q?", "answer": "a"}}' for name in "ab"))
+    flags = ["--device", "cpu", "--data_file", str(file), "--data_dir", str(data_dir), "--output_dir", str(output_dir)]
+    config, accelerator = parse_config(flags), Accelerator(cpu=True)
+    source, task = find_model(config.model.model_path), open_task(config.task)
+    by_place = fingerprint_parts(config, source, task, [0, 1], accelerator, data_by_place=True)
+    return by_place, agreed_fingerprint(config, source, task, [0, 1], accelerator)
+
+
+def test_data_are_known_by_their_content_not_by_their_folder(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    Image.new("RGB", (8, 8)).save(first / "a.png")
+    own = data_parts(tmp_path, first)[1]
+    shutil.copytree(first, second)
+    (second / "unrelated.txt").write_text("not one of the pictures")
+    assert data_parts(tmp_path, second)[1] == own
+    Image.new("RGB", (80, 80)).save(second / "a.png")
+    assert data_parts(tmp_path, second)[1] != own
+
+
+def test_a_folder_that_was_begun_by_the_place_of_its_data_goes_on_with_it(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    by_place, own = data_parts(tmp_path, tmp_path)
+    assert str(tmp_path) in by_place
+    digest = model_digest(find_model(parse_config([]).model.model_path).folder)
+    former = hashlib.sha256(repr((by_place, digest)).encode()).hexdigest()[:16]
+    assert own != former
+    write_plan(RunPlan(PLAN_VERSION, "0001", former, "my", ("a",), ("a",), 2, 1, 0, 1000.0), tmp_path)
+    assert data_parts(tmp_path, tmp_path)[1] == former
 
 
 COMPILED = {"vision": "reference", "prefill": "reference", "decode": "cpu step"}

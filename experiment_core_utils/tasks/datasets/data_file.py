@@ -24,6 +24,7 @@ from experiment_core_utils.tasks.datasets.questions import (
     literal_list,
     picture_file,
     picture_of,
+    picture_sizes,
 )
 from experiment_core_utils.tasks.datasets.tables import Row
 from experiment_core_utils.tasks.interface import Sample
@@ -108,6 +109,17 @@ class DataFileTask:
             # Of its own class: a sample that is out of time says so.
             raise type(error)(f"{self._where[index]}: {error}") from error
         return question.sample(index, image, self.question_type(index))
+
+    def picture_sizes(self, sample_ids: Sequence[int]) -> Mapping[str, int]:
+        """See `Task`."""
+        folders = (self._folder,)
+        return picture_sizes(map(self._picture_at, sample_ids), folders, folders, exactly=True)
+
+    def _picture_at(self, index: int) -> Mapping[str, Any] | None:
+        try:
+            return _picture(self._file.image(index))
+        except SampleError:  # not counted: it is a failed sample where it is asked
+            return None
 
     def question_type(self, index: int) -> str:
         """See `Task`; a row that cannot be read or has no type is of type `all`."""

@@ -23,6 +23,7 @@ from experiment_core_utils.tasks.datasets.questions import (
     check_texts,
     fill,
     picture_of,
+    picture_sizes,
 )
 from experiment_core_utils.tasks.datasets.tables import (
     OfficialFile,
@@ -193,6 +194,19 @@ class PublishedTask(ABC):
             raise type(error)(f"{where}: {error}") from error
         named = replace(question_row, metadata={"question_id": question_row.question_id, **question_row.metadata})
         return named.sample(index, image, self.question_type(index))
+
+    def picture_sizes(self, sample_ids: Sequence[int]) -> Mapping[str, int]:
+        """See `Task`; the hub's layout has its pictures in the files that `source` lists with their sizes."""
+        if isinstance(self._table, HubTable):
+            return {}
+        pictures = (self._picture_at(self._places[index]) for index in sample_ids)
+        return picture_sizes(pictures, self._table.roots, self._folders)
+
+    def _picture_at(self, place: Place) -> Mapping[str, Any] | None:
+        try:
+            return self.ask(self._table.row(place.row), place).picture
+        except (SampleError, *ODD_ROW):  # not counted: it is a failed sample where it is asked
+            return None
 
     def question_type(self, index: int) -> str:
         """See `Task`; the first call reads the types of the whole split."""

@@ -3,7 +3,7 @@
 import ast
 import json
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,17 +138,47 @@ def picture_of(
     Raises:
         SampleError: the row has none, or one that cannot be read.
     """
-    if row.picture is None:
+    content = stored_picture(asked.picture, roots, folders, exactly=exactly)
+    return open_picture(content, asked.image_id if isinstance(content, bytes) else dict(asked.picture or {})["path"])
+
+
+def stored_picture(
+    picture: Mapping[str, Any] | None, roots: Sequence[Path], folders: Sequence[Path], *, exactly: bool = False
+) -> bytes | Path:
+    """What the hub's form of a picture holds: its bytes, or the file that has them; raises as `picture_of`."""
+    if picture is None:
         raise SampleError("the row has no picture")
-    if not isinstance(row.picture, Mapping):
-        raise SampleError(f"the picture is {type(row.picture).__name__}, not bytes with a path as on the hub")
-    content, path = row.picture.get("bytes"), row.picture.get("path")
+    if not isinstance(picture, Mapping):
+        raise SampleError(f"the picture is {type(picture).__name__}, not bytes with a path as on the hub")
+    content, path = picture.get("bytes"), picture.get("path")
     if isinstance(content, bytes):
-        return open_picture(content, row.image_id)
+        return content
     if content is not None:
         raise SampleError(f"the picture's bytes are {shown(repr(content))}, not bytes")
     if path is None:
         raise SampleError("the row has a picture without bytes and without a path")
     if not isinstance(path, str):
         raise SampleError(f"the picture's path is {shown(repr(path))}, not a text")
-    return open_picture(find_picture(path, roots, folders, exactly=exactly), path)
+    return find_picture(path, roots, folders, exactly=exactly)
+
+
+def picture_sizes(
+    pictures: Iterable[Mapping[str, Any] | None],
+    roots: Sequence[Path],
+    folders: Sequence[Path],
+    *,
+    exactly: bool = False,
+) -> dict[str, int]:
+    """The size in bytes of each picture that is a file, by the path that its row gives; those not there are left out.
+
+    They tell one collection of pictures from another wherever it lies, without reading any.
+    """
+    sizes = {}
+    for picture in pictures:
+        try:
+            found = stored_picture(picture, roots, folders, exactly=exactly)
+            if isinstance(found, Path):
+                sizes[str(dict(picture or {})["path"])] = found.stat().st_size
+        except (SampleError, OSError):  # not counted: it is a failed sample where it is asked
+            continue
+    return sizes

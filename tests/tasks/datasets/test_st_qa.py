@@ -46,9 +46,18 @@ def test_a_question(tmp_path: Path) -> None:
     assert task.prompt(sample) == " User: st_qa: What is 0? Assistant:"
 
 
+def test_pictures_that_are_files_are_known_by_their_sizes(tmp_path: Path) -> None:
+    task = SceneTextQA(data_dir=official(tmp_path, 1))
+    (picture,) = tmp_path.rglob("0.jpg")
+    assert task.picture_sizes([0]) == {"coco-text/0.jpg": picture.stat().st_size}
+    picture.unlink()
+    assert task.picture_sizes([0]) == {}
+
+
 def test_from_parquet(tmp_path: Path) -> None:
     row = {"question_id": 5, "question": "Where?", "image": stored(plain(GREEN), "a.jpg"), "answers": ["exit"]}
     task = SceneTextQA(data_dir=write_hub(tmp_path, "train", layouts.ST_VQA, [row]), cache_dir=tmp_path)
     assert (len(task), task[0].answers, task[0].image_id) == (1, ("exit",), "a")
+    assert task.picture_sizes([0]) == {}
     with pytest.raises(ConfigurationError, match="st_qa train has no samples"):
         SceneTextQA("train", data_dir=tmp_path, cache_dir=tmp_path)
