@@ -18,7 +18,7 @@ from experiment_core_utils.primitives.files import (
     write_text_atomically,
 )
 from experiment_core_utils.primitives.texts import short_digest
-from experiment_core_utils.records.result_files import field_fault, parsed_json, read_json
+from experiment_core_utils.records.result_files import field_fault, parsed_json, read_json, result_files_in
 from experiment_core_utils.records.setting_result import SCHEMA_VERSION, SettingResult
 from experiment_core_utils.records.settings import SettingFailure
 
@@ -31,6 +31,13 @@ class LedgerEntry:
     failure: SettingFailure | None
 
 
+def _contains(path: Path, text: str) -> bool:
+    try:
+        return text.encode() in path.read_bytes()
+    except OSError:
+        return False
+
+
 _ENTRIES = TypeAdapter(dict[str, LedgerEntry])
 # In the results folder: journals, ledgers, and the plan of the last run.
 PARTS_FOLDER = ".parts"
@@ -40,7 +47,8 @@ class Ledger:
     """The settings of one run (one output folder and one fingerprint), kept in the folder, which can so be moved.
 
     A setting is done when its result file is there and carries this run's fingerprint; deleting the file, or
-    overwriting it by another run, makes it due again.
+    overwriting it by another run, makes it due again. Result files of this fingerprint count also where the ledger
+    lacks them, such as in a copy without hidden folders.
 
     Args:
         trackers: where earlier versions kept ledgers, which are read where the folder has none; None: in the checkout
@@ -55,6 +63,9 @@ class Ledger:
         former = [TRACKERS, state_folder(self._output_dir)] if trackers is None else [trackers]
         places = (self.path, *(folder / name for folder in former))
         self._entries = self._read(next((path for path in places if path.exists()), self.path))
+        for name, (_, key) in result_files_in(self._output_dir).items():
+            if key not in self._entries and _contains(self._output_dir / name, fingerprint):
+                self._entries[key] = LedgerEntry(name, None)
 
     def result_path(self, key: str) -> Path | None:
         """The result file of a setting that is done, None where it is due."""
@@ -117,6 +128,13 @@ class Ledger:
     def mark_done(self, key: str, result_file: str) -> None:
         """Remember a setting whose file is written."""
         self._write(key, LedgerEntry(result_file, None))
+
+    def remove_others(self, result_file: str) -> None:
+        """Remove other result files of the file's task and setting: `crops` in their names is of other samples."""
+        names = result_files_in(self._output_dir)
+        for name, setting in names.items():
+            if name != result_file and setting == names[result_file]:
+                (self._output_dir / name).unlink()
 
     def mark_failed(self, key: str, failure: SettingFailure) -> None:
         """Remember a setting that could not be run."""

@@ -35,6 +35,8 @@ _LARGE_EXPONENT = re.compile(rb"0e\+?000+(?:[\s,\]}]|$)")
 # With an exponent of two digits, fewer stay below 1e300.
 _MANY_DIGITS = 200 * b"0"
 _TOO_DEEP = "it is nested more than 200 deep"
+# Task, vision target and decoder of a setting's file.
+_OF_SETTING = re.compile(r"(.+)_imgsize(.+?)(?:_crops[0-9]+)?_(topk(?:none|[0-9]+)_blocks[0-9]+)\.json")
 _OF_ONE_PROCESS = re.compile(rf"{LOCAL_ENERGY}_process_(0|[1-9][0-9]*)")
 
 
@@ -53,6 +55,15 @@ def raw_result_path(experiment_id: str, result_type: str, results_dir: Path) -> 
         known = ", ".join(f"{each}_process_RANK" if each == LOCAL_ENERGY else each for each in PRIORITIES)
         raise ConfigurationError(f"there is no result type {result_type!r}; known are {known}")
     return results_dir / "raw_results" / experiment_id / f"{experiment_id}_{PRIORITIES[kind]}_{result_type}.json"
+
+
+def result_files_in(folder: Path) -> dict[str, tuple[str, str]]:
+    """Name of each result file of a setting in the folder -> its task, as names have it, and its setting's key.
+
+    The mean number of crops in a name does not count: it is of the samples that were drawn.
+    """
+    found = ((path.name, _OF_SETTING.fullmatch(path.name)) for path in sorted(folder.glob("*_imgsize*.json")))
+    return {name: (match[1], f"{match[2]}_{match[3]}") for name, match in found if match and (folder / name).is_file()}
 
 
 def local_energy_type(rank: int) -> str:

@@ -225,6 +225,7 @@ class ProfilingRun:
         name = setting_file_name(self.requested.task.name, setting, merged.samples)
         save_setting_result(result, self.config.machine.output_dir / name)
         self.ledger.mark_done(setting.key, name)
+        self.ledger.remove_others(name)
         return name
 
     def _result(self, setting: KnobSetting, merged: MeasuredSetting) -> SettingResult:

@@ -75,6 +75,28 @@ def test_a_folder_that_is_moved_takes_its_ledger_along(output: Path) -> None:
     assert Ledger(moved, "f00d").result_path("a") == moved / "a.json"
 
 
+def test_result_files_of_this_run_count_without_a_ledger(output: Path) -> None:
+    names = ["signs_imgsizetier-low_crops2_topk8_blocks16", "signs_imgsizetokens1008_topknone_blocks4"]
+    for name in names:
+        (output / f"{name}.json").write_text(OWN)
+    (output / "signs_imgsizetier-high_crops11_topk8_blocks16.json").write_text('{"fingerprint": "beef"}')
+    found = ledger(output)
+    paths = [found.result_path(key) for key in ("tier-low_topk8_blocks16", "tokens1008_topknone_blocks4")]
+    assert paths == [output / f"{name}.json" for name in names]
+    assert found.result_path("tier-high_topk8_blocks16") is None
+    assert not found.path.exists()
+
+
+def test_a_setting_has_one_file_whatever_its_samples_are(output: Path) -> None:
+    """Of one task and one setting, of which `crops` in the name says nothing."""
+    names = ("a_imgsizetier-low_crops3_topk8_blocks16.json", "a_imgsizetier-low_crops2_topk8_blocks16.json")
+    others = ("b_imgsizetier-low_crops3_topk8_blocks16.json", "a_imgsizetier-low_crops3_topk8_blocks4.json")
+    for name in (*names, *others):
+        (output / name).write_text(OWN)
+    ledger(output).remove_others(names[1])
+    assert sorted(path.name for path in output.iterdir()) == sorted((names[1], *others))
+
+
 def test_a_ledger_of_an_earlier_version_is_read_and_left_as_it_is(output: Path) -> None:
     """It lay with the state of the project, named by the first 16 digits of a SHA-256 of folder and fingerprint."""
     (output / "a.json").write_text(OWN)
