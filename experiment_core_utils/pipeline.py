@@ -27,6 +27,7 @@ from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.records.settings import SettingFailure
+from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.saved_results.trackers import check_tracker, log_settings
 from experiment_core_utils.sweep.front import check_searchable, finished_search
 from experiment_core_utils.sweep.plan import (
@@ -104,8 +105,9 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
             failed = measure_due(requested, due, accelerator, ledger, experiment_id, energy)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), folder, None)
-        results = tuple(result for key in requested.keys if (result := ledger.result(key)) is not None)
-        csv_path = write_tables(results, requested.task.name, folder, config.machine.format) if results else None
+        results = tuple(result for key in asked.keys if (result := ledger.result(key)) is not None)
+        csv_path = write_tables(results, asked.task.name, folder, config.machine.format) if results else None
+        write_eval_results(results, asked.source.limits, asked.task, folder)
     if config.machine.tracker is not None and results:
         log_settings(results, config.machine.tracker, folder)
     return RunReport(

@@ -1,0 +1,65 @@
+"""The accuracy of the unmodified model in the form of the hub's `.eval_results` files, for a model's repository."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+from experiment_core_utils.l_results_csv_cleaning import setting_key
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.knobs import KnobLimits
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.tasks.interface import Task
+
+FOLDER = ".eval_results"
+# The tier that cuts pictures as finely as such models do by themselves.
+WHOLE_TIER = "high"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def write_eval_results(results: Sequence[SettingResult], limits: KnobLimits, task: Task, folder: Path) -> Path | None:
+    """Write `.eval_results/<task>.yaml` into the folder; returns its path.
+
+    None where there is nothing to say on the hub: no setting of all experts and blocks and the most vision tokens (the
+    model's own, or tier `high`), a task without a dataset there, random weights, or no accuracy.
+
+    Raises:
+        ResultsNotSaved: the disk does not take it.
+    """
+    hub = getattr(task, "hub", None)
+    found = next((each for each in results if _is_unmodified(each, limits)), None)
+    if hub is None or found is None or found.accuracy is None:
+        return None
+    made, revision = found.provenance, task.source.get("revision", "")
+    variables = made.experimental_variables
+    if variables is not None and variables.random_weights:
+        return None
+    entry = EvalResultEntry(
+        dataset_id=hub.id,
+        task_id=hub.config or "default",
+        value=round(found.accuracy, 6),
+        dataset_revision=revision if _COMMIT.fullmatch(revision) else None,
+        date=made.timestamp,
+        notes=_notes(found),
+    )
+    path = folder / FOLDER / f"{task.name}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    write_text_atomically(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False), path)
+    return path
+
+
+def _is_unmodified(result: SettingResult, limits: KnobLimits) -> bool:
+    is_whole = result.vision_tokens_target is None and result.tier in (None, WHOLE_TIER)
+    has_all = (result.top_k, result.num_active_blocks) == (limits.default_top_k, limits.num_total_blocks)
+    return is_whole and has_all
+
+
+def _notes(result: SettingResult) -> str:
+    """The metric with its scale, the samples and the setting."""
+    drawn, split = result.sampling or {}, result.provenance.task.split
+    samples = f"{result.num_samples} of {drawn.get('num_in_split', 'the')} samples of {split}"
+    how = "" if drawn.get("how", "all") == "all" else f" (by {drawn['how']}, seed {drawn['seed']})"
+    failed = f", {result.num_failed_samples} failed" if result.num_failed_samples else ""
+    return f"{result.metric}, 0 to {result.metric_best:g}; {samples}{how}{failed}; setting {setting_key(result)}"
