@@ -63,9 +63,12 @@ class Ledger:
         former = [TRACKERS, state_folder(self._output_dir)] if trackers is None else [trackers]
         places = (self.path, *(folder / name for folder in former))
         self._entries = self._read(next((path for path in places if path.exists()), self.path))
-        for name, (_, key) in result_files_in(self._output_dir).items():
-            if key not in self._entries and _contains(self._output_dir / name, fingerprint):
-                self._entries[key] = LedgerEntry(name, None)
+        self._unlisted = {
+            key: name
+            for name, (_, key) in result_files_in(self._output_dir).items()
+            if key not in self._entries and _contains(self._output_dir / name, fingerprint)
+        }
+        self._entries |= {key: LedgerEntry(name, None) for key, name in self._unlisted.items()}
 
     def result_path(self, key: str) -> Path | None:
         """The result file of a setting that is done, None where it is due."""
@@ -124,6 +127,11 @@ class Ledger:
     def _path_of(self, key: str) -> Path | None:
         entry = self._entries.get(key)
         return None if entry is None or entry.result_file is None else self._output_dir / entry.result_file
+
+    def list_found(self) -> None:
+        """Write down the result files that the ledger lacked."""
+        for key, name in self._unlisted.items():
+            self.mark_done(key, name)
 
     def mark_done(self, key: str, result_file: str) -> None:
         """Remember a setting whose file is written."""

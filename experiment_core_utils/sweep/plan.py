@@ -186,6 +186,7 @@ def due_and_tidy(folder: Path, order: MeasuringOrder, ledger: Ledger, *, is_sear
     A search is one piece of work: until it is finished all its settings are due, and their journals are kept.
     """
     remove_leftovers(folder)
+    ledger.list_found()
     fill_in_drift(folder, ledger, order.keys)
     is_saved = {key: ledger.result(key) is not None for key in order.keys}
     if is_search:

@@ -85,6 +85,11 @@ def test_result_files_of_this_run_count_without_a_ledger(output: Path) -> None:
     assert paths == [output / f"{name}.json" for name in names]
     assert found.result_path("tier-high_topk8_blocks16") is None
     assert not found.path.exists()
+    found.list_found()
+    assert sorted(json.loads(found.path.read_text())["settings"]) == [
+        "tier-low_topk8_blocks16",
+        "tokens1008_topknone_blocks4",
+    ]
 
 
 def test_a_setting_has_one_file_whatever_its_samples_are(output: Path) -> None:
