@@ -1,7 +1,7 @@
 """The results of a run's folder: settings and samples, checked to belong together, and tidy frames of both."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,12 @@ class StoredSetting:
     key: str
     path: Path
     result: SettingResult
+    sweep: str = ""  #: what sets its sweep apart, beside others; empty alone
+
+    @property
+    def name(self) -> str:
+        """The key, behind what sets its sweep apart."""
+        return f"{self.sweep} {self.key}".strip()
 
 
 @dataclass(frozen=True)
@@ -92,6 +98,7 @@ class Sweep:
 
     provenance: SweepProvenance
     settings: tuple[StoredSetting, ...]
+    label: str = ""  #: what sets it apart, beside others, such as `bfloat16` or `eager`; empty alone
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Cell], ...]:
@@ -115,7 +122,59 @@ def load_sweep(*results_dirs: Path) -> Sweep:
             to one sweep: another model, device or version, or one task measured in two ways.
     """
     folders = {folder.resolve(): folder for folder in results_dirs}.values()
-    settings = sorted((each for folder in folders for each in _stored(folder)), key=setting_order)
+    return _one_sweep([each for folder in folders for each in _stored(folder)])
+
+
+def load_sweeps(*results_dirs: Path) -> tuple[Sweep, ...]:
+    """The sweeps in several folders, side by side: folders that belong to one sweep are one, others have labels.
+
+    A label is what sets a sweep apart from the others: model, number format, execution or device; where these do not,
+    also the name of its (first) folder.
+
+    Raises:
+        ResultsError: as `load_sweep` for one of the folders.
+    """
+    found: list[tuple[Path, Sweep]] = []
+    for folder in {folder.resolve(): folder for folder in results_dirs}.values():
+        own = load_sweep(folder)
+        for at, (first, sweep) in enumerate(found):
+            try:
+                found[at] = first, _one_sweep([*sweep.settings, *own.settings])
+                break
+            except ResultsError:  # another sweep
+                continue
+        else:
+            found.append((folder, own))
+    if len(found) == 1:
+        return (found[0][1],)
+    labels = labels_of([sweep for _, sweep in found], [folder for folder, _ in found])
+    return tuple(
+        Sweep(sweep.provenance, tuple(replace(each, sweep=label) for each in sweep.settings), label)
+        for label, (_, sweep) in zip(labels, found, strict=True)
+    )
+
+
+def labels_of(sweeps: Sequence[Sweep], folders: Sequence[Path]) -> list[str]:
+    """What sets each sweep apart from the others, as of `load_sweeps`; `folders` are where they are from."""
+    named = [_set_apart_by(sweep) for sweep in sweeps]
+    differing = [at for at in range(len(named[0])) if len({each[at] for each in named}) > 1]
+    labels = [[each[at] for at in differing] for each in named]
+    if len(set(map(tuple, labels))) < len(labels):
+        are_distinct = len({folder.name for folder in folders}) == len(folders)
+        for label, folder in zip(labels, folders, strict=True):
+            label.append(folder.name if are_distinct else str(folder))
+    return list(map(", ".join, labels))
+
+
+def _set_apart_by(sweep: Sweep) -> tuple[str, str, str, str]:
+    shared, variables = sweep.provenance, sweep.settings[0].result.provenance.experimental_variables
+    quantised = getattr(variables, "quantization", None) or "none"
+    dtype = shared.dtype if quantised == "none" else f"{shared.dtype} {quantised}"
+    return Path(shared.model).name, dtype, shared.execution, shared.device
+
+
+def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:
+    settings = sorted(stored, key=setting_order)
     _check_no_twins(settings)
     _check_common(settings)
     _check_fingerprints(settings)
@@ -140,6 +199,16 @@ def settings_frame(sweep: Sweep) -> pd.DataFrame:
     frame = pd.concat([pd.DataFrame(names), stored, pd.DataFrame(further, columns=list(SETTING_END))], axis=1)
     whole = ("top_k", "num_active_blocks", "num_samples", "num_failed_samples", "num_total_blocks")
     return _typed(frame, _TEXT_OF_SETTINGS, whole)
+
+
+def joint_settings_frame(sweeps: Sequence[Sweep]) -> pd.DataFrame:
+    """`settings_frame` of all sweeps; of several, `sweep` is the label and stands first."""
+    frames = [settings_frame(sweep) for sweep in sweeps]
+    if len(sweeps) == 1:
+        return frames[0]
+    for sweep, frame in zip(sweeps, frames, strict=True):
+        frame.insert(0, "sweep", sweep.label)
+    return pd.concat(frames, ignore_index=True)
 
 
 def samples_frame(sweep: Sweep) -> pd.DataFrame:

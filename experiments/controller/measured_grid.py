@@ -117,7 +117,10 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     study = load_study(paths)
     if study.random_weights:
         raise ResultsError("these results are of random weights, so accuracy cannot be used; profile a trained model")
-    grids, sweep = study.grids, study.sweep
+    if len(study.sweeps) > 1:
+        labels = "; ".join(sweep.label for sweep in study.sweeps)
+        raise ResultsError(f"these are {len(study.sweeps)} sweeps ({labels}); give the folders of one")
+    grids, sweep = study.grids, study.sweeps[0] if study.sweeps else None
     choices, left_out = _shared_choices(grids)
     keys = [(grid.task, sample_id) for grid in grids for sample_id in grid.sample_ids]
     features = None if sweep is None else features_of(sweep)

@@ -37,7 +37,7 @@ def analyse(results_dir: Path, output_dir: Path) -> tuple[StageAnalysis, list[Pa
     if found is None:
         raise ResultsError(f"{results_dir} has no sample with times: all were answered in batches; measure some")
     steps.say(len(sweep.settings), "figures are drawn")
-    caption = caption_of(sweep.provenance, len(sweep.settings), len(found.generations))
+    caption = caption_of([sweep.provenance], len(sweep.settings), len(found.generations))
     charts = stage_charts(found, sweep.provenance.peak_flops_per_s)
     return found, AnalysisFiles(contents_of(sweep, found), tables_of(found), charts, caption).write(output_dir)
 

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_text_atomically(predictions_csv(samples, validation), output_dir / "e3_predictions.csv")
     drift = entries["control_drift"]
     charts = latency_charts(samples, validation, curve, studies, drift["mean_deviation"] if drift else None)
-    caption = caption_of(sweep.provenance, count, len(samples))
+    caption = caption_of([sweep.provenance], count, len(samples))
     own = ("e3_latency_estimator.json", "e3_validation.json", "e3_predictions.csv")
     written = [*(output_dir / name for name in own), *AnalysisFiles({}, {}, charts, caption).write(output_dir)]
     findings = [*prediction_sentences(found), *budget_sentences(found)]

@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         nargs="+",
         metavar="RESULTS_DIR",
-        help="--output_dir of a profiling run; several, or one of several tasks, are one sweep",
+        help="--output_dir of a profiling run; several are read as one sweep, or compared where they are not one",
     )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--output_dir", type=Path, metavar="DIR",

@@ -24,13 +24,15 @@ from experiments.analyses.files import MOST_DRAWN, MOST_SETTINGS
 from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import NOT_SPLIT, Effects, LevelMean, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, Status, on_front
-from experiments.analyses.knobs.grid import KNOB_NAMES, KNOBS, KnobPoint
+from experiments.analyses.knobs.grid import KNOB_NAMES, KNOBS, KnobPoint, levels_of
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 
-KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN}
+KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN, "sweep": PURPLE}
 VALUE_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
 FAINT = "#C4C4C4"
+# Of the fronts of several sweeps; apart from those of STATUS_MARKS.
+SWEEP_COLOURS = (ORANGE, GREEN, PURPLE, SKY)
 
 # By status; the later ones are drawn over the earlier.
 STATUS_MARKS: dict[Status, tuple[str, str, Symbol, int]] = {
@@ -69,9 +71,9 @@ def knob_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[Char
 
 
 def short_name(point: KnobPoint) -> str:
-    """A setting's name in pictures, such as `high k8 b16`."""
+    """A setting's name in pictures, such as `high k8 b16`, beside other sweeps `bfloat16 high k8 b16`."""
     experts = "" if point.top_k is None else f" k{point.top_k}"
-    return f"{point.vision}{experts} b{point.num_active_blocks}"
+    return f"{point.sweep} {point.vision}{experts} b{point.num_active_blocks}".strip()
 
 
 def _scale(found: Objectives) -> tuple[float, str]:
@@ -96,7 +98,7 @@ def _front_panel(each: FrontAnalysis) -> Panel:
     if len(drawn) > MOST_SETTINGS:
         drawn = [*(off[at] for at in thinned(len(off), MOST_DRAWN)), *(p for p in drawn if p.on_front)]
     labels = _labels(each)
-    marks: list[Mark] = [_steps(found, np.arange(len(found.points)), BLUE, None, 1.8, 0.55)]
+    marks: list[Mark] = [_steps(found, np.arange(len(found.points)), BLUE, None, 1.8, 0.55), *_sweep_steps(found)]
     for status, (name, colour, symbol, size) in STATUS_MARKS.items():
         own = [point for point in drawn if point.status == status]
         if own:
@@ -128,6 +130,18 @@ def _front_panel(each: FrontAnalysis) -> Panel:
         f"the cost. Bars are 95 % intervals.{thin}",
         height_px=430,
     )
+
+
+def _sweep_steps(found: Objectives) -> list[Line]:
+    """The front of each sweep alone, where there are several."""
+    labels = levels_of(found.points, "sweep")
+    if len(labels) < 2:
+        return []
+    members = [np.flatnonzero([point.value("sweep") == label for point in found.points]) for label in labels]
+    return [
+        _steps(found, own, SWEEP_COLOURS[at % len(SWEEP_COLOURS)], f"front of {labels[at]} alone", 1.5)
+        for at, own in enumerate(members)
+    ]
 
 
 def _labels(each: FrontAnalysis) -> dict[str, str]:
@@ -324,7 +338,9 @@ def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Pa
         if not own:
             continue
         places = [len(ticks) + at for at in range(len(own))]
-        ticks |= {place: str(mean.value) for place, mean in zip(places, own, strict=True)}
+        # Labels of sweeps are long: every second one is a line lower.
+        lower = "\n" if knob == "sweep" else ""
+        ticks |= {place: lower * (at % 2) + str(own[at].value) for at, place in enumerate(places)}
         low, high = ([mean.change_ci95[side] / divisor for mean in own] for side in (0, 1))
         texts = [_change_text(title, own[0], mean, divisor, unit) for mean in own]
         changes = [mean.change / divisor for mean in own]

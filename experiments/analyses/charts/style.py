@@ -1,6 +1,6 @@
 """The common look of all figures, and their files as PNG and SVG."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
@@ -106,11 +106,21 @@ def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
     return paths
 
 
-def caption_of(provenance: SweepProvenance, num_settings: int, num_samples: int) -> str:
-    """The line at a figure's foot: device, model, how it ran, how much data there is, and what weakens it."""
+def caption_of(shared: Sequence[SweepProvenance], num_settings: int, num_samples: int) -> str:
+    """The line at a figure's foot: device, model, how it ran, how much data there is, and what weakens it.
+
+    Args:
+        shared: of each sweep that the figure is about.
+    """
     counted = f"n = {num_samples} generations, {num_settings} settings"
-    weak = ["random weights"] if provenance.random_weights else []
-    return joined_caption([*setup_of(provenance), counted, tasks_named(provenance.tasks), *weak])
+    weak = ["random weights"] if any(each.random_weights for each in shared) else []
+    tasks = sorted({task for each in shared for task in each.tasks})
+    return joined_caption([*joint_setup(shared), counted, tasks_named(tasks), *weak])
+
+
+def joint_setup(shared: Iterable[SweepProvenance]) -> tuple[str, ...]:
+    """`setup_of` of several sweeps, with each part once."""
+    return tuple(" / ".join(dict.fromkeys(parts)) for parts in zip(*map(setup_of, shared), strict=True))
 
 
 def setup_of(provenance: SweepProvenance) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """How much of the spread of a figure over settings each knob and each interaction explains.
 
-The spread of S figures over the grid is split by least squares into main effects, two-way and three-way interactions. A
+The spread of S figures over the grid is split by least squares into main effects and interactions of all orders. A
 term's sum of squares is what it adds to the model of all terms that do not contain it (type II; R. Langsrud, "ANOVA for
 unbalanced data", Statistics and Computing 13 (2003)); on a full grid these are the classical ones and add up to the
 whole. On an incomplete grid they do not, since terms overlap there; `rest_share` says by how much.
@@ -32,7 +32,7 @@ NOT_SPLIT = "not split: more than"
 class Term:
     """A main effect or an interaction."""
 
-    knobs: tuple[str, ...]  #: one, two or three
+    knobs: tuple[str, ...]  #: one or more
     degrees: int  #: of freedom; 0 where the grid does not contain what would show it
     share: float | None  #: fraction of the sum of squares over settings; None for `degrees` 0
     #: percentile interval over draws; noise adds to every fraction, so that it may be above `share`
@@ -196,7 +196,7 @@ def _knob_means(
 ) -> list[LevelMean]:
     """Means in the order of the values: numbers by size, tiers as they first occur."""
     order = list(range(len(known)))
-    if knob != "vision":
+    if all(isinstance(value, int) for value in known):
         order.sort(key=lambda at: float(known[at]))
     values, over_draws = weights @ figures, draws @ weights.T
     first = order[0]

@@ -1,7 +1,7 @@
 """The grid of each task of a sweep: its settings by knob, and what every sample scored and cost at each."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,14 +10,15 @@ import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.records.setting_result import SampleResult
-from experiments.analyses.charts.style import caption_of, joined_caption, setup_of, tasks_named
+from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, read_table
 from experiments.analyses.stages.records import source_fields
-from experiments.analyses.sweeps import StoredSetting, Sweep, drift_ratios, load_sweep, vision_label
+from experiments.analyses.sweeps import StoredSetting, Sweep, drift_ratios, load_sweeps, vision_label
 
 NO_EXPERTS = "none"
 SamplesById = dict[int, SampleResult]
-KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks"}
+# Where settings of several sweeps are compared, the sweep (its model, precision, execution ...) is one more knob.
+KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks", "sweep": "sweep"}
 KNOBS = tuple(KNOB_NAMES)
 
 
@@ -25,10 +26,11 @@ KNOBS = tuple(KNOB_NAMES)
 class KnobPoint:
     """A setting: its key, and the value of each knob."""
 
-    key: str
+    key: str  #: behind the sweep's label where there are several
     vision: str  #: a tier, such as `1008 tokens`, or `own` where the number of vision tokens cannot be set
     top_k: int | None  #: None in a dense model, where it is not a knob
     num_active_blocks: int
+    sweep: str = ""  #: label of its sweep beside others; empty alone
 
     def value(self, knob: str) -> str | int:
         """Value of one of KNOBS."""
@@ -59,18 +61,24 @@ class TaskGrid:
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[str | int, ...]:
     """The values of a knob, smallest first: numbers by size, the vision knob in the order of the settings."""
     values = tuple(dict.fromkeys(point.value(knob) for point in points))
-    return values if knob == "vision" or NO_EXPERTS in values else tuple(sorted(values, key=float))
+    return tuple(sorted(values)) if all(isinstance(each, int) for each in values) else values
 
 
-def grids_of(sweep: Sweep) -> tuple[TaskGrid, ...]:
-    """The grid of each task of the sweep.
+def knobs_of(points: Iterable[KnobPoint]) -> tuple[str, ...]:
+    """The knobs of some settings: KNOBS, without `sweep` where they are of one."""
+    return KNOBS if any(point.sweep for point in points) else tuple(knob for knob in KNOBS if knob != "sweep")
+
+
+def grids_of(*sweeps: Sweep) -> tuple[TaskGrid, ...]:
+    """The grid of each task, with the settings of all sweeps.
 
     Raises:
-        ResultsError: settings of one task scored by two metrics, or a file without a key that this needs.
+        ResultsError: settings of one task scored by two metrics, samples of one id that are different questions, or a
+            file without a key that this needs.
     """
-    return tuple(
-        grid_of(task, [each for each in sweep.settings if each.task == task]) for task in sweep.provenance.tasks
-    )
+    settings = [each for sweep in sweeps for each in sweep.settings]
+    tasks = sorted({each.task for each in settings})
+    return tuple(grid_of(task, [each for each in settings if each.task == task]) for task in tasks)
 
 
 def request_flops(sample: SampleResult) -> float | None:
@@ -89,6 +97,7 @@ def request_flops(sample: SampleResult) -> float | None:
 def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     """The grid of one task's settings; raises as `grids_of`."""
     metric, best = _only_metric(task, settings)
+    _check_same_questions(task, settings)
     rows: list[SamplesById] = [
         {sample.sample_id: sample for sample in each.result.per_sample_results} for each in settings
     ]
@@ -121,6 +130,21 @@ def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, flo
     return only
 
 
+def _check_same_questions(task: str, settings: Sequence[StoredSetting]) -> None:
+    """Raises ResultsError where settings of two sweeps have different questions under one id."""
+    asked: dict[int, tuple[object, StoredSetting]] = {}
+    # All settings of a sweep have the same samples.
+    for setting in {each.sweep: each for each in settings}.values():
+        for sample in setting.result.per_sample_results:
+            question = sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
+            first, other = asked.setdefault(sample.sample_id, (question, setting))
+            if first != question:
+                raise ResultsError(
+                    f"sample {sample.sample_id} of {task} is another question in {setting.path.parent} than in "
+                    f"{other.path.parent}; give sweeps of the same data and split, or compare them by compare_runs.py"
+                )
+
+
 def largest_drift(settings: Sequence[StoredSetting]) -> float | None:
     """Largest change of the control setting's time around any of these, as a fraction; None where none was read."""
     return max((max(ratio, 1 / ratio) - 1 for ratio in drift_ratios(settings)), default=None)
@@ -133,7 +157,7 @@ def _picture(sample: SampleResult) -> str:
 
 def _point(setting: StoredSetting) -> KnobPoint:
     result = setting.result
-    return KnobPoint(setting.key, vision_label(result), result.top_k, result.num_active_blocks)
+    return KnobPoint(setting.name, vision_label(result), result.top_k, result.num_active_blocks, setting.sweep)
 
 
 def _matrix(
@@ -159,25 +183,31 @@ class Study:
     setup: tuple[str, ...]  #: device, model, how it ran: what such a line says of any part of it
     random_weights: bool  #: accuracy means nothing then
     grids: tuple[TaskGrid, ...]
-    sweep: Sweep | None  #: the results as they were read; None for a table
+    sweeps: tuple[Sweep, ...]  #: the results as they were read; none for a table
 
 
 def load_study(paths: Sequence[Path]) -> Study:
-    """Folders of runs, read as one sweep, or the one file that `collect_table.py` wrote.
+    """Folders of runs, of one sweep or several side by side, or the one file that `collect_table.py` wrote.
 
     Raises:
-        ResultsError: no results, broken ones, ones of different sweeps, or a table among other things.
+        ResultsError: no results, broken ones, folders that each contain several sweeps, sweeps of different samples, or
+            a table among other things.
     """
     if not any(path.is_file() for path in paths):
-        sweep = load_sweep(*paths)
-        caption = caption_of(sweep.provenance, len(sweep.settings), sweep.num_samples)
-        setup, is_random = setup_of(sweep.provenance), sweep.provenance.random_weights
-        return Study(source_fields(sweep), caption, setup, is_random, grids_of(sweep), sweep)
+        sweeps = load_sweeps(*paths)
+        source = source_fields(sweeps[0])
+        if len(sweeps) > 1:
+            source = {"sweeps": {sweep.label: source_fields(sweep) for sweep in sweeps}}
+        shared = [sweep.provenance for sweep in sweeps]
+        count = sum(len(sweep.settings) for sweep in sweeps)
+        caption = caption_of(shared, count, sum(sweep.num_samples for sweep in sweeps))
+        is_random = any(each.random_weights for each in shared)
+        return Study(source, caption, joint_setup(shared), is_random, grids_of(*sweeps), sweeps)
     if len(paths) > 1:
         raise ResultsError(f"{len(paths)} inputs, one of them a file: give folders of runs, or one table alone")
     table = read_table(paths[0])
     try:
-        return Study(_source(table), _caption(table), _setup(table), False, (grid_of_table(table),), None)
+        return Study(_source(table), _caption(table), _setup(table), False, (grid_of_table(table),), ())
     except (KeyError, TypeError) as error:
         raise ResultsError(f"{paths[0]} lacks {error} in its origin; collect the table again") from error
 

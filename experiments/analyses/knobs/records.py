@@ -13,7 +13,7 @@ from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
 from experiments.analyses.knobs.coupling import Coupling, FixedValue, SingleKnob
 from experiments.analyses.knobs.effects import Effects, is_beyond_noise
 from experiments.analyses.knobs.fronts import Front, TaskDifference
-from experiments.analyses.knobs.grid import KNOBS, TaskGrid, levels_of
+from experiments.analyses.knobs.grid import KNOBS, TaskGrid, knobs_of, levels_of
 from experiments.analyses.knobs.objectives import PERCENT, Cost, NoObjectives, Objectives
 from experiments.fitting.scores import mean_of
 from experiments.fitting.verdicts import TAIL, fewest_for
@@ -61,10 +61,17 @@ def present(analysis: TaskAnalysis) -> list[FrontAnalysis]:
     return [each for each in analysis.fronts if isinstance(each, FrontAnalysis)]
 
 
-def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[AnalysisCaveat]:
-    """Caveats that a reader has to know before the figures, from the data themselves."""
-    caveat = AnalysisCaveat.of
-    found = [caveat("no_drift_in_intervals"), *[caveat("random_weights")] * random_weights]
+def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool, few_samples: bool = True) -> list[str]:
+    """Caveats that a reader has to know before the figures, from the data themselves.
+
+    Args:
+        few_samples: whether to say of which samples a percentile is.
+    """
+    found = ["intervals cover the choice of samples, and not drift of the device between settings"]
+    if random_weights:
+        found.append("the weights are random: do not use accuracy or fronts; times and operations are valid")
+    if any(point.sweep for analysis in analyses for point in analysis.grid.points):
+        found.append("sweeps ran one after the other: a latency may differ between them because the machine did")
     for analysis in analyses:
         task, drift = analysis.grid.task, analysis.grid.drift
         found.append(
@@ -117,7 +124,7 @@ def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequ
                 "metric": each.grid.metric,
                 "metric_best": each.grid.best,
                 "num_settings": len(each.grid.points),
-                "knobs": {knob: list(levels_of(each.grid.points, knob)) for knob in KNOBS},
+                "knobs": {knob: list(levels_of(each.grid.points, knob)) for knob in knobs_of(each.grid.points)},
                 "settings": _setting_entries(each.grid),
                 "effects": {name: _effects_fields(effects) for name, effects in each.effects.items()},
             }
@@ -158,6 +165,7 @@ def coupling_content(shared: Shared, analyses: Sequence[TaskAnalysis]) -> dict[s
 
 def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
     """Rows of the CSV of fronts: one for each task, cost and setting."""
+    knobs = knobs_of(point for analysis in analyses for point in analysis.grid.points)
     return [
         {
             **_names(each),
@@ -178,7 +186,7 @@ def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
         }
         for analysis in analyses
         for each in present(analysis)
-        for cells in [{point.key: {knob: point.value(knob) for knob in KNOBS} for point in each.found.points}]
+        for cells in [{point.key: {knob: point.value(knob) for knob in knobs} for point in each.found.points}]
         for point in each.front.points
     ]
 

@@ -13,7 +13,14 @@ from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.latency.analysis import LatencyModel, analyse_latency
 from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages
-from experiments.analyses.sweeps import Sweep, load_sweep, runs_frame, samples_frame, settings_frame
+from experiments.analyses.sweeps import (
+    StoredSetting,
+    Sweep,
+    joint_settings_frame,
+    load_sweeps,
+    runs_frame,
+    samples_frame,
+)
 
 COSTS = (LATENCY_P95, LATENCY_MEAN, ENERGY, FLOPS)
 
@@ -26,35 +33,55 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Analyses:
-    """Analyses of one sweep; `settings` and `samples` are its frames."""
+class SweepAnalyses:
+    """E1 and E3 of one sweep."""
 
     sweep: Sweep
-    settings: pd.DataFrame
-    samples: pd.DataFrame
     stages: StageAnalysis | Missing
-    knobs: KnobAnalysis
     model: LatencyModel | Missing
+
+
+@dataclass(frozen=True)
+class Analyses:
+    """Analyses of sweeps side by side: E1 and E3 of each, E2 of all together, and the frame of all settings."""
+
+    sweeps: Sequence[SweepAnalyses]
+    settings: pd.DataFrame
+    knobs: KnobAnalysis
+
+    @property
+    def stored(self) -> list[StoredSetting]:
+        """The settings of all sweeps, in the order of the frame."""
+        return [each for own in self.sweeps for each in own.sweep.settings]
+
+    @property
+    def random_weights(self) -> bool:
+        """Whether a model's weights are random, so that accuracy means nothing."""
+        return any(own.sweep.provenance.random_weights for own in self.sweeps)
 
 
 def analyse(results_dirs: Sequence[Path]) -> Analyses:
     """Read the folders and compute all analyses; E3 takes most of the time.
 
     Raises:
-        ResultsError: no results, broken ones, or ones of different sweeps.
+        ResultsError: no results, broken ones, a folder of several sweeps, or sweeps of different samples.
     """
     steps = Steps()
-    sweep = load_sweep(*results_dirs)
-    count = len(sweep.settings)
-    steps.say(count, f"{count} settings are read; where the time goes (E1)")
+    sweeps = load_sweeps(*results_dirs)
+    count = sum(len(sweep.settings) for sweep in sweeps)
+    steps.say(count, f"{count} settings are read; what the knobs buy (E2)")
+    knobs = analyse_knobs(grids_of(*sweeps), COSTS)
+    steps.say(count, "where the time goes (E1), and how well latency is predicted (E3)")
+    own = [_analyse_sweep(sweep) for sweep in sweeps]
+    steps.say(count, "the page is written")
+    return Analyses(own, joint_settings_frame(sweeps), knobs)
+
+
+def _analyse_sweep(sweep: Sweep) -> SweepAnalyses:
     samples = samples_frame(sweep)
     stages = analyse_stages(sweep, samples) or Missing("no sample has times: all were answered in batches")
-    steps.say(count, "what the knobs buy (E2)")
-    knobs = analyse_knobs(grids_of(sweep), COSTS)
-    steps.say(count, "how well latency is predicted (E3)")
     try:
         model: LatencyModel | Missing = analyse_latency(samples, runs=runs_frame(sweep))
     except ResultsError as error:
         model = Missing(str(error))
-    steps.say(count, "the page is written")
-    return Analyses(sweep, settings_frame(sweep), samples, stages, knobs, model)
+    return SweepAnalyses(sweep, stages, model)

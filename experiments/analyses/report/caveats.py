@@ -21,8 +21,8 @@ OF_SINGLE_SETTINGS = {
 def report_caveats(found: Analyses) -> list[ReportCaveat]:
     """Caveats of the whole run first, then of single settings, then of the samples, then of the analyses."""
     return [
-        *_of_the_run(found.sweep.settings),
-        *_of_single_settings(found.sweep.settings),
+        *_of_the_run(found.stored),
+        *_of_single_settings(found.stored),
         *_of_samples(found),
         *_of_analyses(found),
     ]
@@ -35,7 +35,7 @@ def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
         texts = [found.sentence for found in provenance.caveat_records if found.kind not in OF_SINGLE_SETTINGS]
         # Files from before the records were there have sentences alone.
         for text in texts if provenance.caveat_records else provenance.caveats:
-            carried.setdefault(text, []).append(f"{each.task} {each.key}")
+            carried.setdefault(text, []).append(f"{each.task} {each.name}")
     for text, names in carried.items():
         sentence = f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
         is_of_all = len(names) == len(settings)
@@ -49,7 +49,7 @@ def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
 def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
     for kind, text in OF_SINGLE_SETTINGS.items():
         found = [
-            (f"{each.task} {each.key}", caveat.sentence)
+            (f"{each.task} {each.name}", caveat.sentence)
             for each in settings
             for caveat in each.result.provenance.caveat_records
             if caveat.kind == kind
@@ -102,14 +102,15 @@ def _percent(share: float) -> str:
 
 def _of_analyses(found: Analyses) -> Iterator[ReportCaveat]:
     # What random weights and few samples mean is said above.
-    for each in front_caveats(found.knobs.tasks, random_weights=False):
-        if each.kind != "few_for_percentile":
-            yield ReportCaveat(f"Fronts and effects: {each.sentence}.")
-    if not isinstance(found.model, Missing):
-        for text in found.model.estimator.fitted.caveats:
-            yield ReportCaveat(f"Estimator: {text}.")
-        if found.model.left_out is not None:
-            yield ReportCaveat(f"Estimator: {found.model.left_out.sentence}.")
+    for text in front_caveats(found.knobs.tasks, random_weights=False, few_samples=False):
+        yield ReportCaveat(f"Fronts and effects: {text}.")
+    for own in found.sweeps:
+        if isinstance(own.model, Missing):
+            continue
+        left_out = [] if own.model.left_out is None else [own.model.left_out]
+        for text in (*own.model.estimator.fitted.caveats, *left_out):
+            of = f" of {own.sweep.label}" if own.sweep.label else ""
+            yield ReportCaveat(f"Estimator{of}: {text}.")
 
 
 def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:

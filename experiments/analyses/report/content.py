@@ -1,17 +1,18 @@
 """The content of a report as records, from what was found in a sweep."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from experiments.analyses.charts.knob_charts import STATUS_MARKS
+from experiments.analyses.charts.style import joint_setup
 from experiments.analyses.knobs.records import present
 from experiments.analyses.report.analyses import Analyses
 from experiments.analyses.report.caveats import conditions_facts, report_caveats
 from experiments.analyses.report.findings import report_statements
-from experiments.analyses.report.parts import Column, Report, ReportTable, Value
+from experiments.analyses.report.parts import Column, Report, ReportTable, Section, Value
 from experiments.analyses.report.sections import estimator_section, knob_section, stage_section
 from experiments.analyses.sweeps import StoredSetting, Sweep
 
@@ -51,34 +52,49 @@ OPTIONAL = ("num_failed_samples", "energy_sample_j_mean", "energy_j_per_output_t
 
 def report_of(found: Analyses) -> Report:
     """The content of the page."""
-    sweep = found.sweep
-    shared = sweep.provenance
-    tasks = ", ".join(shared.tasks)
+    sweeps = [own.sweep for own in found.sweeps]
+    device, model, _ = joint_setup([sweep.provenance for sweep in sweeps])
+    tasks = ", ".join(each.grid.task for each in found.knobs.tasks)
+    generations = f"{len(found.stored)} settings, {sum(sweep.num_samples for sweep in sweeps)} generations of {tasks}"
+    labels = [f"{len(sweeps)} sweeps: {'; '.join(sweep.label for sweep in sweeps)}"] if len(sweeps) > 1 else []
     return Report(
-        title=f"{Path(shared.model).name} on {shared.device}",
-        subtitle=f"{len(sweep.settings)} settings, {sweep.num_samples} generations of {tasks}"
-        + (" · random weights" if shared.random_weights else ""),
+        title=f"{model} on {device}",
+        subtitle=" · ".join([*labels, generations, *(["random weights"] if found.random_weights else [])]),
         statements=report_statements(found),
         caveats=report_caveats(found),
         settings=settings_table(found),
         sections=(
-            stage_section(found.stages, shared.peak_flops_per_s, shared.peak_reason),
-            knob_section(found.knobs, shared.random_weights),
-            estimator_section(found.model),
+            *(_of_sweep(stage_section(own.stages, own.sweep.provenance), own.sweep, at)
+              for at, own in enumerate(found.sweeps)),
+            knob_section(found.knobs, found.random_weights),
+            *(_of_sweep(estimator_section(own.model), own.sweep, at) for at, own in enumerate(found.sweeps)),
         ),
-        facts=_facts(sweep),
-        commands=shared.commands,
+        facts=[fact for sweep in sweeps for fact in _facts(sweep)],
+        commands=[command for sweep in sweeps for command in sweep.provenance.commands],
+    )  # fmt: skip
+
+
+def _of_sweep(section: Section, sweep: Sweep, place: int) -> Section:
+    """A section about one of several sweeps: its title has the label, and names on the page are its own."""
+    if not sweep.label:
+        return section
+    return replace(
+        section,
+        name=f"{section.name}-{place + 1}",
+        title=f"{section.title}: {sweep.label}",
+        charts=[replace(chart, name=f"{chart.name}-{place + 1}") for chart in section.charts],
     )
 
 
 def settings_table(found: Analyses) -> ReportTable:
     """The table of settings: one row each in the sweep's order; columns without any value are left out."""
-    frame, random_weights = found.settings, found.sweep.provenance.random_weights
+    frame, has_sweeps = found.settings, "sweep" in found.settings
     is_known = {name: bool(frame[name].notna().any()) for name in OPTIONAL}
     is_known["num_failed_samples"] = bool(frame["num_failed_samples"].any())
     kept = [each for each in NUMBERS if is_known.get(each[2], True)]
-    places = {} if random_weights else _places(found)
+    places = {} if found.random_weights else _places(found)
     columns = [
+        *([Column("sweep", "what sets its sweep apart", is_number=False)] if has_sweeps else []),
         *([Column("task", "dataset", is_number=False)] if frame["task"].nunique() > 1 else []),
         Column("setting", "name of the setting, as in its file's", is_number=False),
         Column("vision", "tier of image crops or target of vision tokens; sorts by the tokens that were there", True),
@@ -88,11 +104,13 @@ def settings_table(found: Analyses) -> ReportTable:
     rows = []
     has_tasks = frame["task"].nunique() > 1
     for row in frame.to_dict("records"):
-        cells = [Value(row["task"], row["task"])] if has_tasks else []
+        cells = [Value(row["sweep"], row["sweep"])] if has_sweeps else []
+        cells += [Value(row["task"], row["task"])] if has_tasks else []
         cells += [Value(row["setting"], row["setting"]), _vision(row)]
         cells += [_number(row, column, factor, decimals) for _, _, column, factor, decimals in kept]
         if places:
-            cells.append(places.get((row["task"], row["setting"]), ABSENT))
+            name = f"{row.get('sweep', '')} {row['setting']}".strip()
+            cells.append(places.get((row["task"], name), ABSENT))
         rows.append(cells)
     return ReportTable(columns, rows)
 
@@ -117,7 +135,7 @@ def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -
 
 
 def _places(found: Analyses) -> dict[tuple[str, str], Value]:
-    """(task, setting) -> its place relative to the front of the first cost."""
+    """(task, name of the setting) -> its place relative to the front of the first cost."""
     order = list(STATUS_MARKS)
     return {
         (analysis.grid.task, point.key): Value(
@@ -135,6 +153,7 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
     stamps = sorted(stamp for each in settings if (stamp := each.result.provenance.timestamp) is not None)
     versions = ", ".join(f"{name} {version}" for name, version in shared.versions.items() if version is not None)
     return [
+        *([("sweep", sweep.label)] if sweep.label else []),
         ("model", shared.model),
         ("weights", "random" if shared.random_weights else "trained"),
         ("number format", f"{shared.dtype}, {shared.execution} execution"),

@@ -3,7 +3,7 @@
 What E2 calls noise, or has too few pictures to say, is no finding.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pandas as pd
 
@@ -14,31 +14,47 @@ from experiments.analyses.knobs.records import TaskAnalysis, present
 from experiments.analyses.latency.findings import budget_sentences, prediction_sentences
 from experiments.analyses.report.analyses import Analyses, Missing
 from experiments.analyses.stages.findings import decode_sentences, longest_stage
-from experiments.analyses.sweeps import StoredSetting
+from experiments.analyses.sweeps import StoredSetting, Sweep
 
 # Kinds of caveats that explain a long time by something else than the setting.
 DISTURBANCES = ("throttled", "foreign_load_cpu", "foreign_load_gpu")
 
 
 def report_statements(found: Analyses) -> list[str]:
-    """The statements of a report that the results allow: times, each task's knobs and accuracy, energy, prediction."""
-    stages, model, shared = found.stages, found.model, found.sweep.provenance
-    lines = [] if isinstance(stages, Missing) else [longest_stage(stages)]
-    for task in shared.tasks:
-        own = [] if isinstance(stages, Missing) else [*decode_sentences(stages, task)]
-        for analysis in (each for each in found.knobs.tasks if each.grid.task == task):
-            own = [*_extremes(analysis, _disturbed(found.sweep.settings, task)), *own]
-            own += change_sentences(analysis)
-            own += [] if shared.random_weights else front_sentences(analysis)
-        lines += [f"{task}: {each}" for each in own] if len(shared.tasks) > 1 else own
+    """The statements of a report that the results allow: times, each task's knobs and accuracy, energy, prediction.
+
+    Of several sweeps, those about one begin with its label.
+    """
+    timed = [(own.sweep, own.stages) for own in found.sweeps if not isinstance(own.stages, Missing)]
+    lines = [each for sweep, stages in timed for each in _about(sweep, [longest_stage(stages)])]
+    for analysis in found.knobs.tasks:
+        task = analysis.grid.task
+        own = [*_extremes(analysis, _disturbed(found.stored, task))]
+        own += [
+            each
+            for sweep, stages in timed
+            if task in sweep.provenance.tasks
+            for each in _about(sweep, decode_sentences(stages, task))
+        ]
+        own += change_sentences(analysis)
+        own += [] if found.random_weights else front_sentences(analysis)
+        lines += [f"{task}: {each}" for each in own] if len(found.knobs.tasks) > 1 else own
     lines += _energy(found.settings)
-    return lines if isinstance(model, Missing) else [*lines, *prediction_sentences(model), *budget_sentences(model)]
+    for each in found.sweeps:
+        if not isinstance(each.model, Missing):
+            lines += _about(each.sweep, [*prediction_sentences(each.model), *budget_sentences(each.model)])
+    return lines
+
+
+def _about(sweep: Sweep, sentences: Iterable[str]) -> list[str]:
+    """Sentences about one sweep, behind its label where there are several."""
+    return [f"{sweep.label}: {each}" if sweep.label else each for each in sentences]
 
 
 def _disturbed(settings: Sequence[StoredSetting], task: str) -> set[str]:
-    """Keys of the task's settings that were measured beside other load, or throttled."""
+    """Names of the task's settings that were measured beside other load, or throttled."""
     return {
-        each.key
+        each.name
         for each in settings
         for caveat in each.result.provenance.caveat_records
         if each.task == task and caveat.kind in DISTURBANCES
@@ -85,6 +101,10 @@ def _energy(frame: pd.DataFrame) -> Iterator[str]:
     low, high = by_energy.iloc[0], by_energy.iloc[-1]
     kinds = ", ".join(sorted({str(kind) for kind in known["energy_kind"].dropna()}))
     yield (
-        f"Energy ({kinds}): from {joules.min():.3g} J an output token ({low['task']} {low['setting']}) to "
-        f"{joules.max():.3g} J ({high['task']} {high['setting']})."
+        f"Energy ({kinds}): from {joules.min():.3g} J an output token ({_named(low)}) to "
+        f"{joules.max():.3g} J ({_named(high)})."
     )
+
+
+def _named(row: pd.Series) -> str:
+    return " ".join(str(row[name]) for name in ("task", "sweep", "setting") if name in row)

@@ -12,9 +12,10 @@ from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.report.analyses import COSTS, Missing
 from experiments.analyses.report.parts import Section
 from experiments.analyses.stages.analysis import StageAnalysis
+from experiments.analyses.sweeps import SweepProvenance
 
 
-def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None, peak_reason: str | None) -> Section:
+def stage_section(found: StageAnalysis | Missing, shared: SweepProvenance) -> Section:
     """The section about stages: parts of the decoder only where requests were profiled."""
     title = "Where the time goes (E1)"
     if isinstance(found, Missing):
@@ -22,15 +23,15 @@ def stage_section(found: StageAnalysis | Missing, peak_flops_per_s: float | None
     reasons = []
     if not found.points:
         reasons.append("No operations against time: there are no formulas for the architecture.")
-    elif peak_flops_per_s is None:
-        reasons.append(f"No utilisation (MFU): {peak_reason}.")
+    elif shared.peak_flops_per_s is None:
+        reasons.append(f"No utilisation (MFU): {shared.peak_reason}.")
     if not found.profiles and found.profiles_reason is not None:
         reasons.append(f"No attention, FFN, routing and experts: {found.profiles_reason}.")
     intro = (
         "A request runs through vision encoding, prefill and decode. Each answer also gives the stage times of "
         "every shorter answer, so no length is modelled."
     )
-    return Section("e1", title, intro, stage_charts(found, peak_flops_per_s), reasons)
+    return Section("e1", title, intro, stage_charts(found, shared.peak_flops_per_s), reasons)
 
 
 def knob_section(found: KnobAnalysis, random_weights: bool) -> Section:

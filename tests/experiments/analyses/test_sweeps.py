@@ -8,7 +8,14 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiments.analyses.sweeps import SETTING_END, load_sweep, samples_frame, settings_frame
+from experiments.analyses.sweeps import (
+    SETTING_END,
+    joint_settings_frame,
+    load_sweep,
+    load_sweeps,
+    samples_frame,
+    settings_frame,
+)
 from tests.experiments.hand_made_sweep import PROVENANCE, result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
 
@@ -105,3 +112,41 @@ def test_other_contents_are_refused_by_name(tmp_path: Path) -> None:
     path.write_text(json.dumps(result(setting()) | {"schema_version": 2}))
     with pytest.raises(ResultsError, match=f"{path.name} is not a result of schema 1"):
         load_sweep(tmp_path)
+
+
+def provenance_with(**model: Any) -> dict[str, Any]:
+    return {"model": PROVENANCE["model"] | model}
+
+
+def test_sweeps_side_by_side_are_named_by_what_differs(tmp_path: Path) -> None:
+    """Folders of one sweep stay one; what sets the others apart is their label."""
+    first = write(tmp_path / "a", result(setting("low")))
+    more = write(tmp_path / "b", result(setting("high")))
+    exact = write(tmp_path / "c", result(setting("low"), fingerprint="beef", **provenance_with(dtype="float32")))
+    (only,) = load_sweeps(first, more, first)
+    assert (only.label, len(only.settings), only.settings[0].name) == ("", 2, "tier-low_topk2_blocks3")
+    both = load_sweeps(first, exact, more)
+    assert [(each.label, len(each.settings)) for each in both] == [("bfloat16", 2), ("float32", 1)]
+    assert both[1].settings[0].name == "float32 tier-low_topk2_blocks3"
+    frame = joint_settings_frame(both)
+    assert frame["sweep"].tolist() == ["bfloat16", "bfloat16", "float32"]
+    assert frame["setting"].iloc[2] == "tier-low_topk2_blocks3"
+    assert "sweep" not in joint_settings_frame([only])
+
+
+def test_sweeps_that_nothing_sets_apart_have_their_folders_names(tmp_path: Path) -> None:
+    folders = [write(tmp_path / name, result(setting("low"))) for name in ("before", "after")]
+    assert [each.label for each in load_sweeps(*folders)] == ["before", "after"]
+    other = provenance_with(name="elsewhere/other", execution="graph")
+    folders.append(write(tmp_path / "other", result(setting("low"), **other)))
+    assert [each.label for each in load_sweeps(*folders)] == [
+        "tiny, eager, before", "tiny, eager, after", "other, graph, other",
+    ]  # fmt: skip
+    same = write(tmp_path / "x" / "before", result(setting("low")))
+    assert [each.label for each in load_sweeps(folders[0], same)] == [str(folders[0]), str(same)]
+
+
+def test_a_folder_that_mixes_sweeps_is_still_refused(tmp_path: Path) -> None:
+    mixed = write(tmp_path / "mixed", result(setting("low")), result(setting("high"), **provenance_with(name="other")))
+    with pytest.raises(ResultsError, match="are of two sweeps"):
+        load_sweeps(write(tmp_path / "one", result(setting("low"))), mixed)

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 import pytest
 
 from experiment_core_utils.records.caveats import caveat
-from experiments.analyses.charts.chart import thinned
+from experiments.analyses.charts.chart import Line, thinned
 from experiments.analyses.charts.latency_charts import errors_chart, guardrail_chart, predicted_chart
 from experiments.analyses.charts.plotly_charts import numbers, plotly_of
 from experiments.analyses.knobs.analysis import analyse_knobs
@@ -32,7 +32,7 @@ from experiments.analyses.report.parts import Report
 from experiments.core_exp.report import main
 from tests.experiments.analyses.latency.synthetic_samples import working_samples
 from tests.experiments.hand_made_grid import grid, point
-from tests.experiments.hand_made_sweep import result, setting, write
+from tests.experiments.hand_made_sweep import PROVENANCE, result, setting, write
 from tests.experiments.reported_sweep import HOSTILE, reported_folder
 from tests.hand_made_records import answered_sample, measured_sample
 
@@ -41,6 +41,40 @@ from tests.hand_made_records import answered_sample, measured_sample
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Top-k 2 with 2, 3 and 4 blocks, top-k 4 with 2 blocks: too few for a latency estimator."""
     return report_of(analyse([reported_folder(tmp_path_factory.mktemp("run"), num_settings=4)]))
+
+
+def test_sweeps_side_by_side_are_one_page_with_one_table(tmp_path: Path) -> None:
+    """E1 and E3 are of each sweep, the table and E2 of all."""
+    model = PROVENANCE["model"] | {"dtype": "float32"}
+    report = report_of(
+        analyse(
+            [
+                write(tmp_path / "one", *(result(setting(tier)) for tier in ("low", "high"))),
+                write(tmp_path / "two", result(setting("low"), fingerprint="beef", model=model)),
+            ]
+        )
+    )
+    assert report.subtitle.startswith("2 sweeps: bfloat16; float32 · 3 settings, 6 generations of signs")
+    assert [column.label for column in report.settings.columns[:2]] == ["sweep", "setting"]
+    assert [[value.text for value in row[:2]] for row in report.settings.rows] == [
+        ["bfloat16", "tier-low_topk2_blocks3"],
+        ["bfloat16", "tier-high_topk2_blocks3"],
+        ["float32", "tier-low_topk2_blocks3"],
+    ]
+    assert all(row[-1].text is not None for row in report.settings.rows)
+    assert [section.title for section in report.sections] == [
+        "Where the time goes (E1): bfloat16",
+        "Where the time goes (E1): float32",
+        "What the knobs buy (E2)",
+        "Predicting latency (E3): bfloat16",
+        "Predicting latency (E3): float32",
+    ]
+    num_panels = sum(len(chart.panels) for section in report.sections for chart in section.charts)
+    assert len(plots_of(report)) == num_panels
+    (front,) = [chart for chart in report.sections[2].charts if chart.name == "e2_front_latency_mean"]
+    names = [mark.name for mark in front.panels[0].marks if isinstance(mark, Line)]
+    assert names == [None, "front of bfloat16 alone", "front of float32 alone"]
+    assert "bfloat16: The stage that takes longest is vision in all of the 2 settings." in report.statements
 
 
 def plots_in(report: Report, section: str) -> dict[str, Any]:

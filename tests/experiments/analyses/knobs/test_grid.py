@@ -9,7 +9,7 @@ import pytest
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.records.setting_result import SampleResult
-from experiments.analyses.knobs.grid import grids_of, levels_of, load_study, request_flops
+from experiments.analyses.knobs.grid import grids_of, knobs_of, levels_of, load_study, request_flops
 from experiments.analyses.sweeps import load_sweep
 from tests.experiments.hand_made_grid import point
 from tests.experiments.hand_made_sweep import FLOPS, PROVENANCE, result, setting, write
@@ -87,3 +87,33 @@ def test_a_table_stands_alone_and_is_one(tmp_path: Path) -> None:
         load_study([other])
     with pytest.raises(ResultsError):
         load_study([tmp_path / "nowhere"])
+
+
+def test_the_sweep_is_one_more_knob(tmp_path: Path) -> None:
+    """Settings of both are in one grid, on the same samples."""
+    model = PROVENANCE["model"] | {"dtype": "float32"}
+    folders = [
+        write(tmp_path / "one", result(setting("low")), result(setting("high"))),
+        write(tmp_path / "two", result(setting("low"), fingerprint="beef", model=model)),
+    ]
+    found = load_study(folders)
+    (grid,) = found.grids
+    assert [each.key for each in grid.points] == [
+        "bfloat16 tier-low_topk2_blocks3", "bfloat16 tier-high_topk2_blocks3", "float32 tier-low_topk2_blocks3",
+    ]  # fmt: skip
+    assert levels_of(grid.points, "sweep") == ("bfloat16", "float32") and knobs_of(grid.points)[-1] == "sweep"
+    assert grid.sample_ids == (0, 1) and np.isfinite(grid.scores).all()
+    assert found.source["sweeps"]["float32"]["fingerprints"] == {"signs": "beef"}
+    assert "bfloat16, eager / float32, eager" in found.caption and "3 settings" in found.caption
+
+
+def test_one_sweep_is_no_knob(tmp_path: Path) -> None:
+    assert "sweep" not in knobs_of(load_study([write(tmp_path, result(setting()))]).grids[0].points)
+
+
+def test_sweeps_of_other_questions_are_refused(tmp_path: Path) -> None:
+    other = result(setting(), fingerprint="beef")
+    other["per_sample_results"][1]["metadata"]["question"] = "Another?"
+    folders = [write(tmp_path / "one", result(setting())), write(tmp_path / "two", other)]
+    with pytest.raises(ResultsError, match="sample 1 of signs is another question in .*two than in .*one; give sweeps"):
+        load_study(folders)
