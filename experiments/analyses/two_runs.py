@@ -54,6 +54,7 @@ class RunDifference:
     change: float  #: `other` / `one`; of accuracy `other` - `one`
     interval: tuple[float, float] | None  #: of `change`; None where there are too few pictures
     verdict: Verdict  #: `SAME` where the interval is within the margin; a direction where it does not hold "no change"
+    run: str = ""  #: label of the second run where there are several
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,15 @@ class _Side:
     pictures: np.ndarray
 
 
-def compare_runs(one: Sweep, other: Sweep, margin: float, accuracy_margin: float) -> list[RunDifference]:
+def compare_runs(
+    one: Sweep, other: Sweep, margin: float, accuracy_margin: float, num_others: int = 1
+) -> list[RunDifference]:
     """A line for each setting that both runs have, and each quantity that both measured.
 
     Args:
         margin: fraction by which latency and energy may change and be the same.
         accuracy_margin: the same of accuracy, as a part of the metric's best score.
+        num_others: runs that the first one is compared with, so that intervals hold for all together.
 
     Raises:
         ResultsError: no setting is in both, or a task is scored by two metrics.
@@ -83,6 +87,7 @@ def compare_runs(one: Sweep, other: Sweep, margin: float, accuracy_margin: float
         if len(metrics) > 1:
             raise ResultsError(f"{task} is scored by {' and by '.join(sorted(metrics))}; rescore one run")
     drift = drift_of(one, other)
+    tail = TAIL / num_others
     lines = []
     for quantity, read in READ.items():
         found = [(*place, _sides(sides[0][place], sides[1][place], read)) for place in shared]
@@ -91,7 +96,7 @@ def compare_runs(one: Sweep, other: Sweep, margin: float, accuracy_margin: float
             best = sides[0][task, key].metric_best
             lines.append(
                 _line(
-                    task, key, quantity, first, second, is_paired=is_paired, best=best, tail=TAIL / len(present),
+                    task, key, quantity, first, second, is_paired=is_paired, best=best, tail=tail / len(present),
                     drift=drift if "latency" in quantity else 0.0,
                     margin=accuracy_margin * best if quantity == "accuracy" else margin,
                 )

@@ -1,5 +1,5 @@
-"""Two runs, one verdict: latency, energy and accuracy of the same settings in two folders, of two commits, machines,
-precisions or models.
+"""Runs side by side: latency, energy and accuracy of the same settings in two folders or more, of other commits,
+machines, precisions or models, each against the first.
 
 python experiments/core_exp/compare_runs.py results/before results/after --fail_on_slower
 """
@@ -7,7 +7,7 @@ python experiments/core_exp/compare_runs.py results/before results/after --fail_
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -19,8 +19,10 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.units import check_within
 from experiment_core_utils.saved_results.rescoring import other_conditions
-from experiments.analyses.files import json_text
-from experiments.analyses.sweeps import load_sweep
+from experiments.analyses.charts.run_charts import runs_chart
+from experiments.analyses.charts.style import caption_of
+from experiments.analyses.files import AnalysisFiles, json_text
+from experiments.analyses.sweeps import labels_of, load_sweep
 from experiments.analyses.two_runs import RunDifference, compare_runs, drift_of, slower
 
 
@@ -28,12 +30,13 @@ def table(lines: Sequence[RunDifference]) -> str:
     """A row for each setting and quantity."""
     has_tasks = len({each.task for each in lines}) > 1
     rows = [
-        ({"task": each.task} if has_tasks else {})
+        ({"run": each.run} if each.run else {})
+        | ({"task": each.task} if has_tasks else {})
         | {
             "setting": each.setting,
             "quantity": each.quantity,
             "A": f"{each.one:.4g}",
-            "B": f"{each.other:.4g}",
+            "B" if not each.run else "run's": f"{each.other:.4g}",
             "change": f"{each.change:+.3f}" if each.quantity == "accuracy" else f"x {each.change:.3f}",
             "[95 % together]": "-" if each.interval is None else f"[{each.interval[0]:.3f}, {each.interval[1]:.3f}]",
             "n": f"{each.n[0]}" if each.is_paired else f"{each.n[0]} and {each.n[1]}",
@@ -47,30 +50,47 @@ def table(lines: Sequence[RunDifference]) -> str:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare. Exit code: 0 done, 1 the files do not allow it or, on request, a latency got longer, 2 a wrong flag."""
-    parser = OneLineParser(prog="compare_runs.py", description="Compare the settings that two runs share.")
+    parser = OneLineParser(prog="compare_runs.py", description="Compare the settings that runs share with the first.")
     parser.add_argument("run_a", type=Path, metavar="RUN_A", help="--output_dir of the first run")
-    parser.add_argument("run_b", type=Path, metavar="RUN_B", help="--output_dir of the second run")
+    parser.add_argument("others", type=Path, nargs="+", metavar="RUN_B",
+                        help="--output_dir of the second run, and of further ones")  # fmt: skip
     parser.add_argument("--margin", type=float, default=0.02, metavar="M",
                         help="change of latency and energy that is SAME (default: 0.02, which is 2 %%)")  # fmt: skip
     parser.add_argument("--accuracy_margin", type=float, default=0.01, metavar="M",
                         help="change of accuracy that is SAME, part of the best score (default: 0.01)")  # fmt: skip
     parser.add_argument("--fail_on_slower", action="store_true", help="exit code 1 where a latency is SLOWER")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the lines as JSON")
+    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="also write the lines and a picture into DIR")
     given: argparse.Namespace = parser.parse_args(argv)
     check_within("--margin", given.margin, 0, 1)
     check_within("--accuracy_margin", given.accuracy_margin, 0, 1)
-    runs = load_sweep(given.run_a), load_sweep(given.run_b)
-    lines = compare_runs(*runs, given.margin, given.accuracy_margin)
+    folders = [given.run_a, *given.others]
+    runs = [load_sweep(folder) for folder in folders]
+    labels = labels_of(runs, folders)
+    lines = [
+        replace(line, run=label if len(given.others) > 1 else "")
+        for label, run in zip(labels[1:], runs[1:], strict=True)
+        for line in compare_runs(runs[0], run, given.margin, given.accuracy_margin, len(given.others))
+    ]
     print(table(lines))
     counts = pd.Series([each.verdict for each in lines]).value_counts()
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    if (drift := drift_of(*runs)) > 0:
+    print(f"A: {labels[0]}" + (f", B: {labels[1]}" if len(runs) == 2 else ""))
+    if (drift := max(drift_of(runs[0], run) for run in runs[1:])) > 0:
         print(f"latency intervals are widened by the drift of the control settings, up to {drift:.0%}")
     for condition in other_conditions([each.result for run in runs for each in run.settings]):
         print(f"differs: {condition}")
+    content = {"schema_version": 1, "margin": given.margin, "accuracy_margin": given.accuracy_margin}
+    content |= {"runs": labels, "lines": [asdict(each) for each in lines]}
     if given.output is not None:
-        content = {"schema_version": 1, "margin": given.margin, "accuracy_margin": given.accuracy_margin}
-        write_text_atomically(json_text(content | {"lines": [asdict(each) for each in lines]}), given.output)
+        write_text_atomically(json_text(content), given.output)
+    if given.output_dir is not None:
+        shared = [run.provenance for run in runs]
+        num_settings, num_samples = sum(len(run.settings) for run in runs), sum(run.num_samples for run in runs)
+        named = [replace(each, run=each.run or labels[1]) for each in lines]
+        chart, caption = runs_chart(named, labels[0]), caption_of(shared, num_settings, num_samples)
+        for path in AnalysisFiles({"comparison": content}, {}, [chart], caption).write(given.output_dir):
+            print(path)
     return 1 if given.fail_on_slower and slower(lines) else 0
 
 

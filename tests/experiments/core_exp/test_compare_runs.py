@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiments.analyses.two_runs import mean_ratio, verdict_of
+from experiments.analyses.charts.chart import Dots, Rule
+from experiments.analyses.charts.run_charts import runs_chart
+from experiments.analyses.two_runs import RunDifference, mean_ratio, verdict_of
 from experiments.core_exp.compare_runs import main
 from tests.experiments.hand_made_sweep import result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
@@ -101,3 +103,35 @@ def test_runs_without_a_common_setting_are_refused(tmp_path: Path, capsys: pytes
     other = write(tmp_path / "b", result(setting(blocks=2), [measured_sample(0)]))
     assert main([str(one), str(other)]) == 1
     assert "no setting of one task in common" in capsys.readouterr().err
+
+
+def test_several_runs_are_compared_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [run_of(tmp_path / name, factor) for name, factor in (("a", 1.0), ("b", 1.1), ("c", 0.9))]
+    assert main([*map(str, runs), "--output_dir", str(tmp_path / "out")]) == 0
+    content = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    means = [each for each in content["lines"] if each["quantity"] == "mean latency"]
+    assert content["runs"] == ["a", "b", "c"]
+    assert [(each["run"], each["setting"], each["verdict"]) for each in means] == [
+        ("b", "tier-low_topk2_blocks3", "SLOWER"), ("b", "tier-low_topk4_blocks3", "SLOWER"),
+        ("c", "tier-low_topk2_blocks3", "FASTER"), ("c", "tier-low_topk4_blocks3", "FASTER"),
+    ]  # fmt: skip
+    # None of 20 changed; two settings of two runs are compared: (1 - p)^20 = 0.025 / 4.
+    accuracy = next(each for each in content["lines"] if each["quantity"] == "accuracy")
+    assert accuracy["interval"][1] == pytest.approx(1 - 0.00625**0.05)
+    printed = capsys.readouterr().out
+    assert "A: a" in printed and "run's" in printed and (tmp_path / "out" / "comparison.png").is_file()
+
+
+def test_the_chart_of_runs_has_a_panel_for_each_quantity_and_a_series_for_each_run() -> None:
+    lines = [
+        RunDifference("signs", "s", quantity, True, (20, 20), 1.0, 1.1, 1.1, None, "CANNOT TELL", run)
+        for run in ("b", "c")
+        for quantity in ("mean latency", "accuracy")
+    ]  # fmt: skip
+    latency, accuracy = runs_chart(lines, "a").panels
+    assert (latency.x.title, accuracy.x.title) == ("mean latency over that of a", "accuracy less that of a")
+    rule, *series = latency.marks
+    assert isinstance(rule, Rule) and rule.at == 1
+    assert [(each.name, list(each.y), each.x_intervals) for each in series if isinstance(each, Dots)] == [
+        ("b", [pytest.approx(-0.15)], [(1.1, 1.1)]), ("c", [pytest.approx(0.15)], [(1.1, 1.1)]),
+    ]  # fmt: skip
