@@ -35,7 +35,9 @@ def log_settings(results: Sequence[SettingResult], name: str, folder: Path) -> N
     run = {name: str(table[name].iloc[0]) for name in named}
     run |= {f"setting_{step}": str(key) for step, key in enumerate(table["setting"])}
     accelerator = Accelerator(log_with=name, project_dir=folder / FOLDER)
-    accelerator.init_trackers(PROJECT, config=run)
+    # It would write into the working directory.
+    own = {"wandb": {"dir": str(folder / FOLDER)}} if name == "wandb" else {}
+    accelerator.init_trackers(PROJECT, config=run, init_kwargs=own)
     numbers = table.select_dtypes("number")
     for step in range(len(table)):
         accelerator.log({str(name): float(value) for name, value in numbers.iloc[step].dropna().items()}, step=step)
