@@ -51,20 +51,32 @@ def run_command(main: Callable[[], int | None]) -> int:
 
 
 def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
-    """A command's `main` that ends in one line on standard error and an exit code where it is refused or stopped."""
+    """A command's `main` that ends in one line on standard error and an exit code where it is refused or stopped.
+
+    Of a launcher's processes, which all are stopped, the first one says so.
+    """
 
     @wraps(main)
     def reported(*arguments: Any) -> int:
         try:
             return main(*arguments) or 0
+        except Stopped as stopped:
+            _say_of_all(str(stopped))
+            return stopped.exit_code
         except ProfilerError as error:
-            print(error if isinstance(error, Stopped) else f"error: {error}", file=sys.stderr)
+            print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         except KeyboardInterrupt:
-            print("stopped; what is finished is saved: run the same command again to resume", file=sys.stderr)
+            _say_of_all("stopped; what is finished is saved: run the same command again to resume")
             return 130
 
     return reported
+
+
+def _say_of_all(line: str) -> None:
+    # As torchrun and accelerate number their processes.
+    if os.environ.get("RANK", "0") == "0":
+        print(line, file=sys.stderr)
 
 
 def _guarded(name: str) -> _MayClose | None:

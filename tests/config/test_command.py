@@ -1,10 +1,13 @@
-"""Output whose reader goes away, and output that the system refuses, each seen from outside."""
+"""Output whose reader goes away or that the system refuses, seen from outside, and the line of a stopped command."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from experiment_core_utils.config.command import reporting_errors
+from experiment_core_utils.primitives.errors import Stopped
 
 PROGRAM = """
 import sys
@@ -46,3 +49,20 @@ def test_output_that_is_refused_is_one_line_and_progress_is_not_missed(tmp_path:
     assert run.returncode == 1 and run.stderr.splitlines()[-1].startswith("error: standard output cannot be written")
     assert "Traceback" not in run.stderr and both.returncode == 0
     assert (tmp_path / "a").exists() and (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("error", [Stopped("stopped by SIGINT; go on"), KeyboardInterrupt()])
+def test_of_several_processes_the_first_says_that_they_are_stopped(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @reporting_errors
+    def main() -> int:
+        raise error
+
+    monkeypatch.delenv("RANK", raising=False)
+    assert main() == 130
+    assert capsys.readouterr().err.startswith("stopped")
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        assert main() == 130
+        assert capsys.readouterr().err.count("\n") == lines
