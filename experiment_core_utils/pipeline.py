@@ -105,9 +105,9 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
             failed = measure_due(requested, due, accelerator, ledger, experiment_id, energy)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), folder, None)
-        results = tuple(result for key in asked.keys if (result := ledger.result(key)) is not None)
-        csv_path = write_tables(results, asked.task.name, folder, config.machine.format) if results else None
-        write_eval_results(results, asked.source.limits, asked.task, folder)
+        results = tuple(result for key in requested.keys if (result := ledger.result(key)) is not None)
+        csv_path = write_tables(results, requested.task.name, folder, config.machine.format) if results else None
+        write_eval_results(results, requested.source.limits, requested.task, folder)
     if config.machine.tracker is not None and results:
         log_settings(results, config.machine.tracker, folder)
     return RunReport(

@@ -19,6 +19,10 @@ class AnalysisCaveat(Caveat):
             lambda found: "the weights are random: do not use accuracy or fronts",
             "times and operations are valid",
         ),
+        "sweeps_one_after_the_other": CaveatKind(
+            "note",
+            lambda found: "sweeps ran one after the other: a latency may differ between them because the machine did",
+        ),
         "drift_not_measured": CaveatKind(
             "warning", "{task}: drift was not measured and may be why a latency is lower".format_map
         ),

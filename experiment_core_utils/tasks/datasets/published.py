@@ -204,8 +204,8 @@ class PublishedTask(ABC):
 
     def _picture_at(self, place: Place) -> Mapping[str, Any] | None:
         try:
-            return self.ask(self._table.row(place.row), place).picture
-        except (SampleError, *ODD_ROW):  # not counted: it is a failed sample where it is asked
+            return self.question_of(self._table.row(place.row), place).picture
+        except (SampleError, *ODD_ROW):  # not counted: it is a failed sample when it is read
             return None
 
     def question_type(self, index: int) -> str:

@@ -138,8 +138,8 @@ def picture_of(
     Raises:
         SampleError: the row has none, or one that cannot be read.
     """
-    content = stored_picture(asked.picture, roots, folders, exactly=exactly)
-    return open_picture(content, asked.image_id if isinstance(content, bytes) else dict(asked.picture or {})["path"])
+    content = stored_picture(row.picture, roots, folders, exactly=exactly)
+    return open_picture(content, row.image_id if isinstance(content, bytes) else dict(row.picture or {})["path"])
 
 
 def stored_picture(

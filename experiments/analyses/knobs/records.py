@@ -61,17 +61,12 @@ def present(analysis: TaskAnalysis) -> list[FrontAnalysis]:
     return [each for each in analysis.fronts if isinstance(each, FrontAnalysis)]
 
 
-def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool, few_samples: bool = True) -> list[str]:
-    """Caveats that a reader has to know before the figures, from the data themselves.
-
-    Args:
-        few_samples: whether to say of which samples a percentile is.
-    """
-    found = ["intervals cover the choice of samples, and not drift of the device between settings"]
-    if random_weights:
-        found.append("the weights are random: do not use accuracy or fronts; times and operations are valid")
+def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[AnalysisCaveat]:
+    """Caveats that a reader has to know before the figures, from the data themselves."""
+    caveat = AnalysisCaveat.of
+    found = [caveat("no_drift_in_intervals"), *[caveat("random_weights")] * random_weights]
     if any(point.sweep for analysis in analyses for point in analysis.grid.points):
-        found.append("sweeps ran one after the other: a latency may differ between them because the machine did")
+        found.append(caveat("sweeps_one_after_the_other"))
     for analysis in analyses:
         task, drift = analysis.grid.task, analysis.grid.drift
         found.append(

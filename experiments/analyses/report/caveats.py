@@ -102,12 +102,13 @@ def _percent(share: float) -> str:
 
 def _of_analyses(found: Analyses) -> Iterator[ReportCaveat]:
     # What random weights and few samples mean is said above.
-    for text in front_caveats(found.knobs.tasks, random_weights=False, few_samples=False):
-        yield ReportCaveat(f"Fronts and effects: {text}.")
+    for each in front_caveats(found.knobs.tasks, random_weights=False):
+        if each.kind != "few_for_percentile":
+            yield ReportCaveat(f"Fronts and effects: {each.sentence}.")
     for own in found.sweeps:
         if isinstance(own.model, Missing):
             continue
-        left_out = [] if own.model.left_out is None else [own.model.left_out]
+        left_out = [] if own.model.left_out is None else [own.model.left_out.sentence]
         for text in (*own.model.estimator.fitted.caveats, *left_out):
             of = f" of {own.sweep.label}" if own.sweep.label else ""
             yield ReportCaveat(f"Estimator{of}: {text}.")
