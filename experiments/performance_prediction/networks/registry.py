@@ -11,6 +11,7 @@ from experiments.performance_prediction.networks.densenet import DenseNet121
 from experiments.performance_prediction.networks.googlenet import GoogLeNet
 from experiments.performance_prediction.networks.mobilenet_v2 import MobileNetV2
 from experiments.performance_prediction.networks.resnet import ResNet
+from experiments.performance_prediction.networks.sampled_layers import SampledLayers
 from experiments.performance_prediction.networks.unet import UNet
 from experiments.performance_prediction.networks.vgg_alexnet import AlexNet, Vgg16
 
@@ -33,13 +34,16 @@ MODELS: Mapping[str, CnnModel] = {
     "mobilenet_v2": CnnModel(MobileNetV2, 1),
     "unet": CnnModel(UNet, 16),
 }
+# Layers for training a predictor; `--model all` leaves them out, and no fold is judged on them.
+LAYER_SETS: Mapping[str, CnnModel] = {"sampled_layers": CnnModel(SampledLayers, 1)}
 
 
 def model_named(name: str) -> CnnModel:
-    """The network of this name; raises ConfigurationError for a name that is not in `MODELS`."""
-    if name not in MODELS:
-        raise ConfigurationError(f"no model {name!r}; there are: {', '.join(MODELS)}")
-    return MODELS[name]
+    """The network of this name; raises ConfigurationError for a name that is in neither mapping."""
+    known = {**MODELS, **LAYER_SETS}
+    if name not in known:
+        raise ConfigurationError(f"no model {name!r}; there are: {', '.join(known)}")
+    return known[name]
 
 
 def build_model(name: str, seed: int = 0) -> nn.Module:

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The data of the kernel predictor: sampled layers and eight networks with every algorithm, sizes one after another.
+# Usage: h200_layers.sh OUT   (SIZES and LAYER_SIZES change the inputs, PROFILE_FLAGS adds flags)
+# About 8 minutes on an H200. What was stopped goes on with the same command.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+# shellcheck source=scripts/find_python.sh
+. "$root/scripts/find_python.sh"
+out=${1:?error: a folder for the results is needed: h200_layers.sh OUT}
+read -ra sizes <<<"${SIZES:-224 448 320 272}"
+read -ra layer_sizes <<<"${LAYER_SIZES:-224 400}"
+read -ra flags <<<"${PROFILE_FLAGS:---device cuda}"
+profile=("$python" "$root/experiments/performance_prediction/run_profile.py" --on-unsupported fallback --warmup 3
+    --measure 5 --energy off --output-dir "$out" --algorithm all "${flags[@]}")
+code=0
+for place in "${!sizes[@]}"; do
+    if [ "$place" -lt "${#layer_sizes[@]}" ]; then
+        "${profile[@]}" --model sampled_layers --sizes "${layer_sizes[$place]}" || code=$?
+    fi
+    "${profile[@]}" --model all --sizes "${sizes[$place]}" || code=$?
+done
+exit "$code"
