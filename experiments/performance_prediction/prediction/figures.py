@@ -64,17 +64,17 @@ def save_figures(
 
 def size_figure(measured: Measurements, predictor: DevicePredictor) -> Figure:
     """A panel for each network: measured device times, hollow where layers fell back, on the predictor's curves."""
-    models = list(dict.fromkeys(each.model for each in measured.inferences))
+    models = list(dict.fromkeys(each.model for each in measured.networks))
     figure, panels = _panels(
         models,
         f"{predictor.device}  ·  points: measured (hollow: some layers fell back to guess), lines: fitted to them",
     )
-    sizes = sorted({each.input_size for each in measured.inferences})
+    sizes = sorted({each.input_size for each in measured.networks})
     grid = np.unique(np.linspace(sizes[0], sizes[-1], _CURVE_POINTS).round().astype(int))
     for axes, model in zip(panels, models, strict=False):
-        own = [each for each in measured.inferences if each.model == model]
-        for algorithm in [name for name in ALGORITHMS if any(each.requested == name for each in own)]:
-            its = sorted((each for each in own if each.requested == algorithm), key=lambda each: each.input_size)
+        own = [each for each in measured.networks if each.model == model]
+        for algorithm in [name for name in ALGORITHMS if any(each.asked == name for each in own)]:
+            its = sorted((each for each in own if each.asked == algorithm), key=lambda each: each.input_size)
             _draw_sizes(axes, its, algorithm)
             if algorithm in predictor.algorithms:
                 batch = its[0].batch_size
@@ -104,12 +104,12 @@ def _draw_sizes(axes: Axes, its: Sequence[MeasuredInference], algorithm: Algorit
 
 def breakdown_figure(measured: Measurements) -> Figure:
     """A panel for each network at the smallest size: a bar for each algorithm, divided by layer, and the rest."""
-    models = list(dict.fromkeys(each.model for each in measured.inferences))
-    size = min(each.input_size for each in measured.inferences)
-    device = measured.inferences[0].device
+    models = list(dict.fromkeys(each.model for each in measured.networks))
+    size = min(each.input_size for each in measured.networks)
+    device = measured.networks[0].device
     figure, panels = _panels(models, f"{device}  ·  {size} pixels, layers in the order of their calls")
     for axes, model in zip(panels, models, strict=False):
-        own = {each.requested: each for each in measured.inferences if (each.model, each.input_size) == (model, size)}
+        own = {each.asked: each for each in measured.networks if (each.model, each.input_size) == (model, size)}
         thin_s = _LEAST_FRACTION_WITH_EDGE * max((each.device_s for each in own.values()), default=0.0)
         for row, inference in enumerate(own.values()):
             _draw_bar(axes, row, inference, thin_s)

@@ -183,7 +183,9 @@ def fit(results: Sequence[Path], output: Path, held_out_sizes: Sequence[int], fi
 
 def _fit_device(measured: Measurements, held_out_sizes: Sequence[int], figures: Path | None) -> FittedDevice:
     predictor = fit_device(measured)
-    print(f"{predictor.device}: {len(measured.inferences)} inferences, {len(measured.energies)} with energy")
+    sets = len(measured.inferences) - len(measured.networks)
+    print(f"{predictor.device}: {len(measured.networks)} inferences, {len(measured.energies)} with energy"
+          + (f"; {sets} of sets of layers" if sets else ""))  # fmt: skip
     if predictor.energy_reason is not None:
         print(f"no energy: {predictor.energy_reason}")
     for line in agreement_lines(layer for each in measured.inferences for layer in each.layers):
@@ -201,9 +203,9 @@ def _fit_device(measured: Measurements, held_out_sizes: Sequence[int], figures: 
     if figures is not None:
         for path in save_figures(measured, predictor, results, figures):
             print(f"{path} drawn")
-    models = tuple(dict.fromkeys(each.model for each in measured.inferences))
+    models = tuple(dict.fromkeys(each.model for each in measured.networks))
     sizes, batches = (
-        tuple(sorted({getattr(each, name) for each in measured.inferences})) for name in ("input_size", "batch_size")
+        tuple(sorted({getattr(each, name) for each in measured.networks})) for name in ("input_size", "batch_size")
     )
     return FittedDevice(predictor, models, sizes, batches, tuple(rows))
 

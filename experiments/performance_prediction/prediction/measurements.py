@@ -4,6 +4,7 @@ Only sizes that were measured count. Where several tables have the same combinat
 first one, and its energy from each that has energy.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,12 @@ import numpy as np
 from experiment_core_utils.primitives.csv_tables import Cell, read_table_file
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape, Pair, algorithm_named
+from experiments.performance_prediction.networks.registry import LAYER_SETS
 from experiments.performance_prediction.profiling.tables import LAYER_COLUMNS, OVERALL_COLUMNS
 
 Row = Mapping[str, Cell]
+# How often a kernel ran, behind its name.
+_REPEATS = re.compile(r" x\d+(?= \+ |$)")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class MeasuredLayer:
     fell_back: bool  #: `guess` ran because the algorithm that was requested refused, for the reason `refusal`
     refusal: str | None
     latency_s: float  #: mean of the layer pass, bias included
+    #: names of the kernels in the order of their first start, without how often each ran; None where not known
+    kernels: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,11 @@ class Measurements:
     def devices(self) -> tuple[str, ...]:
         """The names of the devices in the order of their first occurrence."""
         return tuple(dict.fromkeys(each.device for each in self.inferences))
+
+    @property
+    def networks(self) -> tuple[MeasuredInference, ...]:
+        """The inferences of networks: those of sets of layers are for fitting layers alone."""
+        return tuple(each for each in self.inferences if each.model not in LAYER_SETS)
 
     def of_device(self, device: str) -> "Measurements":
         """The measurements of one device."""
@@ -164,6 +175,7 @@ def _layer(row: Row) -> MeasuredLayer:
         fell_back=row["fell_back"] is True,
         refusal=None if row["refusal"] is None else str(row["refusal"]),
         latency_s=_number(row["mean_ms"]) / 1e3,
+        kernels=None if row["kernel_names"] is None else _REPEATS.sub("", str(row["kernel_names"])),
     )
 
 

@@ -10,6 +10,7 @@ from experiments.performance_prediction.prediction.layer_latency import (
     LEAST_SHAPES,
     LayerLatency,
     PredictedLatency,
+    kernels_by_shape,
     seconds_by_shape,
 )
 from experiments.performance_prediction.prediction.measurements import Measurements
@@ -162,11 +163,13 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
     for algorithm in ALGORITHMS:
         seconds = seconds_by_shape(layers, algorithm)
         if len(seconds) >= LEAST_SHAPES:
-            latencies[algorithm] = LayerLatency(algorithm, multiprocessors, seconds)
+            kernels = kernels_by_shape(layers, algorithm)
+            latencies[algorithm] = LayerLatency(algorithm, multiprocessors, seconds, kernels)
     if not latencies:
         raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
-    requested = dict.fromkeys(each.requested for each in measured.inferences)
-    operations = [network_operations(each.model, each.input_size, each.batch_size) for each in measured.inferences]
+    requested = dict.fromkeys(each.asked for each in measured.inferences)
+    networks = measured.networks
+    operations = [network_operations(each.model, each.input_size, each.batch_size) for each in networks]
     energy, energy_reason = fit_energy(measured)
     return DevicePredictor(
         device=device,
@@ -174,8 +177,8 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
         precision=measured.inferences[0].precision,
         latencies=latencies,
         support={algorithm: SupportRules(algorithm, observed(layers, algorithm)) for algorithm in requested},
-        rest=fit_rest(measured.inferences, operations),
-        host=fit_host(measured.inferences, operations),
+        rest=fit_rest(networks, operations),
+        host=fit_host(networks, operations),
         energy=energy,
         energy_reason=energy_reason,
     )

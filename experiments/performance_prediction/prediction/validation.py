@@ -120,7 +120,7 @@ def folds(measured: Measurements, inner_sizes: Sequence[int] = ()) -> list[Fold]
     Raises:
         ConfigurationError: an inner size that was not measured.
     """
-    sizes = sorted({each.input_size for each in measured.inferences})
+    sizes = sorted({each.input_size for each in measured.networks})
     unknown = sorted(set(inner_sizes) - set(sizes))
     if unknown:
         raise ConfigurationError(
@@ -133,14 +133,14 @@ def folds(measured: Measurements, inner_sizes: Sequence[int] = ()) -> list[Fold]
         found.append(_fold(INNER_SIZES, measured, inner))
     if len(sizes) > _EVERY:
         found.append(_fold(END_SIZES, measured, [sizes[0], sizes[-1]]))
-    models = list(dict.fromkeys(each.model for each in measured.inferences))
+    models = list(dict.fromkeys(each.model for each in measured.networks))
     if len(models) > 1:
         found += [_fold(MODEL, measured, [model]) for model in models]
     return found
 
 
 def _fold(kind: str, measured: Measurements, left_out: Sequence[int | str]) -> Fold:
-    """Without some sizes, or without a model and the shapes of its layers."""
+    """Without some sizes, or without a model and the shapes of its layers; sets of layers are never predicted."""
 
     def is_left_out(each: MeasuredInference) -> bool:
         return (each.model if kind == MODEL else each.input_size) in left_out
@@ -152,6 +152,7 @@ def _fold(kind: str, measured: Measurements, left_out: Sequence[int | str]) -> F
         )
         for wanted in (False, True)
     )  # fmt: skip
+    test = Measurements(test.networks, test.energies)
     hidden = test.inferences if kind == MODEL else ()
     shapes = frozenset(layer.shape for each in hidden for layer in each.layers)
     return Fold(kind, ", ".join(map(str, left_out)), train, test, shapes)
