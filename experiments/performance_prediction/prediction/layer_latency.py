@@ -147,6 +147,9 @@ class LayerLatency:
         kernels: what ran, by shape; {} where it is not known, as on a CPU.
         hyperparameters: of the Gaussian process by kernel, `ANY_KERNEL` for all shapes; None to find them.
         interval: ends of the interval of 95 % in units of the process's spread of the logarithm; None to find them.
+
+    Attributes:
+        labels: of each measured shape, its kernel or `ANY_KERNEL`.
     """
 
     def __init__(
@@ -161,18 +164,20 @@ class LayerLatency:
         self.algorithm, self.multiprocessors, self.measured = algorithm, multiprocessors, dict(measured)
         self.kernels = {shape: name for shape, name in (kernels or {}).items() if shape in measured}
         counts = Counter(self.kernels.values())
-        labels = [self.kernels.get(shape, ANY_KERNEL) for shape in measured]
-        labels = [name if counts[name] >= LEAST_SHAPES else ANY_KERNEL for name in labels]
+        self.labels = [
+            name if name is not None and counts[name] >= LEAST_SHAPES else ANY_KERNEL
+            for name in map(self.kernels.get, measured)
+        ]
         known = hyperparameters or {}
         self._regressions: dict[str, _Regression] = {}
-        for name in dict.fromkeys(labels):
+        for name in dict.fromkeys(self.labels):
             own = {
                 shape: seconds
-                for label, (shape, seconds) in zip(labels, measured.items(), strict=True)
+                for label, (shape, seconds) in zip(self.labels, measured.items(), strict=True)
                 if name in (ANY_KERNEL, label)
             }
             self._regressions[name] = _Regression(algorithm, multiprocessors, own, known.get(name))
-        self._forest = self._classifier(labels) if len(self._regressions) > 1 else None
+        self._forest = self._classifier() if len(self._regressions) > 1 else None
         self.interval = interval or self._conformal_interval()
 
     @property
@@ -199,11 +204,11 @@ class LayerLatency:
         ends = zip(seconds, *(seconds * np.exp(end * spread) for end in self.interval), strict=True)
         return [PredictedLatency(float(middle), float(low), float(high)) for middle, low, high in ends]
 
-    def _classifier(self, labels: Sequence[str]) -> "ExtraTreesClassifier":
+    def _classifier(self) -> "ExtraTreesClassifier":
         from sklearn.ensemble import ExtraTreesClassifier
 
         forest = ExtraTreesClassifier(_TREES, random_state=0)
-        return forest.fit(self._features(list(self.measured)), labels)
+        return forest.fit(self._features(list(self.measured)), self.labels)
 
     def _probabilities(self, shapes: Sequence[ConvShape]) -> np.ndarray:
         """[N, kernels], in the order of the regressions."""

@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.fitting.regression import relative_nonnegative
 from experiments.fitting.scores import PredictionScore, score
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName, ConvShape
-from experiments.performance_prediction.prediction.layer_latency import seconds_by_shape
+from experiments.performance_prediction.prediction.layer_latency import ANY_KERNEL, LayerLatency
 from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
 from experiments.performance_prediction.prediction.network_predictor import (
     DevicePredictor,
@@ -62,31 +62,37 @@ class LinearLatency:
 
 
 class ForestLatency:
-    """A random forest for each algorithm over the features of a layer, fitted to logarithms: nn-Meter's method for a
-    kernel (L. Zhang et al., "nn-Meter", MobiSys 2021).
+    """Random forests over the features of a layer, fitted to logarithms: one for each algorithm, or, nn-Meter's method
+    (L. Zhang et al., "nn-Meter", MobiSys 2021), one for each kernel that `latencies` predict to run.
     """
 
-    def __init__(
-        self, measured: Mapping[AlgorithmName, Mapping[ConvShape, float]], multiprocessors: int, trees: int = 50
-    ) -> None:
+    def __init__(self, latencies: Mapping[AlgorithmName, LayerLatency], by_kernel: bool, trees: int = 50) -> None:
         # Its import takes a second, and most commands need none of it.
         from sklearn.ensemble import RandomForestRegressor
 
-        self._multiprocessors = multiprocessors
-        self._forests = {
-            algorithm: RandomForestRegressor(trees, random_state=0).fit(
-                matrix_of_features(list(seconds), algorithm, multiprocessors), np.log(list(seconds.values()))
-            )
-            for algorithm, seconds in measured.items()
-        }
+        self._latencies, self._by_kernel = latencies, by_kernel
+        self._forests: dict[tuple[AlgorithmName, str], RandomForestRegressor] = {}
+        for algorithm, latency in latencies.items():
+            features = matrix_of_features(list(latency.measured), algorithm, latency.multiprocessors)
+            values = np.log(list(latency.measured.values()))
+            labels = np.array(latency.labels if by_kernel else [ANY_KERNEL] * len(values))
+            for name in np.unique(labels):
+                own = labels == name
+                forest = RandomForestRegressor(trees, random_state=0).fit(features[own], values[own])
+                self._forests[algorithm, str(name)] = forest
 
     def layers_s(self, shapes: Sequence[ConvShape], runs: Sequence[AlgorithmName]) -> list[float]:
         """Seconds of layers, each with an algorithm that was measured."""
         found = np.zeros(len(shapes))
         for algorithm in dict.fromkeys(runs):
-            places = [place for place, each in enumerate(runs) if each == algorithm]
-            features = matrix_of_features([shapes[place] for place in places], algorithm, self._multiprocessors)
-            found[places] = np.exp(self._forests[algorithm].predict(features))
+            latency = self._latencies[algorithm]
+            places = np.array([place for place, each in enumerate(runs) if each == algorithm])
+            own = [shapes[place] for place in places]
+            labels = np.array(latency.likeliest_kernels(own) if self._by_kernel else [ANY_KERNEL] * len(own))
+            features = matrix_of_features(own, algorithm, latency.multiprocessors)
+            for name in np.unique(labels):
+                which = labels == name
+                found[places[which]] = np.exp(self._forests[algorithm, str(name)].predict(features[which]))
         return found.tolist()
 
 
@@ -158,7 +164,8 @@ def _fold(kind: str, measured: Measurements, left_out: Sequence[int | str]) -> F
     return Fold(kind, ", ".join(map(str, left_out)), train, test, shapes)
 
 
-OURS, ROOFLINE, LINEAR, FOREST = "this model", "roofline", "linear", "forest"
+OURS, ONE_FORM, ROOFLINE, LINEAR = "this model", "kernel unknown", "roofline", "linear"
+FOREST, KERNEL_FOREST = "forest", "forest a kernel"
 LAYER, DEVICE, WHOLE, ENERGY = "layer", "network, device", "network, with host", "energy"
 
 
@@ -208,11 +215,8 @@ class _Figures(NamedTuple):
 def validate(fold: Fold) -> FoldResult:
     """The result of fitting to the training part alone and predicting the rest."""
     predictor = fit_device(fold.train, fold.left_out)
-    trained = [each for one in fold.train.inferences for each in one.layers if each.shape not in fold.left_out]
-    measured = {name: seconds_by_shape(trained, name) for name in predictor.latencies}
-    linear, forest = LinearLatency(measured), ForestLatency(measured, predictor.multiprocessors)
-    roofline = Roofline(predictor.device, predictor.precision)
-    known = {layer.shape for layer in trained}
+    baselines = _Baselines.fitted(predictor)
+    known = {shape for latency in predictor.latencies.values() for shape in latency.measured}
     found: list[PredictedAndMeasured] = []
     wrong = layers = seen = covered = 0
     for inference in fold.test.inferences:
@@ -224,30 +228,61 @@ def validate(fold: Fold) -> FoldResult:
         layers += len(pairs)
         seen += sum(its.shape in known for _, its in pairs)
         covered += sum(mine.latency.low <= its.latency_s <= mine.latency.high for mine, its in pairs)
-        for method, figures in _figures(ours, linear, forest, roofline).items():
+        for method, figures in baselines.figures(ours).items():
             found += _compared(fold, method, inference, figures)
     found += _energies(fold, predictor)
     count = max(layers, 1)
     return FoldResult(fold, predictor, tuple(found), seen / count, covered / count, wrong)
 
 
-def _figures(
-    ours: PredictedInference, linear: LinearLatency, forest: ForestLatency, roofline: Roofline
-) -> dict[str, _Figures]:
-    """Predicted seconds by method; line and forest have this model's rest and host, the roofline nothing fitted."""
-    layers = {
-        LINEAR: [linear.layer_s(each.shape, each.runs) for each in ours.layers],
-        FOREST: forest.layers_s([each.shape for each in ours.layers], [each.runs for each in ours.layers]),
-    }
-    found = {OURS: _Figures([each.latency.seconds for each in ours.layers], ours.device_s, ours.whole_s)}
-    for method, seconds in layers.items():
-        device_s = sum(seconds) + ours.rest_s
-        found[method] = _Figures(seconds, device_s, max(device_s, ours.host_s or 0.0))
-    if roofline.reason is None:
-        in_roof = [roofline.layer_s(each.shape) for each in ours.layers]
-        roof_s = sum(in_roof) + roofline.rest_s(network_operations(ours.model, ours.input_size, ours.batch_size))
-        found[ROOFLINE] = _Figures(in_roof, roof_s, roof_s)
-    return found
+class _Baselines(NamedTuple):
+    """What else predicts the same layers; all but the roofline have this model's rest and host."""
+
+    one_form: Mapping[AlgorithmName, LayerLatency]
+    kernel_forest: ForestLatency
+    forest: ForestLatency
+    linear: LinearLatency
+    roofline: Roofline
+
+    @classmethod
+    def fitted(cls, predictor: DevicePredictor) -> "_Baselines":
+        """The baselines, fitted to the layers that the predictor was fitted to."""
+        latencies = predictor.latencies
+        return cls(
+            {name: LayerLatency(name, each.multiprocessors, each.measured, interval=(-1.0, 1.0))
+             for name, each in latencies.items()},
+            ForestLatency(latencies, True), ForestLatency(latencies, False),
+            LinearLatency({name: each.measured for name, each in latencies.items()}),
+            Roofline(predictor.device, predictor.precision),
+        )  # fmt: skip
+
+    def figures(self, ours: PredictedInference) -> dict[str, _Figures]:
+        """Predicted seconds by method."""
+        shapes, runs = [each.shape for each in ours.layers], [each.runs for each in ours.layers]
+        layers = {
+            ONE_FORM: self._of_one_form(shapes, runs),
+            KERNEL_FOREST: self.kernel_forest.layers_s(shapes, runs),
+            FOREST: self.forest.layers_s(shapes, runs),
+            LINEAR: [self.linear.layer_s(shape, name) for shape, name in zip(shapes, runs, strict=True)],
+        }  # fmt: skip
+        found = {OURS: _Figures([each.latency.seconds for each in ours.layers], ours.device_s, ours.whole_s)}
+        for method, seconds in layers.items():
+            device_s = sum(seconds) + ours.rest_s
+            found[method] = _Figures(seconds, device_s, max(device_s, ours.host_s or 0.0))
+        if self.roofline.reason is None:
+            in_roof = [self.roofline.layer_s(shape) for shape in shapes]
+            operations = network_operations(ours.model, ours.input_size, ours.batch_size)
+            roof_s = sum(in_roof) + self.roofline.rest_s(operations)
+            found[ROOFLINE] = _Figures(in_roof, roof_s, roof_s)
+        return found
+
+    def _of_one_form(self, shapes: Sequence[ConvShape], runs: Sequence[AlgorithmName]) -> list[float]:
+        found: dict[tuple[ConvShape, AlgorithmName], float] = {}
+        for name in dict.fromkeys(runs):
+            own = [shape for shape, each in zip(shapes, runs, strict=True) if each == name]
+            for shape, latency in zip(own, self.one_form[name].predict(own), strict=True):
+                found[shape, name] = latency.seconds
+        return [found[each] for each in zip(shapes, runs, strict=True)]
 
 
 def _compared(fold: Fold, method: str, inference: MeasuredInference, figures: _Figures) -> list[PredictedAndMeasured]:
@@ -281,7 +316,7 @@ def _energies(fold: Fold, predictor: DevicePredictor) -> list[PredictedAndMeasur
 
 ALL = "all"
 LEVELS = (LAYER, DEVICE, WHOLE, ENERGY)
-METHODS = (OURS, ROOFLINE, LINEAR, FOREST)
+METHODS = (OURS, ONE_FORM, KERNEL_FOREST, FOREST, LINEAR, ROOFLINE)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.analyses.charts.style import new_figure, save_figure
 from experiments.performance_prediction.predict import build_parser, main
 from experiments.performance_prediction.prediction.figures import COLOURS, KERNELS, breakdown_figure, figure_folders
-from experiments.performance_prediction.prediction.measurements import read_measurements
+from experiments.performance_prediction.prediction.measurements import _REPEATS, read_measurements
 from experiments.performance_prediction.prediction.predictor_file import load_fitted
 
 PROFILES = REPOSITORY / "tests" / "data" / "convolution_profiles"
@@ -43,6 +43,8 @@ def test_the_tables_are_read_as_they_were_measured() -> None:
     )
     assert [layer.fell_back for layer in first.layers] == [True, False, False, False, False]
     assert first.layers[0].runs == "implicit precomp gemm" and first.layers[0].shape.kernel == (11, 11)
+    assert str(first.layers[0].kernels).startswith("sm80_xmma_fprop_implicit_gemm_indexed")
+    assert _REPEATS.sub("", "a<2, 4> x2 + b + c x16") == "a<2, 4> + b + c"
 
 
 def test_what_was_printed_is_what_was_left_out(fitted: tuple[Path, str, Path]) -> None:

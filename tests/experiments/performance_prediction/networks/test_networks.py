@@ -90,6 +90,21 @@ def test_random_weights_keep_the_signal_and_the_seed() -> None:
     assert not torch.equal(model.conv1.weight, build_model("resnet50", seed=1).conv1.weight)  # type: ignore[union-attr, arg-type]
 
 
+def test_layers_of_random_sizes_have_the_same_sizes_each_time() -> None:
+    model = build_model("sampled_layers")
+    shapes = conv_shapes(model, (1, 3, 64, 64))
+    assert len(shapes) == 240 and list(conv_shapes(on_meta("sampled_layers"), (1, 3, 64, 64)).values()) == list(
+        shapes.values()
+    )
+    # A side is that of the picture divided by a power of two, or the kernel's; depthwise ones are among them.
+    sides = {64, 32, 16, 8, 4, 2}
+    assert all(each.height in sides or each.height == each.kernel[0] for each in shapes.values())
+    assert {1, 3, 5, 7, 11} == {each.kernel[0] for each in shapes.values()}
+    assert any(each.groups == each.in_channels > 1 for each in shapes.values())
+    # 150 000 FLOPs a pixel of the picture are 7.5e9 at 224.
+    assert 5e9 < max(each.flops for each in conv_shapes(model, (1, 3, 224, 224)).values()) <= 7.6e9
+
+
 def test_a_name_that_is_none() -> None:
     with pytest.raises(ConfigurationError, match="no model 'vgg19'; there are: vgg16, densenet121"):
         build_model("vgg19")

@@ -116,6 +116,18 @@ def test_shapes_of_a_model_left_out_are_not_seen_in_another_one() -> None:
         fit_device(fold.train, fold.left_out)
 
 
+def test_layers_without_a_network_are_fitted_to_and_never_left_out() -> None:
+    layers = inference("sampled_layers", "guess", 400)
+    alone = next(fold for fold in folds(MEASURED) if fold.kind == MODEL)
+    found = folds(measurements([*MEASURED.inferences, layers]))
+    assert [(fold.kind, fold.name) for fold in found] == [(fold.kind, fold.name) for fold in folds(MEASURED)]
+    assert all(layers in fold.train.inferences and layers not in fold.test.inferences for fold in found)
+    both = fit_device(found[2].train, found[2].left_out)
+    assert len(both.latencies["guess"].measured) > 200 > len(fit_device(alone.train).latencies["guess"].measured)
+    # They have no operations beside: what a network has is fitted to networks.
+    assert both.rest == fit_device(alone.train).rest
+
+
 def test_folds_leave_out_sizes_between_both_ends_and_each_model() -> None:
     found = [(fold.kind, fold.name) for fold in folds(MEASURED)]
     assert found == [(INNER_SIZES, "192"), (END_SIZES, "128, 320"), (MODEL, "alexnet"), (MODEL, "vgg16")]
