@@ -16,7 +16,14 @@ from experiment_core_utils.records.result_files import field_fault, read_json_ob
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.features import STAGES, RequestColumns, RequestSetting, TimedSamples, requests_of
 from experiments.analyses.latency.settings_left_out import FOLDS, choose_forms, ratios_left_out
-from experiments.analyses.latency.stage_regression import PREDICTED, STORED, StageModel, fit_stages, stage_times
+from experiments.analyses.latency.stage_regression import (
+    PREDICTED,
+    STORED,
+    StageModel,
+    after_vision,
+    fit_stages,
+    stage_times,
+)
 from experiments.fitting.intervals import conformal_ratios
 
 SCHEMA_VERSION = 1
@@ -144,7 +151,13 @@ class LatencyEstimator:
         far = (prompt < shortest * (1 - PROMPT_SLACK)) | (prompt > longest * (1 + PROMPT_SLACK))
         return Prediction(times, low, high, unseen, unseen | far)
 
-    def with_stages(self, stages: Mapping[str, StageModel], caveat: AnalysisCaveat) -> "LatencyEstimator":
+    def predict_after_vision(
+        self, requests: RequestColumns | Sequence[RequestSetting], vision_ms: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Times [S] as `after_vision` has them, for requests whose vision took `vision_ms` [S]; raises as `predict`."""
+        return after_vision(self.predict(requests).times, vision_ms)
+
+    def with_stages(self, stages: Mapping[str, StageModel], caveat: str) -> "LatencyEstimator":
         """The same estimator with other models of the stages, as a recalibration makes them."""
         other = LatencyEstimator(self.level)
         caveats, records = (*self.fitted.caveats, caveat.sentence), (*self.fitted.caveat_records, caveat)

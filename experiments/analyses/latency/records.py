@@ -1,6 +1,6 @@
 """The contents of E3's JSON and CSV files, and the lines that its driver prints."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,7 +15,7 @@ from experiments.analyses.latency.features import TimedSamples
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts, guardrail_curve
 from experiments.analyses.latency.recalibration import METHODS, RecalibrationStudy
 from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
-from experiments.analyses.latency.validation import Validation
+from experiments.analyses.latency.validation import Errors, Validation
 from experiments.analyses.sweeps import Sweep
 
 SCHEMA_VERSION = 1
@@ -51,6 +51,7 @@ def validation_fields(
         "forest": {name: asdict(each) for name, each in validation.forest.items()},
         "repeatability": {name: asdict(each) for name, each in validation.repeatability.items()},
         "noise": {name: asdict(each) for name, each in validation.noise.items()},
+        "after_vision": {name: asdict(each) for name, each in validation.after_vision.items()},
         "left_out": {name: asdict(each) for name, each in validation.others.items()},
         "coverage": {name: asdict(each) for name, each in validation.coverage.items()},
         "control_drift": control_drift([each.result for each in sweep.settings]),
@@ -125,6 +126,7 @@ def closing_lines(
             f"{name:<20}{form:<14}{of_settings}{noises[0]:>7} {of_samples}{noises[1]:>7}"
             f"{validation.coverage[name].share:>10.1%}"
         )
+    yield from _after_vision_lines(validation.after_vision)
     for what, left_out in validation.others.items():
         yield f"whole levels of {what} left out" if what != "pictures" else "whole pictures left out"
         if left_out.reason is not None:
@@ -133,12 +135,18 @@ def closing_lines(
             errors = found, left_out.linear[name], left_out.forest[name]
             of_settings = "".join(f"{each.setting_mape:>8.1%}" for each in errors)
             yield f"  {name:<32}{of_settings}{'':>8}" + "".join(f"{each.sample_mape:>8.1%}" for each in errors)
+        yield from _after_vision_lines(left_out.after_vision)
     for study in studies:
         yield from _recalibration_lines(study)
     for each in curve:
         violations = "-" if each.violation_rate is None else f"{each.violation_rate:.1%}"
         rejected = "-" if each.false_rejection_rate is None else f"{each.false_rejection_rate:.1%}"
         yield f"margin {each.margin:+.2f}: {violations} of admitted requests late, {rejected} of fitting ones rejected"
+
+
+def _after_vision_lines(found: Mapping[str, Errors]) -> Iterator[str]:
+    for name, each in found.items():
+        yield f"  {f'{name}, after vision':<32}{each.setting_mape:>8.1%}{'':>24}{each.sample_mape:>8.1%}"
 
 
 def _recalibration_lines(study: RecalibrationStudy) -> Iterator[str]:

@@ -176,6 +176,16 @@ def stage_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> d
     )
 
 
+def after_vision(predicted: Mapping[str, np.ndarray], vision_ms: np.ndarray) -> dict[str, np.ndarray]:
+    """Predictions of `stage_times` [S] once vision has run in `vision_ms` [S]: what is left takes as many times longer
+    than predicted as vision did. Load of the machine slows all stages alike. NaN for requests without a picture.
+    """
+    speed = vision_ms / np.where(predicted["T_vision_total"] > 0, predicted["T_vision_total"], np.nan)
+    later = {name: speed * predicted[name] for name in ("T_LLM_prefill", "T_decode_per_token", "T_LLM_decode")}
+    first_ms = vision_ms + later["T_LLM_prefill"]
+    return {**later, "T_first_token": first_ms, "T_total": first_ms + later["T_LLM_decode"]}
+
+
 def vision_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> np.ndarray:
     """Times [S] of vision in milliseconds, 0 for requests without a picture; raises as `stage_times` does."""
     has_picture = requests.vision_tokens > 0

@@ -6,7 +6,7 @@ answer, as the error of a model of times; `Validation.totals` has totals without
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.latency.estimator import MIN_SETTINGS, LatencyEstimator, Prediction
 from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
 from experiments.analyses.latency.settings_left_out import Predict, fit_chosen, predicted_left_out
-from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
+from experiments.analyses.latency.stage_regression import PREDICTED, after_vision, measured_times
 from experiments.fitting.folds import left_out_masks
 from experiments.fitting.scores import deviations
 
@@ -64,6 +64,8 @@ class LeftOut:
     linear: Mapping[str, Errors]
     forest: Mapping[str, Errors]
     reason: str | None  #: why there are no errors
+    #: of the estimator where each request's vision has run, see `stage_regression.after_vision`
+    after_vision: Mapping[str, Errors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Validation:
     #: predicted `T_total` [S], setting left out, by what is known of the answer's length: `expected` (the mean of the
     #: task's other samples), `p90` (their 90th percentile) and `true`
     totals: Mapping[str, np.ndarray]
+    after_vision: Mapping[str, Errors] = field(default_factory=dict)  #: as in LeftOut, settings left out
 
 
 def validate(samples: TimedSamples, level: float) -> Validation:
@@ -118,6 +121,7 @@ def validate(samples: TimedSamples, level: float) -> Validation:
         noise={name: each for name, each in noise.items() if each is not None},
         others={name: errors_left_out(samples, groups) for name, groups in samples.wholes.items()},
         totals=totals,
+        after_vision=errors_after_vision(left_out.times, samples),
     )
 
 
@@ -126,6 +130,16 @@ def errors_of(predicted: Mapping[str, np.ndarray], samples: TimedSamples) -> dic
     measured = measured_times(samples)
     present = [name for name in PREDICTED if np.isfinite(measured[name]).any()]
     return {name: errors(predicted[name], measured[name], samples.settings) for name in present}
+
+
+def errors_after_vision(predicted: Mapping[str, np.ndarray], samples: TimedSamples) -> dict[str, Errors]:
+    """The errors of what is left of each request once its vision has run; empty without pictures."""
+    later, measured = after_vision(predicted, samples.times["T_vision_total"]), measured_times(samples)
+    return {
+        name: errors(column, measured[name], samples.settings)
+        for name, column in later.items()
+        if np.isfinite(column * measured[name]).any()
+    }
 
 
 def errors_left_out(samples: TimedSamples, groups: np.ndarray) -> LeftOut:
@@ -141,11 +155,9 @@ def errors_left_out(samples: TimedSamples, groups: np.ndarray) -> LeftOut:
             reason = "a fold leaves no sample of a stage"
     if reason is not None:
         return LeftOut(num_groups, 0, {}, {}, {}, reason)
-    estimator, linear, forest = (
-        errors_of(predicted_left_out(samples, fit, num_folds, groups), samples)
-        for fit in (fit_chosen, fit_linear, fit_forest)
-    )
-    return LeftOut(num_groups, num_folds, estimator, linear, forest, None)
+    found = [predicted_left_out(samples, fit, num_folds, groups) for fit in (fit_chosen, fit_linear, fit_forest)]
+    estimator, linear, forest = (errors_of(each, samples) for each in found)
+    return LeftOut(num_groups, num_folds, estimator, linear, forest, None, errors_after_vision(found[0], samples))
 
 
 def left_out_predictions(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.analyses.latency.features import RequestSetting, requests_of
-from experiments.analyses.latency.stage_regression import FORMS, StageForm, StageModel, fit_stage, linear
+from experiments.analyses.latency.stage_regression import FORMS, StageForm, StageModel, after_vision, fit_stage, linear
 from tests.experiments.analyses.latency.synthetic_samples import launching_samples, working_samples
 
 
@@ -21,6 +21,17 @@ def test_the_longer_part_decides_and_vision_is_taken_off_a_floor_that_runs_ahead
     assert plain.times(requests, np.array([3.0, 3.0])).tolist() == [13.0, 40.0]
     # Twice as long and 1 ms more: work 9 and 81, floor 27 less 3.
     assert model.affine(2.0, 1.0).times(requests, np.array([3.0, 3.0])).tolist() == [24.0, 81.0]
+
+
+def test_what_is_left_after_vision_takes_as_many_times_longer_as_vision_did() -> None:
+    predicted = {"T_vision_total": [10.0, 0.0], "T_LLM_prefill": [4.0, 4.0], "T_decode_per_token": [1.0, 1.0]}
+    columns = {name: np.array(each) for name, each in (predicted | {"T_LLM_decode": [3.0, 3.0]}).items()}
+    found = after_vision(columns, np.array([15.0, np.nan]))
+    # Vision took 1.5 times as long: 6 ms and 4.5 ms are left.
+    assert {name: each[0] for name, each in found.items()} == {
+        "T_LLM_prefill": 6.0, "T_decode_per_token": 1.5, "T_LLM_decode": 4.5, "T_first_token": 21.0, "T_total": 25.5,
+    }  # fmt: skip
+    assert np.isnan(found["T_total"][1])
 
 
 def test_work_is_recovered() -> None:

@@ -106,6 +106,24 @@ def test_a_level_left_out_is_one_that_no_fit_has_seen() -> None:
     assert errors_left_out(few, few.knobs.astype("<U10")).reason is not None
 
 
+def test_a_busy_machine_is_seen_in_the_vision_of_the_request() -> None:
+    samples = working_samples()
+    # Other processes slow each setting down as a whole, by up to twice.
+    speeds = {
+        key: 1.0 + place / 26
+        for place, key in enumerate(np.random.default_rng(2).permutation(np.unique(samples.knobs)))
+    }
+    busy = np.array([speeds[key] for key in samples.knobs])
+    slow = replace(samples, times={name: busy * column for name, column in samples.times.items()})
+    found = errors_left_out(slow, slow.requests.top_k)
+    assert found.estimator["T_total"].setting_mape > 0.1
+    later = found.after_vision
+    assert set(later) == {"T_LLM_prefill", "T_decode_per_token", "T_LLM_decode", "T_first_token", "T_total"}
+    # The coefficients bend to the load as well, so that not all of it goes.
+    assert later["T_LLM_prefill"].setting_mape < 0.7 * found.estimator["T_LLM_prefill"].setting_mape
+    assert later["T_total"].sample_mape < 0.5 * found.estimator["T_total"].sample_mape
+
+
 def test_a_total_to_be_admitted_does_not_know_its_answers_length() -> None:
     samples = working_samples()
     one = replace(samples.requests, output_tokens=samples.requests.output_tokens * 1.0)
