@@ -5,7 +5,7 @@ python -m experiments.benchmarks.controller_baselines docs/core_exp/pareto_table
 Each split makes every policy from one half of the pictures and replays it on the other half, at budgets that are
 fractions of the largest setting's mean time in the first half. The figures are means over splits, the budgets that some
 setting meets and requests; the intervals (95 %) are over pictures, a request's difference being its mean over all
-splits that evaluate it.
+splits that judge it. Of controllers of several training seeds there are intervals over pictures and seeds as well.
 """
 
 import argparse
@@ -31,8 +31,10 @@ from experiments.controller.lookup import build
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.policies.baselines import baselines
 from experiments.controller.policies.interface import Policy, RandomPolicy, StaticPolicy
+from experiments.fitting.intervals import draw_counts, interval, resampled
 
 REFERENCES = ("lookup_mean", "chosen_table")
+DRAWS = 4000
 STREAM_LATE = 0.05
 STREAM_NEIGHBOURS = 0.2
 
@@ -65,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--splits", type=int, nargs="+", metavar="SEED",
                         help="seeds of the splits (default: 0 to 39, or those of --learned)")  # fmt: skip
     parser.add_argument("--learned", nargs="+", default=[], metavar="SEED=CHECKPOINT",
-                        help="controllers trained with --split_seed SEED; several of a split are averaged")  # fmt: skip
+                        help="controllers trained with --split_seed SEED; several of a split, one for each "
+                             "training seed in the same order, are averaged")  # fmt: skip
     parser.add_argument("--stream", action="store_true",
                         help="budgets that a stream of requests shares instead (default: of each request)")  # fmt: skip
     given = parser.parse_args(argv)
@@ -86,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     # Policy -> [in time, late, requests] of each request over all splits and budgets.
     sums: dict[str, np.ndarray] = {}
+    # The same of each training seed.
+    by_seed = np.zeros((min(map(len, trained.values()), default=0), len(grid), 3))
     place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
     num_budgets = 0
     for split in splits:
@@ -93,13 +98,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         every = shares_of_full(calibration, BUDGET_SHARES)
         budgets_s = [budget for budget, can in zip(every, meetable(validation, every), strict=True) if can]
         num_budgets += len(budgets_s)
-        places = [place_of[key] for key in zip(validation.tasks, validation.sample_ids, strict=True)]
-        for outcome in outcomes_of_split(calibration, validation, budgets_s, trained.get(split, []), split):
+        places = [place_of[key] for key in zip(judged.tasks, judged.sample_ids, strict=True)]
+        found = outcomes_of_split(calibration, judged, budgets_s, trained.get(split, []), split)
+        first = len(found) - len(trained.get(split, []))
+        for number, outcome in enumerate(found):
             late = outcome.latency_s > np.asarray(budgets_s)[:, None]
-            in_time = np.where(late, 0.0, outcome.scores / validation.best)
-            count = np.full(len(places), len(budgets_s))
-            own = sums.setdefault(outcome.name, np.zeros((len(grid), 3)))
-            np.add.at(own, places, np.stack([in_time.sum(axis=0), late.sum(axis=0), count], axis=1))
+            in_time = np.where(late, 0.0, outcome.scores / judged.best)
+            asked = np.full(len(places), len(budgets_s))
+            added = np.stack([in_time.sum(axis=0), late.sum(axis=0), asked], axis=1)
+            np.add.at(sums.setdefault(outcome.name, np.zeros((len(grid), 3))), places, added)
+            if first <= number < first + len(by_seed):
+                np.add.at(by_seed[number - first], places, added)
     print(f"{len(splits)} splits, {num_budgets} budgets that some setting meets, {len(set(grid.pictures))} pictures")
     print(f"{'policy':<32}{'in time':>8}{'late':>8}  " + "".join(f"less {name:<28}" for name in REFERENCES))
     for name in sorted(sums, key=lambda each: -sums[each][:, 0].sum() / sums[each][:, 2].sum()):
@@ -107,6 +116,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         differences = [_difference(sums[name], sums[other], grid.pictures) for other in REFERENCES]
         print(f"{name:<32}{in_time / count:>8.3f}{100 * late / count:>6.1f} %  "
               + "".join(f"{each:<33}" for each in differences))  # fmt: skip
+    if len(by_seed) > 1:
+        for other in REFERENCES:
+            print(f"{len(by_seed)} seeds less {other}: {_over_seeds(by_seed, sums[other], grid.pictures)}")
 
 
 def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
@@ -137,6 +149,18 @@ def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
         plain = sums.get(name.removesuffix(" by prompts"), own)
         more = _difference(own, plain, grid.pictures)
         print(f"{name:<24}{accuracy / count:>9.3f}{over / count:>15.3f}{100 * late / count:>6.1f} %  {more}")
+
+
+def _over_seeds(by_seed: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:
+    """The mean difference over K seeds [K, N, 3] and pictures, its interval over both, and each seed's."""
+    judged = np.flatnonzero((by_seed[:, :, 2] > 0).all(axis=0))
+    seeds = by_seed[:, judged, 0] / by_seed[:, judged, 2] - other[judged, 0] / other[judged, 2]
+    counts = draw_counts([pictures[place] for place in judged], np.zeros(len(judged)), DRAWS, seed=0)
+    of_draws = counts @ seeds.T / counts.sum(axis=1, keepdims=True)
+    weights = resampled(np.random.default_rng(1), len(seeds), DRAWS) / len(seeds)
+    low, high = interval((weights * of_draws).sum(axis=1))
+    alone = ", ".join(f"{each:+.3f}" for each in seeds.mean(axis=1))
+    return f"{seeds.mean():+.3f} [{low:+.3f}, {high:+.3f}] over pictures and seeds; of each seed {alone}"
 
 
 def _difference(own: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:

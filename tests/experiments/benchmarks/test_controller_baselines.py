@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.analyses.recorded_table import RecordedTable, write_table
-from experiments.benchmarks.controller_baselines import main
+from experiments.benchmarks.controller_baselines import _over_seeds, main
 
 ORIGIN = {
     "model": "hand-made", "task": "signs", "split": "validation", "metric": "em", "precision": "float32",
@@ -52,3 +52,10 @@ def test_budgets_of_a_stream(table: Path, capsys: pytest.CaptureFixture[str]) ->
     # draws, of which one is 0.5 x sqrt(0.17 / 224) = 0.014; of 5 % late ones sqrt(0.05 x 0.95 / 224) = 1.5 %.
     assert float(found["mean: mix"][0]) == pytest.approx(0.5 + 0.5 * 0.639, abs=0.055)
     assert float(found["late: mix"][2]) == pytest.approx(100 * 0.05 * 13 / 14, abs=5.8)
+
+
+def test_seeds_that_differ_make_the_interval_wide() -> None:
+    # Of 3 budgets asked of each of 8 requests: 1.5 and 2.1 points by the two seeds, 1.8 by the table.
+    of = [np.column_stack([np.full(8, points), np.zeros(8), np.full(8, 3.0)]) for points in (1.5, 2.1, 1.8)]
+    printed = _over_seeds(np.stack(of[:2]), of[2], [f"picture {at}" for at in range(8)])
+    assert printed == "+0.000 [-0.100, +0.100] over pictures and seeds; of each seed -0.100, +0.100"
