@@ -153,7 +153,7 @@ def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
 
 def _over_seeds(by_seed: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:
     """The mean difference over K seeds [K, N, 3] and pictures, its interval over both, and each seed's."""
-    judged = np.flatnonzero((by_seed[:, :, 2] > 0).all(axis=0))
+    judged: list[int] = np.flatnonzero((by_seed[:, :, 2] > 0).all(axis=0)).tolist()
     seeds = by_seed[:, judged, 0] / by_seed[:, judged, 2] - other[judged, 0] / other[judged, 2]
     counts = draw_counts([pictures[place] for place in judged], np.zeros(len(judged)), DRAWS, seed=0)
     of_draws = counts @ seeds.T / counts.sum(axis=1, keepdims=True)
