@@ -150,6 +150,7 @@ class LayerLatency:
 
     Attributes:
         labels: of each measured shape, its kernel or `ANY_KERNEL`.
+        error_left_out: mean |log measured - log predicted| of layers left out; None where `interval` was given.
     """
 
     def __init__(
@@ -178,7 +179,24 @@ class LayerLatency:
             }
             self._regressions[name] = _Regression(algorithm, multiprocessors, own, known.get(name))
         self._forest = self._classifier() if len(self._regressions) > 1 else None
+        self.error_left_out: float | None = None
         self.interval = interval or self._conformal_interval()
+
+    @classmethod
+    def chosen(
+        cls,
+        algorithm: AlgorithmName,
+        multiprocessors: int,
+        measured: Mapping[ConvShape, float],
+        kernels: Mapping[ConvShape, str],
+    ) -> "LayerLatency":
+        """By kernel, or one regression for all shapes where that is better at layers left out with all their sizes."""
+        by_kernel = cls(algorithm, multiprocessors, measured, kernels)
+        if by_kernel._forest is None:
+            return by_kernel
+        one = cls(algorithm, multiprocessors, measured)
+        assert one.error_left_out is not None and by_kernel.error_left_out is not None
+        return one if one.error_left_out <= by_kernel.error_left_out else by_kernel
 
     @property
     def hyperparameters(self) -> dict[str, Hyperparameters]:
@@ -226,14 +244,16 @@ class LayerLatency:
         layers = np.array([f"{s.in_channels} {s.out_channels} {s.kernel} {s.stride} {s.groups}" for s in shapes])
         if len(np.unique(layers)) < _LEFT_OUT:
             layers = np.arange(len(shapes)).astype(str)
-        scores = np.zeros(len(shapes))
+        scores, errors = np.zeros(len(shapes)), np.zeros(len(shapes))
         for which in left_out_masks(layers, _LEFT_OUT):
             rest = {shapes[place]: seconds[place] for place in np.flatnonzero(~which)}
             known = self.hyperparameters
             part = LayerLatency(self.algorithm, self.multiprocessors, rest, self.kernels, known, (-1.0, 1.0))
             found = part.predict([shapes[place] for place in np.flatnonzero(which)])
             middle, high = (np.array([getattr(each, name) for each in found]) for name in ("seconds", "high"))
-            scores[which] = np.log(seconds[which] / middle) / np.log(high / middle)
+            errors[which] = np.log(seconds[which] / middle)
+            scores[which] = errors[which] / np.log(high / middle)
+        self.error_left_out = float(np.abs(errors).mean())
         return conformal_ratios(scores, CONFIDENCE)
 
 

@@ -49,6 +49,7 @@ def fold_lines(results: Sequence[FoldResult]) -> list[str]:
             f"{each.fold.kind} left out: {each.fold.name}; {len(each.fold.test.inferences)} inferences, {layers} "
             f"layers, {each.layers_known:.0%} of them of a shape known from another size, {each.layers_covered:.0%} "
             f"within their interval of 95 %, {each.support_wrong} granted or refused other than expected"
+            + ("" if each.kernels_right is None else f", kernel predicted for {each.kernels_right:.0%}")
         )
     return lines
 

@@ -164,7 +164,7 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
         seconds = seconds_by_shape(layers, algorithm)
         if len(seconds) >= LEAST_SHAPES:
             kernels = kernels_by_shape(layers, algorithm)
-            latencies[algorithm] = LayerLatency(algorithm, multiprocessors, seconds, kernels)
+            latencies[algorithm] = LayerLatency.chosen(algorithm, multiprocessors, seconds, kernels)
     if not latencies:
         raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
     requested = dict.fromkeys(each.asked for each in measured.inferences)

@@ -12,10 +12,15 @@ from experiments.fitting.regression import relative_nonnegative
 from experiments.fitting.scores import PredictionScore, score
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName, ConvShape
 from experiments.performance_prediction.prediction.layer_latency import ANY_KERNEL, LayerLatency
-from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
+from experiments.performance_prediction.prediction.measurements import (
+    MeasuredInference,
+    MeasuredLayer,
+    Measurements,
+)
 from experiments.performance_prediction.prediction.network_predictor import (
     DevicePredictor,
     PredictedInference,
+    PredictedLayer,
     fit_device,
 )
 from experiments.performance_prediction.prediction.operations import NetworkOperations, network_operations
@@ -202,6 +207,8 @@ class FoldResult:
     layers_known: float  #: fraction of the layers left out whose shape was in the training part, at another size
     layers_covered: float  #: fraction of them within the interval of 95 % that was predicted
     support_wrong: int  #: layers for which another algorithm was expected to run than did
+    #: fraction of the layers with known kernels whose kernel was predicted; rare ones count as one; None without any
+    kernels_right: float | None = None
 
 
 class _Figures(NamedTuple):
@@ -218,6 +225,7 @@ def validate(fold: Fold) -> FoldResult:
     baselines = _Baselines.fitted(predictor)
     known = {shape for latency in predictor.latencies.values() for shape in latency.measured}
     found: list[PredictedAndMeasured] = []
+    rights: list[bool] = []
     wrong = layers = seen = covered = 0
     for inference in fold.test.inferences:
         if inference.requested not in predictor.algorithms:
@@ -227,12 +235,30 @@ def validate(fold: Fold) -> FoldResult:
         wrong += sum((mine.runs != mine.requested) is not its.fell_back for mine, its in pairs)
         layers += len(pairs)
         seen += sum(its.shape in known for _, its in pairs)
+        rights += _kernels_right(predictor, pairs)
         covered += sum(mine.latency.low <= its.latency_s <= mine.latency.high for mine, its in pairs)
         for method, figures in baselines.figures(ours).items():
             found += _compared(fold, method, inference, figures)
     found += _energies(fold, predictor)
     count = max(layers, 1)
-    return FoldResult(fold, predictor, tuple(found), seen / count, covered / count, wrong)
+    return FoldResult(fold, predictor, tuple(found), seen / count, covered / count, wrong,
+                      sum(rights) / len(rights) if rights else None)  # fmt: skip
+
+
+def _kernels_right(predictor: DevicePredictor, pairs: Sequence[tuple[PredictedLayer, MeasuredLayer]]) -> list[bool]:
+    """Of each layer that ran as expected and whose kernel is known, whether that was the likeliest."""
+    found = []
+    for name in dict.fromkeys(mine.runs for mine, _ in pairs):
+        own = [
+            (mine.shape, its.kernels)
+            for mine, its in pairs
+            if its.kernels is not None and mine.runs == name and (mine.runs != mine.asked) is its.fell_back
+        ]
+        latency = predictor.latencies[name]
+        likeliest = latency.likeliest_kernels([shape for shape, _ in own]) if own else []
+        for expected, (_, ran) in zip(likeliest, own, strict=True):
+            found.append(expected == (ran if ran in latency.labels else ANY_KERNEL))
+    return found
 
 
 class _Baselines(NamedTuple):

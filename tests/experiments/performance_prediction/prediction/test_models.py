@@ -101,6 +101,16 @@ def test_the_kernel_is_predicted_first_and_then_its_time() -> None:
     assert [each.seconds for each in model.predict(apart)] == pytest.approx([law(shape) for shape in apart], rel=0.05)
 
 
+def test_kernels_are_left_aside_where_they_do_not_help() -> None:
+    outs = (16, 32, 48, 64, 80, 96)
+    shapes = [ConvShape(1, 64, side, side, out, (3, 3), padding=(1, 1)) for side in range(8, 60, 8) for out in outs]
+    waves = {shape: 5e-6 + shape.flops / 30e12 * (1.5 + math.sin(shape.height / 6)) for shape in shapes}
+    generator = np.random.default_rng(0)
+    for_nothing = {shape: str(generator.choice(["a", "b"])) for shape in shapes}
+    # Half of the shapes each know less of the waves than all of them.
+    assert set(LayerLatency.chosen("implicit gemm", 132, waves, for_nothing).hyperparameters) == {ANY_KERNEL}
+
+
 def test_the_interval_contains_as_many_new_layers_as_it_says() -> None:
     """Each layer is off by a factor of its own at all of its sizes, which near sizes of it would give away."""
     generator = np.random.default_rng(3)
