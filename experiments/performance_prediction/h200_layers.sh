@@ -6,7 +6,11 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=scripts/find_python.sh
 . "$root/scripts/find_python.sh"
-out=${1:?error: a folder for the results is needed: h200_layers.sh OUT}
+if [ "$#" -ne 1 ]; then
+    echo "error: a folder for the results is needed: h200_layers.sh OUT" >&2
+    exit 2
+fi
+out=$1
 read -ra sizes <<<"${SIZES:-224 448 320 272}"
 read -ra layer_sizes <<<"${LAYER_SIZES:-224 400}"
 read -ra flags <<<"${PROFILE_FLAGS:---device cuda}"

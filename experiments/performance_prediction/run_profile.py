@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS
 from experiments.performance_prediction.algorithms.cudnn_library import loaded_cudnn
-from experiments.performance_prediction.networks.registry import MODELS
+from experiments.performance_prediction.networks.registry import LAYER_SETS, MODELS
 from experiments.performance_prediction.profiling.config import build_parser, profile_config
 from experiments.performance_prediction.profiling.records import device_label
 from experiments.performance_prediction.profiling.sweep import run_profiles
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Profile. Exit code: 0 every size has its row, 1 broke off, 2 it cannot be done or is not covered, 130 stopped."""
     arguments = build_parser().parse_args(argv)
     if arguments.list_models:
-        for name, model in MODELS.items():
+        for name, model in {**MODELS, **LAYER_SETS}.items():
             print(f"{name} (inputs of {model.smallest_input} pixels and more)")
         return 0
     if arguments.list_algorithms:

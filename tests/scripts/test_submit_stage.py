@@ -99,3 +99,12 @@ def test_the_gpu_run_takes_its_sizes(here: dict[str, str], tmp_path: Path) -> No
     calls = Path(here["STUB_LOG"]).read_text().splitlines()
     assert calls[-3:] == ["--sizes", "64", "96"] and "out/energy" in calls
     assert run("h200_run.sh", env=here, cwd=tmp_path).returncode == 2
+
+
+def test_the_layers_and_all_networks_are_profiled_size_after_size(here: dict[str, str], tmp_path: Path) -> None:
+    sizes = {"SIZES": "64 32", "LAYER_SIZES": "48", "PROFILE_FLAGS": "--device cpu --measure 1"}
+    assert run("h200_layers.sh", "out", env=here | sizes, cwd=tmp_path).returncode == 0
+    asked = Path(here["STUB_LOG"]).read_text().splitlines()
+    assert asked[-8:] == ["--device", "cpu", "--measure", "1", "--model", "all", "--sizes", "32"]
+    assert run("h200_layers.sh", "out", env=here | sizes | {"STUB_CODE": "2"}, cwd=tmp_path).returncode == 2
+    assert run("h200_layers.sh", env=here, cwd=tmp_path).returncode == 2

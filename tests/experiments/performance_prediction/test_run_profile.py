@@ -23,7 +23,8 @@ SHORT = ["--device", "cpu", "--warmup", "0", "--measure", "1", "--energy", "off"
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list-models"]) == 0
-    assert "alexnet (inputs of 63 pixels and more)" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "alexnet (inputs of 63 pixels and more)" in listed and "sampled_layers (inputs of 1 pix" in listed
     assert main(["--list-algorithms"]) == 0
     assert capsys.readouterr().out.splitlines()[2:4] == ["implicit gemm", "implicit precomp gemm"]
 
