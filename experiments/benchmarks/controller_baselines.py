@@ -98,14 +98,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         every = shares_of_full(calibration, BUDGET_SHARES)
         budgets_s = [budget for budget, can in zip(every, meetable(validation, every), strict=True) if can]
         num_budgets += len(budgets_s)
-        places = [place_of[key] for key in zip(judged.tasks, judged.sample_ids, strict=True)]
-        found = outcomes_of_split(calibration, judged, budgets_s, trained.get(split, []), split)
+        places = [place_of[key] for key in zip(validation.tasks, validation.sample_ids, strict=True)]
+        found = outcomes_of_split(calibration, validation, budgets_s, trained.get(split, []), split)
         first = len(found) - len(trained.get(split, []))
         for number, outcome in enumerate(found):
             late = outcome.latency_s > np.asarray(budgets_s)[:, None]
-            in_time = np.where(late, 0.0, outcome.scores / judged.best)
-            asked = np.full(len(places), len(budgets_s))
-            added = np.stack([in_time.sum(axis=0), late.sum(axis=0), asked], axis=1)
+            in_time = np.where(late, 0.0, outcome.scores / validation.best)
+            requests = np.full(len(places), len(budgets_s))
+            added = np.stack([in_time.sum(axis=0), late.sum(axis=0), requests], axis=1)
             np.add.at(sums.setdefault(outcome.name, np.zeros((len(grid), 3))), places, added)
             if first <= number < first + len(by_seed):
                 np.add.at(by_seed[number - first], places, added)
@@ -153,9 +153,9 @@ def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
 
 def _over_seeds(by_seed: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:
     """The mean difference over K seeds [K, N, 3] and pictures, its interval over both, and each seed's."""
-    judged: list[int] = np.flatnonzero((by_seed[:, :, 2] > 0).all(axis=0)).tolist()
-    seeds = by_seed[:, judged, 0] / by_seed[:, judged, 2] - other[judged, 0] / other[judged, 2]
-    counts = draw_counts([pictures[place] for place in judged], np.zeros(len(judged)), DRAWS, seed=0)
+    compared: list[int] = np.flatnonzero((by_seed[:, :, 2] > 0).all(axis=0)).tolist()
+    seeds = by_seed[:, compared, 0] / by_seed[:, compared, 2] - other[compared, 0] / other[compared, 2]
+    counts = draw_counts([pictures[place] for place in compared], np.zeros(len(compared)), DRAWS, seed=0)
     of_draws = counts @ seeds.T / counts.sum(axis=1, keepdims=True)
     weights = resampled(np.random.default_rng(1), len(seeds), DRAWS) / len(seeds)
     low, high = interval((weights * of_draws).sum(axis=1))

@@ -157,7 +157,7 @@ class LatencyEstimator:
         """Times [S] as `after_vision` has them, for requests whose vision took `vision_ms` [S]; raises as `predict`."""
         return after_vision(self.predict(requests).times, vision_ms)
 
-    def with_stages(self, stages: Mapping[str, StageModel], caveat: str) -> "LatencyEstimator":
+    def with_stages(self, stages: Mapping[str, StageModel], caveat: AnalysisCaveat) -> "LatencyEstimator":
         """The same estimator with other models of the stages, as a recalibration makes them."""
         other = LatencyEstimator(self.level)
         caveats, records = (*self.fitted.caveats, caveat.sentence), (*self.fitted.caveat_records, caveat)

@@ -73,8 +73,8 @@ def size_figure(measured: Measurements, predictor: DevicePredictor) -> Figure:
     grid = np.unique(np.linspace(sizes[0], sizes[-1], _CURVE_POINTS).round().astype(int))
     for axes, model in zip(panels, models, strict=False):
         own = [each for each in measured.networks if each.model == model]
-        for algorithm in [name for name in ALGORITHMS if any(each.asked == name for each in own)]:
-            its = sorted((each for each in own if each.asked == algorithm), key=lambda each: each.input_size)
+        for algorithm in [name for name in ALGORITHMS if any(each.requested == name for each in own)]:
+            its = sorted((each for each in own if each.requested == algorithm), key=lambda each: each.input_size)
             _draw_sizes(axes, its, algorithm)
             if algorithm in predictor.algorithms:
                 batch = its[0].batch_size
@@ -109,7 +109,7 @@ def breakdown_figure(measured: Measurements) -> Figure:
     device = measured.networks[0].device
     figure, panels = _panels(models, f"{device}  ·  {size} pixels, layers in the order of their calls")
     for axes, model in zip(panels, models, strict=False):
-        own = {each.asked: each for each in measured.networks if (each.model, each.input_size) == (model, size)}
+        own = {each.requested: each for each in measured.networks if (each.model, each.input_size) == (model, size)}
         thin_s = _LEAST_FRACTION_WITH_EDGE * max((each.device_s for each in own.values()), default=0.0)
         for row, inference in enumerate(own.values()):
             _draw_bar(axes, row, inference, thin_s)

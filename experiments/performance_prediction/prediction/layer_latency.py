@@ -276,4 +276,4 @@ def kernels_by_shape(layers: Iterable[MeasuredLayer], algorithm: AlgorithmName) 
 
 
 def _ran_as(layer: MeasuredLayer, algorithm: AlgorithmName) -> bool:
-    return layer.runs == algorithm or (algorithm == "guess" and (layer.asked == "guess" or layer.fell_back))
+    return layer.runs == algorithm or (algorithm == "guess" and (layer.requested == "guess" or layer.fell_back))

@@ -252,7 +252,7 @@ def _kernels_right(predictor: DevicePredictor, pairs: Sequence[tuple[PredictedLa
         own = [
             (mine.shape, its.kernels)
             for mine, its in pairs
-            if its.kernels is not None and mine.runs == name and (mine.runs != mine.asked) is its.fell_back
+            if its.kernels is not None and mine.runs == name and (mine.runs != mine.requested) is its.fell_back
         ]
         latency = predictor.latencies[name]
         likeliest = latency.likeliest_kernels([shape for shape, _ in own]) if own else []
