@@ -12,8 +12,7 @@ from typing import Any
 from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiments.analyses.charts.chart import Chart
-from experiments.analyses.charts.matplotlib_charts import figure_of
-from experiments.analyses.charts.style import save_figure
+from experiments.analyses.charts.matplotlib_charts import save_chart
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class AnalysisFiles:
                 written.append(folder / f"{name}.csv")
                 write_text_atomically(csv_of_rows(rows, list(rows[0])), written[-1])
         for chart in self.charts:
-            written += save_figure(figure_of(chart, self.caption), folder, chart.name)
+            written += save_chart(chart, self.caption, folder)
         return written
 
 

@@ -49,6 +49,8 @@ from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whol
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import StagedRun, TimedTokens
 from experiment_core_utils.sweep.plan import plan_for
+from experiments.analyses.charts.matplotlib_charts import figure_of
+from experiments.analyses.charts.style import joined_caption
 from experiments.benchmarks.execution_table import (
     EAGER,
     PLAIN,
@@ -56,10 +58,10 @@ from experiments.benchmarks.execution_table import (
     Shape,
     Timed,
     Work,
-    draw_roofline,
     eager_of_generate,
     entries,
     markdown,
+    roofline_chart,
     stages_of_generate,
     totals_of_generate,
     work_of,
@@ -364,7 +366,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if rates is None or math.isinf(rates.bytes_per_s):
             raise ConfigurationError("--figure needs a GPU: bytes per second of a CPU are not known")
         with replaced_whole(given.figure, ending=given.figure.suffix) as temporary:
-            draw_roofline(rows, work, rates).savefig(temporary, dpi=150)
+            model = given.shape or Path(EMBEDDED_MODEL).name
+            caption = joined_caption([str(content["device"]), model, f"n = {given.rounds} rounds of each way"])
+            figure_of(roofline_chart(rows, work, rates), caption).savefig(temporary, dpi=150)
     return 0 if all(row["same_tokens"] for row in rows) or bench.model.dtype != torch.float32 else 1
 
 

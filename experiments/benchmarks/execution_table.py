@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from experiment_core_utils.models.costs.decoder import DecoderShape
 from experiment_core_utils.models.costs.decoder_table import decoder_of
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.flops import vision_flops
-from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION, new_figure, styled
+from experiments.analyses.charts.chart import Axis, Chart, Dots, Line, Mark, Panel, Symbol
+from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION
 
 # What the others are compared with.
 PLAIN, EAGER = "generate", "eager"
@@ -199,16 +197,16 @@ def _cell(row: Mapping[str, Any], stage: str) -> str:
 
 
 COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
-MARKERS = dict(zip(STAGES, "so^", strict=True))
-# Of the first case and of the last one: hollow markers of two sizes in one place are both seen.
-LARGEST, SMALLEST = 11.0, 4.0
+SYMBOLS: dict[str, Symbol] = {"vision": "open square", "prefill": "ring", "decode": "open triangle"}
+# Of the first case and of the last one: hollow symbols of two sizes in one place are both seen.
+LARGEST, SMALLEST = 13.8, 5.0
 # Ways in the same place are drawn beside each other, each this many times the abscissa of the one before.
 STEP = 1.12
 NOTE = f"a stage of a case has one abscissa: its ways are drawn around it, each {STEP:g} times as far right as the last"
 
 
-def draw_roofline(rows: Sequence[Mapping[str, Any]], work: Mapping[str, Mapping[str, Work]], rates: Rates) -> Figure:
-    """Draw operations per second over operations per byte, for each stage, way and case, below what the device attains.
+def roofline_chart(rows: Sequence[Mapping[str, Any]], work: Mapping[str, Mapping[str, Work]], rates: Rates) -> Chart:
+    """Operations per second over operations per byte, for each stage, way and case, below what the device attains.
 
     Colours show ways, shapes stages, sizes cases.
     """
@@ -216,40 +214,22 @@ def draw_roofline(rows: Sequence[Mapping[str, Any]], work: Mapping[str, Mapping[
     cases = list(dict.fromkeys(row["case"] for row in rows))
     colours = {way: COLOURS[place % len(COLOURS)] for place, way in enumerate(ways)}
     sizes = dict(zip(cases, np.linspace(LARGEST, SMALLEST, len(cases)).tolist(), strict=True))
-    with styled():
-        figure = new_figure(8.0, 4.8, NOTE)
-        axes = figure.subplots()
-        _draw_roof(axes, rates)
-        for row in rows:
-            shift = STEP ** (ways.index(row["way"]) - (len(ways) - 1) / 2)
-            for stage, done in work[row["case"]].items():
-                if row[f"{stage}_ms"]:
-                    at, reached = done.flops / done.bytes, done.flops / (row[f"{stage}_ms"] * 1e-3)
-                    style = _style(MARKERS[stage], colours[row["way"]], sizes[row["case"]])
-                    axes.plot(at * shift, reached, **style)
-        axes.set(xlabel="operations per byte (as the floor counts them)", ylabel="operations per second")
-        stages = [stage for stage in STAGES if any(stage in each for each in work.values())]
-        keys = [
-            *(Line2D([], [], label=way, **_style("o", colour, 7.0)) for way, colour in colours.items()),
-            *(Line2D([], [], label=stage, **_style(MARKERS[stage], QUIET, 7.0)) for stage in stages),
-            *(Line2D([], [], label=case, **_style("o", QUIET, size)) for case, size in sizes.items()),
-        ]
-        figure.legend(handles=keys, loc="outside right upper", fontsize=8)
-    return figure
-
-
-def _draw_roof(axes: Axes, rates: Rates) -> None:
     knee = rates.flops_per_s / rates.bytes_per_s
     ends = [0.1, knee, max(10 * knee, 2e4)]
-    axes.loglog(ends, [min(rates.flops_per_s, at * rates.bytes_per_s) for at in ends], color=INK)
-
-
-def _style(marker: str, colour: str, size: float) -> dict[str, Any]:
-    return {
-        "marker": marker,
-        "linestyle": "none",
-        "markersize": size,
-        "markeredgecolor": colour,
-        "markerfacecolor": "none",
-        "markeredgewidth": 1.4,
-    }
+    marks: list[Mark] = [Line(ends, [min(rates.flops_per_s, at * rates.bytes_per_s) / 1e12 for at in ends], INK)]
+    for row in rows:
+        shift = STEP ** (ways.index(row["way"]) - (len(ways) - 1) / 2)
+        for stage, done in work[row["case"]].items():
+            if row[f"{stage}_ms"]:
+                at, reached = done.flops / done.bytes, done.flops / (row[f"{stage}_ms"] * 1e-3) / 1e12
+                marks.append(Dots([at * shift], [reached], colours[row["way"]], symbol=SYMBOLS[stage],
+                                  size=sizes[row["case"]]))  # fmt: skip
+    stages = [stage for stage in STAGES if any(stage in each for each in work.values())]
+    keys: list[tuple[str, str, Symbol, float]] = [
+        *((way, colour, "ring", 9.0) for way, colour in colours.items()),
+        *((stage, QUIET, SYMBOLS[stage], 9.0) for stage in stages),
+        *((case, QUIET, "ring", size) for case, size in sizes.items()),
+    ]
+    marks += [Dots([], [], colour, name, symbol=symbol, size=size) for name, colour, symbol, size in keys]
+    x = Axis("operations per byte (as the floor counts them)", is_log=True)
+    return Chart("roofline", [Panel("", x, Axis("TFLOP/s", is_log=True), marks)], 1, (8.0, 4.8), NOTE)

@@ -20,10 +20,10 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_fraction, check_within
 from experiment_core_utils.records.caveats import sentences
-from experiments.analyses.charts.style import save_figure
+from experiments.analyses.charts.matplotlib_charts import save_chart
 from experiments.analyses.files import add_output_flags, finding_lines
 from experiments.controller.caveats import ControllerCaveat
-from experiments.controller.evaluation.figures import draw_evaluation
+from experiments.controller.evaluation.figures import NAME, evaluation_chart
 from experiments.controller.evaluation.record import (
     BEST_STATIC,
     Budget,
@@ -58,7 +58,6 @@ from experiments.controller.policies.of_flags import (
     policies_of,
 )
 
-NAME = "controller_evaluation"
 FEW_REQUESTS = 100
 CALIBRATION_FRACTION = 0.5
 
@@ -323,7 +322,7 @@ def write(
     write_json_atomically({**content_of(evaluation), **shared, "static_settings": statics}, folder / f"{NAME}.json")
     rows = rows_of(evaluation)
     write_text_atomically(csv_of_rows(rows, list(rows[0])), folder / f"{NAME}.csv")
-    figures = save_figure(draw_evaluation(evaluation, latency_s, accuracy, caption, left_out), folder, NAME)
+    figures = save_chart(evaluation_chart(evaluation, latency_s, accuracy, left_out), caption, folder)
     return [folder / f"{NAME}.json", folder / f"{NAME}.csv", *figures]
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from experiments.analyses.charts.style import INK
 
-Symbol = Literal["circle", "ring", "square", "triangle", "tick"]
-Dash = Literal["solid", "dot", "dash"]
+Symbol = Literal["circle", "ring", "square", "open square", "triangle", "open triangle", "open diamond", "tick"]
+Dash = Literal["solid", "longdash", "dash", "dashdot", "dot"]
 Width = Literal["third", "half", "full"]
 Interval = tuple[float, float]
 Numbers = Sequence[float] | np.ndarray
@@ -62,7 +62,8 @@ class Line:
     width: float = 2.0
     dash: Dash = "solid"
     is_step: bool = False
-    has_marks: bool = False
+    symbol: Symbol | None = None  #: at each pair; None for none
+    size: float = 5.6  #: of the symbols
     opacity: float = 1.0
 
 
@@ -152,6 +153,13 @@ def hover_text(heading: str, *lines: str) -> tuple[str, ...]:
 def thinned(count: int, most: int = MOST_DOTS) -> list[int]:
     """Indices of at most `most` of `count` things, evenly spread."""
     return list(range(count)) if count <= most else [round(at * (count - 1) / (most - 1)) for at in range(most)]
+
+
+def padded(values: Numbers, fraction: float = 0.05) -> Interval:
+    """Limits of an axis that leave a fraction of the values' range free on both sides; absent values are nan."""
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    room = fraction * ((high - low) or 1.0)
+    return low - room, high + room
 
 
 def flop_unit(most_flops: float) -> tuple[float, str]:

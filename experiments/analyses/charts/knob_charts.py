@@ -345,7 +345,7 @@ def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Pa
         texts = [_change_text(title, own[0], mean, divisor, unit) for mean in own]
         changes = [mean.change / divisor for mean in own]
         marks.append(Band(places, low, high, KNOB_COLOURS[knob]))
-        marks.append(Line(places, changes, KNOB_COLOURS[knob], KNOB_NAMES[knob], texts, has_marks=True))
+        marks.append(Line(places, changes, KNOB_COLOURS[knob], KNOB_NAMES[knob], texts, symbol="circle"))
     if len(ticks) > MOST_VALUE_NAMES:
         kept = thinned(len(ticks), 6)
         ticks = {place: text for place, text in ticks.items() if place in kept}

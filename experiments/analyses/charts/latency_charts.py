@@ -192,7 +192,7 @@ def guardrail_chart(curve: Sequence[GuardrailCounts]) -> Chart:
             for each, rate in known
         ]
         x, y = [100 * each.margin for each, _ in known], [100 * rate for _, rate in known]
-        marks.append(Line(x, y, colour, label, texts, has_marks=True))
+        marks.append(Line(x, y, colour, label, texts, symbol="circle"))
     panel = Panel(
         "A wider margin breaks fewer budgets and wastes more settings",
         Axis("margin kept free (% of the predicted total)"),
@@ -215,7 +215,7 @@ def recalibration_chart(study: RecalibrationStudy) -> Chart:
             colour, label = METHOD_STYLES[method]
             sizes = [each.num_samples for each in points]
             marks.append(Band(sizes, [100 * e.low for e in points], [100 * e.high for e in points], colour))
-            marks.append(Line(sizes, [100 * e.median for e in points], colour, label, has_marks=True))
+            marks.append(Line(sizes, [100 * e.median for e in points], colour, label, symbol="circle"))
         marks.append(Rule(100 * study.repeatability[name].sample_mape, False, VERMILION, SPREAD))
         panels.append(
             Panel(

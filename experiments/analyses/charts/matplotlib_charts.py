@@ -2,20 +2,33 @@
 
 from collections.abc import Sequence
 from math import ceil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedFormatter, FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from experiments.analyses.charts.chart import Band, Bars, Chart, Dots, Interval, Line, Note, Numbers, Panel, Rule
-from experiments.analyses.charts.style import INK, QUIET, ink_on, joined_caption, new_figure, styled
+from experiments.analyses.charts.style import INK, QUIET, ink_on, joined_caption, new_figure, save_figure, styled
 
-SYMBOLS = {"circle": "o", "ring": "o", "square": "s", "triangle": "^", "tick": "|"}
-DASHES = {"solid": "-", "dot": ":", "dash": "--"}
+SYMBOLS = {"circle": "o", "ring": "o", "square": "s", "open square": "s", "triangle": "^", "open triangle": "^",
+           "open diamond": "D", "tick": "|"}  # fmt: skip
+HOLLOW = {"ring", "open square", "open triangle", "open diamond"}
+DASHES: dict[str, Any] = {"solid": "-", "longdash": (0, (7, 1)), "dash": "--", "dashdot": "-.", "dot": ":"}
 # Dots beyond this count are pixels in the SVG, which would be large otherwise.
 MOST_VECTOR_DOTS = 300
+# The white edge of a narrower bar would lighten it to another colour.
+LEAST_PIXELS_WITH_EDGE = 6
+# Decades of a logarithmic axis below which ticks stand between the powers of ten too.
+FEW_DECADES = 2
+
+
+def save_chart(chart: Chart, caption: str, folder: Path) -> tuple[Path, Path]:
+    """Write the chart's PNG and SVG into `folder` and return both; raises ResultsNotSaved where the disk refuses."""
+    return save_figure(figure_of(chart, caption), folder, chart.name)
 
 
 def figure_of(chart: Chart, caption: str) -> Figure:
@@ -37,6 +50,9 @@ def figure_of(chart: Chart, caption: str) -> Figure:
             for mark in panel.marks:
                 if isinstance(mark, Dots) and mark.labels:
                     _label(axes, mark)
+            for bar in axes.patches:
+                if min(bar.get_window_extent().size) < LEAST_PIXELS_WITH_EDGE:
+                    bar.set(linewidth=0, antialiased=False)
     return figure
 
 
@@ -60,16 +76,19 @@ def _draw(axes: Axes, panel: Panel) -> None:
         _DRAWN[type(mark)](axes, mark, order)  # type: ignore[operator]
     for axis, of, set_limits in ((panel.x, axes.xaxis, axes.set_xlim), (panel.y, axes.yaxis, axes.set_ylim)):
         if axis.is_log:
-            of.set_tick_params(which="minor", labelsize=0)
             (axes.set_xscale if of is axes.xaxis else axes.set_yscale)("log")
+        low, high = axis.limits or of.get_view_interval()
         if axis.ticks is not None:
             of.set_major_locator(FixedLocator(list(axis.ticks)))
             of.set_major_formatter(FixedFormatter(list(axis.ticks.values())))
             of.set_minor_locator(NullLocator())
             of.grid(visible=axis.is_log)
-        elif not axis.is_log:
+        elif axis.is_log:
+            of.set_major_locator(LogLocator(subs=(1, 2, 5) if high < low * 10**FEW_DECADES else (1,)))
+            of.set_major_formatter(lambda value, _: f"{value:.10g}")
+            of.set_minor_formatter(NullFormatter())
+        else:
             of.set_major_locator(MaxNLocator(7, steps=[1, 2, 2.5, 5, 10]))
-        low, high = axis.limits or of.get_view_interval()
         if axis.from_zero:
             low = 0.0
         set_limits(*((high, low) if axis.is_reversed else (low, high)))
@@ -78,7 +97,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
 
 
 def _dots(axes: Axes, mark: Dots, order: int) -> None:
-    face = "none" if mark.symbol == "ring" else mark.colour
+    face = "none" if mark.symbol in HOLLOW else mark.colour
     many = len(mark.x) > MOST_VECTOR_DOTS
     whiskers = {"fmt": "none", "color": mark.colour, "alpha": 0.4, "linewidth": 0.9, "zorder": 1}
     if mark.x_intervals:
@@ -87,7 +106,7 @@ def _dots(axes: Axes, mark: Dots, order: int) -> None:
         axes.errorbar(mark.x, mark.y, yerr=_whiskers(mark.y, mark.y_intervals), **whiskers)  # type: ignore[arg-type]
     axes.plot(mark.x, mark.y, SYMBOLS[mark.symbol], color=mark.colour, markerfacecolor=face, alpha=mark.opacity,
               markersize=mark.size * (2.2 if mark.symbol == "tick" else 0.8), label=mark.name, zorder=order,
-              markeredgewidth=2.5 if mark.symbol == "tick" else 1.3 if mark.symbol == "ring" else 0,
+              markeredgewidth=2.5 if mark.symbol == "tick" else 1.3 if mark.symbol in HOLLOW else 0,
               rasterized=many)  # fmt: skip
 
 
@@ -98,9 +117,10 @@ def _whiskers(values: Numbers, intervals: Sequence[Interval]) -> np.ndarray:
 
 
 def _line(axes: Axes, mark: Line, order: int) -> None:
-    axes.plot(mark.x, mark.y, DASHES[mark.dash], color=mark.colour, linewidth=mark.width, alpha=mark.opacity,
-              label=mark.name, drawstyle="steps-post" if mark.is_step else "default",
-              marker="o" if mark.has_marks else None, markersize=4.5, zorder=order)  # fmt: skip
+    axes.plot(mark.x, mark.y, linestyle=DASHES[mark.dash], color=mark.colour, linewidth=mark.width,
+              alpha=mark.opacity, label=mark.name, drawstyle="steps-post" if mark.is_step else "default",
+              marker=mark.symbol and SYMBOLS[mark.symbol], markersize=0.8 * mark.size, zorder=order,
+              markerfacecolor="none" if mark.symbol in HOLLOW else mark.colour)  # fmt: skip
 
 
 def _band(axes: Axes, mark: Band, order: int) -> None:
@@ -118,7 +138,7 @@ def _bars(axes: Axes, mark: Bars, order: int) -> None:
         starts,
         color=mark.colour,
         edgecolor="white",
-        linewidth=0.7,
+        linewidth=0.4,
         label=mark.name,
         zorder=order,
     )

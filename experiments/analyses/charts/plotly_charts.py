@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 from experiments.analyses.charts.chart import Axis, Band, Bars, Dots, Interval, Line, Note, Numbers, Panel, Rule
 from experiments.analyses.charts.style import ink_on
 
-SYMBOLS = {"circle": "circle", "ring": "circle-open", "square": "square", "triangle": "triangle-up",
+SYMBOLS = {"circle": "circle", "ring": "circle-open", "square": "square", "open square": "square-open",
+           "triangle": "triangle-up", "open triangle": "triangle-up-open", "open diamond": "diamond-open",
            "tick": "line-ns-open"}  # fmt: skip
 
 
@@ -109,8 +110,9 @@ def _dots(mark: Dots) -> go.Scatter:
 def _line(mark: Line) -> go.Scatter:
     line = {"color": mark.colour, "width": mark.width, "dash": mark.dash, "shape": "hv" if mark.is_step else "linear"}
     return go.Scatter(
-        x=numbers(mark.x), y=numbers(mark.y), mode="lines+markers" if mark.has_marks else "lines", line=line,
-        opacity=mark.opacity, **_hover(mark.texts), **_named(mark.name),
+        x=numbers(mark.x), y=numbers(mark.y), mode="lines+markers" if mark.symbol else "lines", line=line,
+        marker={"symbol": SYMBOLS[mark.symbol], "size": mark.size} if mark.symbol else None, opacity=mark.opacity,
+        **_hover(mark.texts), **_named(mark.name),
     )  # fmt: skip
 
 

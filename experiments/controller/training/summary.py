@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 
 from experiment_core_utils.meters.host_facts import command_line
 from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_text_atomically
-from experiments.analyses.charts.style import BLUE, LIGHT_GREY, new_figure, save_figure, styled
+from experiments.analyses.charts.chart import Axis, Chart, Line, Panel
+from experiments.analyses.charts.matplotlib_charts import save_chart
+from experiments.analyses.charts.style import BLUE, LIGHT_GREY
 from experiments.controller.training.environment import BudgetedRequests, RewardRecipe, rewards
 from experiments.controller.training.jobs import TrainingJob
 from experiments.controller.training.run import TrainingRun
@@ -83,7 +84,7 @@ COLUMNS = (
     "update", "reward", "accuracy", "latency_ms", "violation_rate", "advantage_groups", "loss", "entropy", "kl",
     "clipped_share", "grad_norm",
 )  # fmt: skip
-DRAWN = {"reward": "reward", "accuracy": "accuracy (fraction of best)", "latency_ms": "latency in ms",
+DRAWN = {"reward": "reward", "accuracy": "accuracy (fraction of best score)", "latency_ms": "latency (ms)",
          "violation_rate": "fraction over the budget"}  # fmt: skip
 # Updates that a drawn mean is over.
 WINDOW = 20
@@ -93,24 +94,19 @@ Rows = Sequence[Mapping[str, float]]
 def write_curves(rows: Rows, folder: Path, caption: str) -> None:
     """Write learning_curves.csv, .png and .svg into the folder; raises ResultsNotSaved where the disk refuses."""
     write_text_atomically(csv_of_rows(rows, COLUMNS), folder / f"{NAME}.csv")
-    save_figure(draw_curves(rows, caption), folder, NAME)
+    save_chart(curves_chart(rows), caption, folder)
 
 
-def draw_curves(rows: Rows, caption: str) -> Figure:
-    """A figure of reward, accuracy, latency and violations over the updates, and their means over the last WINDOW."""
-    figure = new_figure(8.0, 5.2, caption)
+def curves_chart(rows: Rows) -> Chart:
+    """Reward, accuracy, latency and violations over the updates, and their means over the last WINDOW."""
     updates = [row["update"] for row in rows]
-    with styled():
-        axes = figure.subplots(2, 2, sharex=True)
-        for place, (axis, (name, label)) in enumerate(zip(axes.flat, DRAWN.items(), strict=True)):
-            values = [row[name] for row in rows]
-            axis.plot(updates, values, color=LIGHT_GREY, linewidth=0.8, label="an update")
-            axis.plot(updates, running_means(values, WINDOW), color=BLUE, label=f"mean of the last {WINDOW}")
-            axis.set_title(label)
-            if place >= 2:
-                axis.set_xlabel("update")
-        axes[0, 0].legend()
-    return figure
+    panels = []
+    for name, label in DRAWN.items():
+        values = [row[name] for row in rows]
+        means = Line(updates, running_means(values, WINDOW), BLUE, f"mean of the last {WINDOW}")
+        each = Line(updates, values, LIGHT_GREY, "an update", width=0.8)
+        panels.append(Panel(label, Axis("update"), Axis(), [each, means]))
+    return Chart(NAME, panels, 2, (4.0, 2.5))
 
 
 def running_means(values: Sequence[float], window: int) -> np.ndarray:

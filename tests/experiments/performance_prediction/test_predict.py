@@ -14,9 +14,11 @@ from PIL import Image
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiments.analyses.charts.chart import Bars
+from experiments.analyses.charts.matplotlib_charts import figure_of
 from experiments.analyses.charts.style import new_figure, save_figure
 from experiments.performance_prediction.predict import build_parser, main
-from experiments.performance_prediction.prediction.figures import COLOURS, KERNELS, breakdown_figure, figure_folders
+from experiments.performance_prediction.prediction.figures import COLOURS, PART_COLOURS, breakdown_chart, figure_folders
 from experiments.performance_prediction.prediction.measurements import _REPEATS, read_measurements
 from experiments.performance_prediction.prediction.predictor_file import load_fitted
 
@@ -133,15 +135,29 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_thin_layers_have_the_colour_of_their_kernel() -> None:
     """All of vgg16's kernels are 3x3: no pixel of its bars is lightened to another colour by edges of thin layers."""
     measured = read_measurements([PROFILES / "vgg16_guess_h200", PROFILES / "vgg16_winograd_nonfused_h200"])
-    panel = breakdown_figure(measured).axes[0]
-    longest_s = max(each.device_s for each in measured.inferences if each.input_size == 224)
-    bars = [patch for patch in panel.patches if isinstance(patch, Rectangle) and patch.get_width() > 0]
-    layers = [bar for bar in bars if bar.get_facecolor() == to_rgba(KERNELS[3])]
+    figure = figure_of(breakdown_chart(measured), "caption")
+    bars = [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle) and patch.get_width() > 0]
+    layers = [bar for bar in bars if bar.get_facecolor() == to_rgba(PART_COLOURS["3x3"])]
     assert len(layers) == 2 * 13
     for bar in layers:
-        wide = bar.get_width() > 1e3 * 0.02 * longest_s
-        assert (bar.get_linewidth() > 0, bar.get_antialiased()) == (wide, wide)
+        wide = bar.get_window_extent().width >= 6
+        assert (bar.get_linewidth() > 0, bar.get_antialiased() is not False) == (wide, wide)
     assert {bar.get_linewidth() > 0 for bar in layers} == {True, False}
+
+
+def test_layers_of_a_bar_begin_where_the_one_before_ends_and_the_rest_fills_the_whole() -> None:
+    measured = read_measurements([PROFILES / "alexnet_winograd_nonfused_h200"])
+    (panel,) = breakdown_chart(measured).panels
+    bars = [mark for mark in panel.marks if isinstance(mark, Bars)]
+    inference = min(measured.inferences, key=lambda each: each.input_size)
+    ends = sorted(
+        (start, start + length) for bar in bars for start, length in zip(bar.starts, bar.lengths, strict=True)
+    )
+    np.testing.assert_allclose([start for start, _ in ends[1:]], [end for _, end in ends[:-1]])
+    assert len(ends) == 6 and ends[-1][1] == pytest.approx(1e3 * inference.device_s)
+    # Its first layer has an 11x11 kernel, which this algorithm does not run.
+    lengths = {bar.name: len(bar.lengths) for bar in bars}
+    assert lengths == {"3x3": 3, "larger kernels": 1, "fell back to guess": 1, "other operations": 1}
 
 
 def test_a_rare_colour_stays_in_a_picture_of_many(tmp_path: Path) -> None:

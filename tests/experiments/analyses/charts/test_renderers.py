@@ -70,6 +70,30 @@ def test_bars_stand_on_one_another_in_both() -> None:
     assert [label.get_text() for label in axes.get_yticklabels()] == ["low", "high"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "labels"), [((1.5, 60.0), ["2", "5", "10", "20", "50"]), ((0.05, 20.0), ["0.1", "1", "10"])]
+)
+def test_a_logarithmic_axis_has_plain_numbers_and_more_of_them_over_few_decades(
+    limits: tuple[float, float], labels: list[str]
+) -> None:
+    panel = Panel("", Axis(limits=limits, is_log=True), Axis(), [Line([2.0, 10.0], [1.0, 2.0], BLUE)])
+    figure = figure_of(Chart("name", [panel]), "")
+    shown = [
+        label.get_text()
+        for place, label in zip(figure.axes[0].get_xticks(), figure.axes[0].get_xticklabels(), strict=True)
+        if limits[0] <= place <= limits[1]
+    ]
+    assert shown == labels
+
+
+def test_a_line_has_symbols_in_both() -> None:
+    panel = Panel("", Axis(), Axis(), [Line([1.0, 2.0], [1.0, 2.0], BLUE, symbol="open diamond", size=10)])
+    (line,) = figure_of(Chart("name", [panel]), "").axes[0].lines
+    assert (line.get_marker(), line.get_markersize(), line.get_markerfacecolor()) == ("D", 8.0, "none")
+    (scatter,) = plotly_of(panel).data
+    assert (scatter.mode, scatter.marker.symbol, scatter.marker.size) == ("lines+markers", "diamond-open", 10)
+
+
 @pytest.mark.parametrize(("fill", "ink"), [("#0072B2", "#FFFFFF"), ("#E69F00", "#000000"), ("#009E73", "#000000")])
 def test_ink_has_the_higher_contrast(fill: str, ink: str) -> None:
     # Relative luminances 0.154, 0.431 and 0.259; white and black are equal at sqrt(1.05 * 0.05) - 0.05 = 0.179.

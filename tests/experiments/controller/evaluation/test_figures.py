@@ -8,7 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from experiments.controller.evaluation.figures import draw_evaluation, line_styles
+from experiments.analyses.charts.chart import Band, Chart, Line
+from experiments.analyses.charts.matplotlib_charts import figure_of
+from experiments.controller.evaluation.figures import evaluation_chart
 from experiments.controller.evaluation.record import BEST_STATIC, Budget, Evaluation, evaluate
 from experiments.controller.evaluation.replay import best_static, replay, requests_in
 from experiments.controller.lookup import build
@@ -27,9 +29,13 @@ def coinciding(names: tuple[str, ...]) -> Evaluation:
     return evaluate("replay", [replace(outcome, name=name) for name in names], requests_in(found), budgets, None, ())
 
 
-def drawn(names: tuple[str, ...]) -> Figure:
+def described(names: tuple[str, ...]) -> Chart:
     found = grid()
-    return draw_evaluation(coinciding(names), found.total_s.mean(axis=1), found.shares.mean(axis=1), found.caption)
+    return evaluation_chart(coinciding(names), found.total_s.mean(axis=1), found.shares.mean(axis=1))
+
+
+def lines_of(chart: Chart, panel: int) -> list[Line]:
+    return [mark for mark in chart.panels[panel].marks if isinstance(mark, Line) and mark.name]
 
 
 def pixels_of(figure: Figure, panel: int, colour: str) -> int:
@@ -46,16 +52,26 @@ def pixels_of(figure: Figure, panel: int, colour: str) -> int:
 @pytest.mark.parametrize("names", [("lookup_mean", "two_stage"), SAME])
 @pytest.mark.parametrize("panel", [1, 2])
 def test_lines_in_the_same_place_are_all_seen(names: tuple[str, ...], panel: int) -> None:
-    figure = drawn(names)
-    seen = {name: pixels_of(figure, panel, style["color"]) for name, style in line_styles(names).items()}
-    assert min(seen.values()) > 30, seen
+    chart = described(names)
+    figure = figure_of(chart, "caption")
+    seen = {line.name: pixels_of(figure, panel, line.colour) for line in lines_of(chart, panel)}
+    assert len(seen) == len(names) and min(seen.values()) > 30, seen
 
 
 def test_each_policy_is_drawn_over_the_one_before_it_thinner_and_in_a_colour_of_its_own() -> None:
     assert best_static(grid(), BUDGETS).name == SAME[0]
-    styles = list(line_styles(SAME).values())
-    assert [each["zorder"] for each in styles] == sorted(each["zorder"] for each in styles)
-    for name in ("linewidth", "markersize"):
-        values = [each[name] for each in styles]
+    lines = lines_of(described(SAME), 0)
+    assert [line.name for line in lines] == [name.replace("_", " ") for name in SAME]
+    for values in ([line.width for line in lines], [line.size for line in lines]):
         assert values == sorted(set(values), reverse=True)
-    assert len({each["color"] for each in styles}) == len({each["marker"] for each in styles}) == len(SAME)
+    assert len({line.colour for line in lines}) == len(SAME)
+
+
+def test_budgets_that_no_setting_meets_are_shaded_half_way_to_the_next() -> None:
+    found = coinciding(("two_stage",))
+    budgets = tuple(replace(each, meetable=each.seconds > 0.2) for each in found.budgets)
+    _, in_time, violations = evaluation_chart(replace(found, budgets=budgets), (), ()).panels
+    for panel in (in_time, violations):
+        shade = panel.marks[0]
+        # 150 and 250 ms; the axis leaves 5 % of 850 ms free below 150 ms.
+        assert isinstance(shade, Band) and shade.x == pytest.approx((107.5, 200.0))
