@@ -15,6 +15,33 @@ def resampled(generator: np.random.Generator, num_clusters: int, num_draws: int)
     return generator.multinomial(num_clusters, np.full(num_clusters, 1 / num_clusters), size=num_draws)
 
 
+def drawn_sums(sums: np.ndarray, seed: int = 0) -> np.ndarray:
+    """[R, C], sums over as many clusters drawn with replacement, of [G, C] sums of each cluster; a seed is a draw."""
+    # All draws of many clusters would take gigabytes; few clusters ask for the same draws again and again.
+    is_small = len(sums) * RESAMPLES <= DRAWS_AT_ONCE
+    parts = (_few_counts(len(sums), seed),) if is_small else _counts(len(sums), seed)
+    return np.concatenate([counts @ sums for counts in parts])
+
+
+def ratio_intervals(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> list[tuple[float, float]]:
+    """95 % percentile interval of sum / count over drawn clusters, of each row of [K, G] sums and counts."""
+    drawn = drawn_sums(np.concatenate([sums, counts]).T, seed)
+    return intervals(drawn[:, : len(sums)] / drawn[:, len(sums) :])
+
+
+@lru_cache(maxsize=8)
+def _few_counts(num_clusters: int, seed: int) -> np.ndarray:
+    """[R, G]; their counts are below 2^16, because the clusters are."""
+    return np.concatenate(list(_counts(num_clusters, seed))).astype(np.uint16)
+
+
+def _counts(num_clusters: int, seed: int) -> Iterator[np.ndarray]:
+    """[R, G] in parts, how often each draw holds each cluster."""
+    generator, rows = np.random.default_rng(seed), max(DRAWS_AT_ONCE // num_clusters, 1)
+    for begin in range(0, RESAMPLES, rows):
+        yield resampled(generator, num_clusters, min(rows, RESAMPLES - begin))
+
+
 def draw_counts(clusters: Sequence[Hashable], pattern: np.ndarray, num_draws: int, seed: int) -> np.ndarray:
     """[B, N], how often each draw contains each sample: all samples of a cluster (a picture) together.
 
@@ -45,44 +72,6 @@ def intervals(draws: np.ndarray) -> list[tuple[float, float]]:
         return [interval(column) for column in draws.T]
     low, high = np.percentile(draws, (_TAIL_PERCENT, 100 - _TAIL_PERCENT), axis=0)
     return list(zip(low.tolist(), high.tolist(), strict=True))
-
-
-def bootstrap_interval(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile interval of sum / count over clusters drawn with replacement, with a fixed seed."""
-    clusters = len(sums)
-    # All draws at once would take gigabytes for large runs; small ones ask for the same draws again and again.
-    all_picks = [_few_picks(clusters, seed)] if clusters <= DRAWS_AT_ONCE // RESAMPLES else _picks(clusters, seed)
-    means = [sums[picks].sum(axis=1) / counts[picks].sum(axis=1) for picks in all_picks]
-    return interval(np.concatenate(means))
-
-
-def bootstrap_intervals(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> list[tuple[float, float]]:
-    """`bootstrap_interval` of each row of [K, G] sums and counts; all rows get the same draws."""
-    clusters = sums.shape[1]
-    if clusters > DRAWS_AT_ONCE // RESAMPLES:
-        return [bootstrap_interval(*row, seed) for row in zip(sums, counts, strict=True)]
-    places = np.arange(RESAMPLES)[:, None] * clusters + _few_picks(clusters, seed)
-    drawn = np.bincount(places.ravel(), minlength=RESAMPLES * clusters).reshape(RESAMPLES, clusters).astype(np.float64)
-    found: list[tuple[float, float]] = []
-    for begin in range(0, len(sums), DRAWS_AT_ONCE // RESAMPLES):
-        rows = slice(begin, begin + DRAWS_AT_ONCE // RESAMPLES)
-        means = (sums[rows] @ drawn.T) / (counts[rows] @ drawn.T)
-        found += intervals(means.T)
-    return found
-
-
-@lru_cache(maxsize=1)
-def _few_picks(clusters: int, seed: int) -> np.ndarray:
-    (picks,) = _picks(clusters, seed)
-    return picks
-
-
-def _picks(clusters: int, seed: int) -> Iterator[np.ndarray]:
-    """[R, G] clusters drawn with replacement, in parts."""
-    generator = np.random.default_rng(seed)
-    rows = max(DRAWS_AT_ONCE // clusters, 1)
-    for begin in range(0, RESAMPLES, rows):
-        yield generator.integers(0, clusters, size=(min(rows, RESAMPLES - begin), clusters))
 
 
 def conformal_ratios(ratios: np.ndarray, level: float) -> tuple[float, float]:

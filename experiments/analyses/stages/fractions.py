@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from experiment_core_utils.models.interface import STAGES
-from experiments.fitting.intervals import bootstrap_intervals
+from experiments.fitting.intervals import ratio_intervals
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -125,7 +125,7 @@ def _share_intervals(sums: Sequence[np.ndarray]) -> list[dict[str, tuple[float, 
         places = [place for place, each in enumerate(sums) if len(each) == size]
         columns = np.stack([sums[place].T for place in places])
         for number, stage in enumerate(STAGES):
-            for place, ends in zip(places, bootstrap_intervals(columns[:, number], columns[:, -1]), strict=True):
+            for place, ends in zip(places, ratio_intervals(columns[:, number], columns[:, -1]), strict=True):
                 found[place][stage] = ends
     return found
 

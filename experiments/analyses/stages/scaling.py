@@ -2,14 +2,12 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 
-from experiment_core_utils.primitives.statistics import RESAMPLES
 from experiments.analyses.stages.fractions import Generation, grouped
-from experiments.fitting.intervals import interval, resampled
+from experiments.fitting.intervals import drawn_sums, interval
 
 
 @dataclass(frozen=True)
@@ -103,18 +101,10 @@ def _solved(sums: np.ndarray) -> np.ndarray:
 
 def _draws(sums: np.ndarray, seed: int) -> np.ndarray | None:
     """Intercept (at the centre) and slope of each resample, [R, 2]; those with all points at one x are left out."""
-    groups = len(sums)
-    if groups < 2:
+    if len(sums) < 2:
         return None
-    lines = _solved(_picks(groups, seed) @ sums)
+    lines = _solved(drawn_sums(sums, seed))
     return lines[np.isfinite(lines).all(axis=1)]
-
-
-@lru_cache(maxsize=8)
-def _picks(groups: int, seed: int) -> np.ndarray:
-    """[R, G], how often each draw contains each cluster; lines of as many clusters have the same draws."""
-    picks = resampled(np.random.default_rng(seed), groups, RESAMPLES)
-    return picks.astype(np.uint16 if groups < 2**16 else np.int64)
 
 
 def _hull(draws: Sequence[np.ndarray]) -> tuple[float, float] | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiment_core_utils.primitives.statistics import bounded_mean_interval, cluster_totals
 from experiments.controller.knob_choices import KnobChoice
-from experiments.fitting.intervals import bootstrap_interval
+from experiments.fitting.intervals import ratio_intervals
 from experiments.fitting.scores import mean_of
 
 
@@ -173,4 +173,4 @@ def _difference(values: np.ndarray, pictures: Sequence[str]) -> Difference:
     """The mean of differences [N] that have no bounds."""
     sums, counts = cluster_totals(values, pictures)
     is_known = len(sums) > 1 and float(np.ptp(values)) > 0.0
-    return Difference(float(values.mean()), bootstrap_interval(sums, counts) if is_known else None)
+    return Difference(float(values.mean()), ratio_intervals(sums[None], counts[None])[0] if is_known else None)

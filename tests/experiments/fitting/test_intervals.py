@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from experiments.fitting.intervals import (
-    bootstrap_interval,
-    bootstrap_intervals,
     conformal_ratios,
     draw_counts,
+    drawn_sums,
     interval,
     intervals,
+    ratio_intervals,
     resampled,
 )
 
@@ -19,6 +19,28 @@ def test_a_draw_is_of_as_many_clusters_as_there_are() -> None:
     assert drawn.shape == (500, 4) and (drawn.sum(axis=1) == 4).all()
     # Each is left out of a draw with probability 0.75^4 = 0.316.
     assert (drawn == 0).mean() == pytest.approx(0.316, abs=0.04)
+
+
+@pytest.mark.parametrize("num_clusters", [4, 2500])
+def test_sums_are_over_as_many_clusters_drawn_with_replacement(num_clusters: int) -> None:
+    """Beside a column of ones; 2500 clusters are drawn in parts."""
+    drawn = drawn_sums(np.stack([np.ones(num_clusters), np.arange(num_clusters)], axis=1), seed=3)
+    assert drawn.shape == (2000, 2) and (drawn[:, 0] == num_clusters).all()
+    # Mean of the draws' means, and their spread: the standard deviation of 0 ... G - 1 over the root of G.
+    means = drawn[:, 1] / num_clusters
+    spread = np.sqrt((num_clusters**2 - 1) / 12 / num_clusters)
+    assert means.mean() == pytest.approx((num_clusters - 1) / 2, abs=0.1 * spread)
+    assert means.std() == pytest.approx(spread, rel=0.08)
+
+
+def test_ratio_intervals_of_many_rows_are_those_of_each_and_near_students() -> None:
+    source = np.random.default_rng(1)
+    sums, counts = source.uniform(1.0, 9.0, (3, 40)), np.ones((3, 40))
+    each = [ratio_intervals(one[None], ones[None])[0] for one, ones in zip(sums, counts, strict=True)]
+    assert np.array(ratio_intervals(sums, counts)) == pytest.approx(np.array(each), rel=1e-12)
+    half = 2.02 * sums.std(axis=1, ddof=1) / np.sqrt(40)
+    means = sums.mean(axis=1)
+    assert np.array(each) == pytest.approx(np.stack([means - half, means + half], axis=1), rel=0.06)
 
 
 def test_draws_give_all_settings_the_same_pictures_and_keep_those_with_times() -> None:
@@ -48,10 +70,3 @@ def test_interval_ends_are_order_statistics() -> None:
     assert conformal_ratios(np.arange(1.0, 40.0)[::-1], 0.9) == (2.0, 38.0)
     assert conformal_ratios(np.array([1.5, 0.5]), 0.9) == (0.5, 1.5)
     assert conformal_ratios(np.array([]), 0.9) == (1.0, 1.0)
-
-
-def test_intervals_of_many_rows_are_those_of_each() -> None:
-    source = np.random.default_rng(1)
-    sums, counts = source.uniform(1.0, 9.0, (3, 7)), source.uniform(1.0, 3.0, (3, 7))
-    each = [bootstrap_interval(*row) for row in zip(sums, counts, strict=True)]
-    assert np.array(bootstrap_intervals(sums, counts)) == pytest.approx(np.array(each), rel=1e-12)
