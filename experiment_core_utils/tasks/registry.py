@@ -104,14 +104,14 @@ LMMS_EVAL = "lmms_eval:"
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     {
         **{task.name: _generated(task) for task in REFERENCE_TASKS},
-        "coco_2014_vqa": _published("coco_vqa", "Coco2014VQA", "vqa_score"),
+        "coco_2014_vqa": _published("coco", "Coco2014VQA", "vqa_score"),
         "text_vqa": _published("text_vqa", "TextVQA", "vqa_score"),
-        "okvqa": _published("coco_vqa", "OKVQA", "vqa_score"),
+        "okvqa": _published("coco", "OKVQA", "vqa_score"),
         "science_qa_img": _published("science_qa", "ScienceQAImages", "mc"),
         "st_qa": _published("st_qa", "SceneTextQA", "ansl_em"),
         "doc_qa": _published("doc_qa", "DocVQA", "ansl_em"),
         "tally_qa": _published("tally_qa", "TallyQA", "em", default_split="test"),
-        "coco_caption": _published("coco_caption", "CocoCaption", "cider_score"),
+        "coco_caption": _published("coco", "CocoCaption", "cider_score"),
         "mmmu": _published("mmmu", "MMMU", "mmmu_score"),
     }
 )

@@ -14,7 +14,7 @@ from experiment_core_utils.models.costs.decoder import DecoderShape
 from experiment_core_utils.models.costs.decoder_table import decoder_of
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
-from experiment_core_utils.models.molmoe.flops import vision_flops
+from experiment_core_utils.models.molmoe.costs import vision_flops
 from experiments.analyses.charts.chart import Axis, Chart, Dots, Line, Mark, Panel, Symbol
 from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION
 

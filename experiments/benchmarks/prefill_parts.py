@@ -19,6 +19,7 @@ import torch
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.costs import vision_flops
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
@@ -28,7 +29,6 @@ from experiment_core_utils.models.molmoe.engines.weights import (
     fuse_decoder_weights,
     fuse_vision_weights,
 )
-from experiment_core_utils.models.molmoe.flops import vision_flops
 from experiment_core_utils.primitives.errors import ProfilerError
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.

@@ -15,7 +15,7 @@ from experiments.analyses.knobs.grid import KnobPoint, TaskGrid, load_study
 from experiments.analyses.sweeps import Sweep
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.policies.interface import PictureShape, RequestFeatures
-from experiments.fitting.folds import drawn_groups
+from experiments.fitting.held_out import drawn_groups
 
 
 @dataclass(frozen=True)

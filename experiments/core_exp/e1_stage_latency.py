@@ -17,8 +17,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
-from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages
-from experiments.analyses.stages.findings import stage_findings
+from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages, stage_findings
 from experiments.analyses.stages.records import contents_of, tables_of
 from experiments.analyses.sweeps import load_sweep, samples_frame
 

@@ -19,9 +19,8 @@ from experiment_core_utils.primitives.files import write_json_atomically, write_
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
-from experiments.analyses.latency.analysis import analyse_latency
+from experiments.analyses.latency.analysis import analyse_latency, budget_sentences, prediction_sentences
 from experiments.analyses.latency.estimator import LEVEL
-from experiments.analyses.latency.findings import budget_sentences, prediction_sentences
 from experiments.analyses.latency.recalibration import study_by_order, study_of_synthetic, study_of_target
 from experiments.analyses.latency.records import closing_lines, predictions_csv, validation_fields
 from experiments.analyses.sweeps import load_sweep, runs_frame, samples_frame

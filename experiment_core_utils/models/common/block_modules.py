@@ -1,6 +1,7 @@
-"""The blocks of a decoder: their list, routers and matrices, read once while their modules stay the same.
+"""The blocks of a decoder: their list, routers, matrices and parts.
 
-Walking a block of seventy modules takes longer than computing the operations of eighty blocks may take.
+Routers and matrices are read once while their modules stay the same: walking a block of seventy modules takes longer
+than computing the operations of eighty blocks may take.
 """
 
 import weakref
@@ -13,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.describe import SCALE_SUFFIXES
+from experiment_core_utils.models.interface import Component
 
 # The biases of a block's experts lie in one tensor.
 _NOT_MATRICES = (*SCALE_SUFFIXES, "_bias")
@@ -133,3 +135,41 @@ def _own_elements(module: nn.Module) -> int | None:
     if is_linear and (is_packed or not matrices):
         return int(own["in_features"]) * int(own["out_features"])
     return None if is_packed else sum(matrix.numel() for matrix in matrices)
+
+
+# Families name the parts of a block differently; a part with none of these names is in no range of a profile, and its
+# time is counted as the stage's `other`.
+_ATTENTION = frozenset({"self_attn", "attn", "attention", "self_attention", "linear_attn"})
+_FFN = frozenset({"mlp", "block_sparse_moe", "feed_forward", "ffn", "moe"})
+_ROUTERS = frozenset({"gate", "router"})
+_EXPERTS = frozenset({"experts"})
+
+
+def decoder_components(
+    blocks: Sequence[nn.Module], final_norm: nn.Module | None, head: nn.Module | None
+) -> dict[Component, list[nn.Module]]:
+    """Parts of the active blocks, the norm after them and the product with the vocabulary; empty ones left out.
+
+    `routing` and `experts` are inside `ffn`.
+    """
+    ffn = _children(blocks, _FFN)
+    norms = [child for block in blocks for child in block.children() if _is_norm(child)]
+    # The gate of a dense gated MLP is a plain layer and chooses nothing: only one beside experts is a router.
+    routed = [part for part in ffn if _children([part], _EXPERTS)]
+    found: dict[Component, list[nn.Module]] = {
+        "attention": _children(blocks, _ATTENTION),
+        "ffn": ffn,
+        "routing": _children(routed, _ROUTERS),
+        "experts": _children(routed, _EXPERTS),
+        "norm": [*norms, *([final_norm] if final_norm is not None else [])],
+        "head": [head] if head is not None else [],
+    }
+    return {name: modules for name, modules in found.items() if modules}
+
+
+def _children(modules: Iterable[nn.Module], names: frozenset[str]) -> list[nn.Module]:
+    return [child for module in modules for name, child in module.named_children() if name in names]
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiment_core_utils.models.costs.config_fields import NotInTable, unknown
 from experiment_core_utils.models.costs.decoder import DecoderShape
-from experiment_core_utils.models.costs.decoder_table import DECODERS, decoder_of
+from experiment_core_utils.models.costs.decoder_table import DECODERS, NotInTable, decoder_of, unknown
 from experiment_core_utils.models.costs.vision_table import (
     CropVision,
     PatchVision,

@@ -4,12 +4,22 @@ A new family is an entry: a function that gives its MLPs from the config's field
 family in `tests/models/tiny_families.py`, on which its formulas are compared with counted operations.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiment_core_utils.models.costs.config_fields import NotInTable, unknown
 from experiment_core_utils.models.costs.decoder import BlockShape, DecoderShape, ExpertsShape, LatentShape, MlpShape
+from experiment_core_utils.primitives.errors import ProfilerError
+
+
+class NotInTable(ProfilerError):
+    """No formula is known for an architecture, or for a way in which it is configured; the message says which."""
+
+
+def unknown(model_type: str, known: Iterable[str]) -> NotInTable:
+    """The error for a `model_type` that is not among those known."""
+    return NotInTable(f"no formula is known for {model_type!r}; there are formulas for {', '.join(sorted(known))}")
+
 
 # --- MLPs ---------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ Whatever a function does not know is refused by name, so that no formula is appl
 from dataclasses import dataclass
 from typing import Any
 
-from experiment_core_utils.models.costs.config_fields import NotInTable, one_number, two_numbers, unknown
+from experiment_core_utils.models.costs.decoder_table import NotInTable, unknown
 from experiment_core_utils.models.costs.vision import ProjectorShape, QueryProjectorShape, VisionShape, WindowShape
-from experiment_core_utils.models.molmoe.flops import vision_flops as molmoe_vision_flops
+from experiment_core_utils.models.molmoe.costs import vision_flops as molmoe_vision_flops
 
 
 @dataclass(frozen=True)
@@ -206,3 +206,18 @@ def _patch_shape(
         is_gated=is_gated,
         windows=windows,
     )
+
+
+def one_number(config: Any, field: str) -> int:
+    """A field's value as one number; some configs give a list with an entry for each side."""
+    value = getattr(config, field)
+    if not isinstance(value, int):
+        raise NotInTable(f"no formula is known for {config.model_type} with {field} {value}; it must be one number")
+    return value
+
+
+def two_numbers(config: Any, field: str) -> tuple[int, int]:
+    """(height, width) of a field that is one number or has an entry for each side."""
+    value = getattr(config, field)
+    height, width = (value, value) if isinstance(value, int) else value
+    return height, width

@@ -15,7 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer
+from experiment_core_utils.models.common.block_modules import decoder_components
+from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, refuse_other_logits
 from experiment_core_utils.models.common.decode_kernels import ExecutedExperts
 from experiment_core_utils.models.common.describe import (
     computing_dtype,
@@ -26,12 +27,10 @@ from experiment_core_utils.models.common.describe import (
     stored_bytes,
 )
 from experiment_core_utils.models.common.greedy import generate_async
-from experiment_core_utils.models.common.logits_check import refuse_other_logits
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import cache_elements, step_weights
 from experiment_core_utils.models.hf.batch import answer_together
-from experiment_core_utils.models.hf.components import decoder_components
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, generate_timed, greedy_config
 from experiment_core_utils.models.hf.graphed_stages import AsyncRequests, GraphedGeneration, graphs_unsupported_reason
 from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import refused_without_memory
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import cache_elements, step_weights
-from experiment_core_utils.models.hf.components import decoder_components
 from experiment_core_utils.models.hf.requests import check_prompt, refuse_longer_prompt, unusable_named
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages

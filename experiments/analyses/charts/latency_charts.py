@@ -19,7 +19,7 @@ from experiments.analyses.charts.chart import (
 )
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, QUIET, SKY, VERMILION
 from experiments.analyses.latency.features import TimedSamples
-from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts
+from experiments.analyses.latency.guardrail import AIM, BUDGET_PERCENTILES, GuardrailCounts
 from experiments.analyses.latency.recalibration import METHODS, STUDIED, RecalibrationStudy
 from experiments.analyses.latency.stage_regression import measured_times
 from experiments.analyses.latency.validation import Validation, places_by_setting
@@ -43,7 +43,6 @@ METHOD_STYLES = {
 
 NOISE = "noise of measuring a sample again"
 SPREAD = "spread of a setting's samples"
-AIM = 0.05
 
 
 def latency_charts(

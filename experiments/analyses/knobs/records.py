@@ -15,7 +15,7 @@ from experiments.analyses.knobs.effects import Effects, is_beyond_noise
 from experiments.analyses.knobs.fronts import Front, TaskDifference
 from experiments.analyses.knobs.grid import KNOBS, TaskGrid, knobs_of, levels_of
 from experiments.analyses.knobs.objectives import PERCENT, Cost, NoObjectives, Objectives
-from experiments.fitting.scores import mean_of
+from experiments.fitting.held_out import mean_of
 from experiments.fitting.verdicts import TAIL, fewest_for
 
 Row = dict[str, Cell]

@@ -12,6 +12,8 @@ from experiments.analyses.latency.features import RequestSetting
 MARGINS = (-0.1, -0.05, 0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 # Budgets that the margin is evaluated at: these percentiles of the measured total times.
 BUDGET_PERCENTILES = tuple(range(10, 100, 10))
+# The relative error and the fraction of broken budgets that are good enough.
+AIM = 0.05
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from experiments.analyses.latency.stage_regression import (
 )
 from experiments.analyses.latency.validation import Repeatability, repeatability
 from experiments.analyses.sweeps import Sweep, samples_frame
-from experiments.fitting.folds import left_out_masks
+from experiments.fitting.held_out import left_out_masks, relative_error
 from experiments.fitting.regression import robust_nonnegative
-from experiments.fitting.scores import relative_error
 
 METHODS = ("none", "global_affine", "stage_affine", "refit")
 SIZES = (10, 25, 50, 100)

@@ -15,8 +15,7 @@ from experiments.analyses.latency.stage_regression import (
     stage_times,
     vision_times,
 )
-from experiments.fitting.folds import left_out_masks
-from experiments.fitting.scores import relative_error
+from experiments.fitting.held_out import left_out_masks, relative_error
 
 Predict = Callable[[RequestColumns], Mapping[str, np.ndarray]]
 FOLDS = 6

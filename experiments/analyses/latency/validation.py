@@ -15,8 +15,7 @@ from experiments.analyses.latency.estimator import MIN_SETTINGS, LatencyEstimato
 from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
 from experiments.analyses.latency.settings_left_out import Predict, fit_chosen, predicted_left_out
 from experiments.analyses.latency.stage_regression import PREDICTED, after_vision, measured_times
-from experiments.fitting.folds import left_out_masks
-from experiments.fitting.scores import deviations
+from experiments.fitting.held_out import deviations, left_out_masks
 
 OUTER_FOLDS = 8
 _RESAMPLES = 200

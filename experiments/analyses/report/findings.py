@@ -11,9 +11,9 @@ from experiments.analyses.charts.chart import milliseconds
 from experiments.analyses.knobs.findings import change_sentences, front_sentences
 from experiments.analyses.knobs.objectives import LATENCY_MEAN
 from experiments.analyses.knobs.records import TaskAnalysis, present
-from experiments.analyses.latency.findings import budget_sentences, prediction_sentences
+from experiments.analyses.latency.analysis import budget_sentences, prediction_sentences
 from experiments.analyses.report.analyses import Analyses, Missing
-from experiments.analyses.stages.findings import decode_sentences, longest_stage
+from experiments.analyses.stages.analysis import decode_sentences, longest_stage
 from experiments.analyses.sweeps import StoredSetting, Sweep
 
 # Kinds of caveats that explain a long time by something else than the setting.

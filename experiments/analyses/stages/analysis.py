@@ -1,14 +1,24 @@
-"""E1 of a sweep: what its command, the report and the notebook show of where the time goes."""
+"""E1 of a sweep: where the time goes, with the sentences of its command and the report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
+from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.setting_result import SampleResult
+from experiments.analyses.charts.chart import milliseconds
 from experiments.analyses.stages import operations
-from experiments.analyses.stages.fractions import Generation, Regime, display_lengths, regimes, settings_fractions
+from experiments.analyses.stages.fractions import (
+    Generation,
+    Regime,
+    display_lengths,
+    grouped,
+    regimes,
+    settings_fractions,
+    tokens_until_decode_is_half,
+)
 from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import ProfiledRequest, load_profiles
 from experiments.analyses.stages.scaling import LineFit, StageLine, stage_lines
@@ -88,3 +98,37 @@ def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:
         profiles=profiles,
         profiles_reason=None if profiles else found[0][1],
     )
+
+
+def longest_stage(found: StageAnalysis) -> str:
+    """In how many settings each stage takes longest."""
+    total = len(found.by_setting)
+    counts = {stage: sum(each.dominant == stage for each in found.by_setting) for stage in STAGES}
+    parts = [f"{stage} in {'all' if count == total else count}" for stage, count in counts.items() if count]
+    return f"The stage that takes longest is {', '.join(parts)} of the {total} settings."
+
+
+def decode_sentences(found: StageAnalysis, task: str) -> Iterator[str]:
+    """From how many output tokens on decode takes at least half of a request."""
+    lengths: dict[int | None, list[str]] = {}
+    groups = grouped((each for each in found.generations if each.task == task), lambda each: each.vision)
+    for vision, own in groups.items():
+        lengths.setdefault(tokens_until_decode_is_half(own), []).append(vision)
+    if lengths:
+        parts = [
+            ("never" if length is None else f"from {length} output tokens on") + f" ({', '.join(visions)})"
+            for length, visions in lengths.items()
+        ]
+        yield f"Decode takes at least half of the time: {'; '.join(parts)}."
+
+
+def stage_findings(found: StageAnalysis) -> list[str]:
+    """What the command prints: the longest stage, decode, and the stages' fractions by task and vision knob."""
+    lines = [longest_stage(found)]
+    tasks = dict.fromkeys(each.task for each in found.generations)
+    for task in tasks:
+        lines += [f"{task}: {each}" if len(tasks) > 1 else each for each in decode_sentences(found, task)]
+    for each in regimes(found.generations, [None]):
+        parts = ", ".join(f"{stage} {part.share:.0%}" for stage, part in each.stages.items())
+        lines.append(f"{each.task}, vision {each.vision}: {milliseconds(each.total_ms)} a request, {parts}")
+    return lines

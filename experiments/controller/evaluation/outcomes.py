@@ -11,8 +11,8 @@ import numpy as np
 
 from experiment_core_utils.primitives.statistics import bounded_mean_interval, cluster_totals
 from experiments.controller.knob_choices import KnobChoice
+from experiments.fitting.held_out import mean_of
 from experiments.fitting.intervals import ratio_intervals
-from experiments.fitting.scores import mean_of
 
 
 @dataclass(frozen=True)

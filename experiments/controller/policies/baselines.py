@@ -13,7 +13,7 @@ from experiments.controller.lookup import Aggregation, Lookup, build
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies.interface import Policy, RequestFeatures, check_budget
 from experiments.controller.policies.prompt_words import PromptWords
-from experiments.fitting.folds import left_out_masks
+from experiments.fitting.held_out import left_out_masks
 
 METHODS: tuple[Aggregation, ...] = ("mean", "p50", "p95", "p99", "in_time")
 KNOBS = ("tier", "top_k", "num_active_blocks")

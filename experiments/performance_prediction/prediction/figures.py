@@ -22,7 +22,7 @@ from experiments.analyses.charts.chart import (
 )
 from experiments.analyses.charts.matplotlib_charts import save_chart
 from experiments.analyses.charts.style import joined_caption
-from experiments.fitting.scores import HIT
+from experiments.fitting.held_out import HIT
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName
 from experiments.performance_prediction.prediction.measurements import MeasuredLayer, Measurements
 from experiments.performance_prediction.prediction.network_predictor import DevicePredictor

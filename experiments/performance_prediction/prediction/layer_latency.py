@@ -14,7 +14,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from experiment_core_utils.primitives.statistics import CONFIDENCE
-from experiments.fitting.folds import left_out_masks
+from experiments.fitting.held_out import left_out_masks
 from experiments.fitting.intervals import conformal_ratios
 from experiments.fitting.regression import relative_nonnegative
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape

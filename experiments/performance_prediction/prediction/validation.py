@@ -8,8 +8,8 @@ import numpy as np
 
 from experiment_core_utils.meters.host_facts import known_peaks
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.fitting.held_out import PredictionScore, score
 from experiments.fitting.regression import relative_nonnegative
-from experiments.fitting.scores import PredictionScore, score
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName, ConvShape
 from experiments.performance_prediction.prediction.layer_latency import ANY_KERNEL, LayerLatency
 from experiments.performance_prediction.prediction.measurements import (

@@ -12,8 +12,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.tasks.datasets.coco_caption import CocoCaption
-from experiment_core_utils.tasks.datasets.coco_vqa import OKVQA, Coco2014VQA
+from experiment_core_utils.tasks.datasets.coco import OKVQA, Coco2014VQA, CocoCaption
 from experiment_core_utils.tasks.datasets.doc_qa import DocVQA
 from experiment_core_utils.tasks.datasets.science_qa import ScienceQAImages
 from experiment_core_utils.tasks.datasets.st_qa import SceneTextQA

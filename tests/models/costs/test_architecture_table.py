@@ -7,7 +7,7 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, LlavaConfig, Qwen2Config, SiglipVisionConfig, ViTConfig
 
 from experiment_core_utils.models.costs.architecture import shapes_of
-from experiment_core_utils.models.costs.config_fields import NotInTable
+from experiment_core_utils.models.costs.decoder_table import NotInTable
 from experiment_core_utils.models.costs.vision_table import CropVision, PatchVision, SizedCropVision
 from tests.models.tiny_families import CROP_FAMILIES, PATCH_FAMILIES, TEXT_FAMILIES, config_class
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.tasks.datasets.coco_caption import CocoCaption
+from experiment_core_utils.tasks.datasets.coco import CocoCaption
 from tests.tasks.datasets import layouts
 from tests.tasks.datasets.layouts import BLUE, GREEN, plain, stored, write_hub, write_json, write_picture
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.tasks.datasets.coco_vqa import OKVQA, Coco2014VQA, answer_texts
+from experiment_core_utils.tasks.datasets.coco import OKVQA, Coco2014VQA, answer_texts
 from experiment_core_utils.tasks.registry import load_task
 from tests.tasks.datasets import layouts
 from tests.tasks.datasets.layouts import BLUE, GREEN, RED, encoded, plain, stored, write_hub, write_json, write_picture

@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.tasks.datasets.coco_caption import CocoCaption
-from experiment_core_utils.tasks.datasets.coco_vqa import OKVQA, Coco2014VQA
+from experiment_core_utils.tasks.datasets.coco import OKVQA, Coco2014VQA, CocoCaption
 from experiment_core_utils.tasks.datasets.doc_qa import DocVQA
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_hub
 from experiment_core_utils.tasks.datasets.mmmu import MMMU

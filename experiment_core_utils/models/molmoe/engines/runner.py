@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.models.common.logits_check import refuse_other_logits
+from experiment_core_utils.models.common.cuda_graphs import refuse_other_logits
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs

@@ -15,7 +15,7 @@ from experiments.analyses.latency.recalibration import (
     synthetic_device,
 )
 from experiments.analyses.latency.stage_regression import measured_times
-from experiments.fitting.scores import relative_error
+from experiments.fitting.held_out import relative_error
 from tests.experiments.analyses.latency.synthetic_samples import (
     launching_estimator,
     launching_samples,

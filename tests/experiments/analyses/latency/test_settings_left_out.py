@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from experiments.analyses.latency.settings_left_out import choose_forms, predicted_left_out
-from experiments.fitting.folds import left_out_masks
+from experiments.fitting.held_out import left_out_masks
 from tests.experiments.analyses.latency.synthetic_samples import launching_samples, working_samples
 
 

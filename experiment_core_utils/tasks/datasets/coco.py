@@ -1,6 +1,12 @@
-"""VQA v2 (arXiv 1612.00837) and OK-VQA (arXiv 1906.00067): questions about COCO 2014 pictures, ten answers each."""
+"""Tasks on the pictures of COCO 2014, with several answers each.
 
+VQA v2 (arXiv 1612.00837) and OK-VQA (arXiv 1906.00067): questions, ten answers each; captions (arXiv 1504.00325): five
+of each picture.
+"""
+
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
@@ -14,7 +20,7 @@ from experiment_core_utils.tasks.datasets.published import (
     list_of_records,
     present,
 )
-from experiment_core_utils.tasks.datasets.questions import QuestionRow, picture_file
+from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _METADATA_KEYS = ("answer_type", "question_type", "multiple_choice_answer")
@@ -102,3 +108,51 @@ class OKVQA(_CocoVQA):
         ("val2014", "train2014"), ("OpenEnded_mscoco_{}2014_questions.json", "mscoco_{}2014_annotations.json")
     )
     type_columns = ("question_type",)
+
+
+CAPTION_QUESTION = "Provide a one-sentence caption for the provided image."
+
+
+class CocoCaption(PublishedTask):
+    """Every picture is requested with the same words."""
+
+    name = "coco_caption"
+    metric = "cider_score"
+    max_new_tokens = 64
+    style = "coco_captioning"
+    hub = HubDataset("lmms-lab-encoder/COCO-Caption", config=None, revision="main")
+    splits = coco_splits(("val", "train"), ("captions_{}2014.json",))
+    unanswered = ("test",)
+    columns = frozenset({"question_id", "image", "answer"})
+    required_fields = ()
+
+    def question_of(self, row: Row, place: Place) -> QuestionRow:
+        """See `PublishedTask`. A row's id is its file's name; the picture's number follows the last underscore."""
+        number = Path(row["question_id"]).stem.rpartition("_")[2]
+        if not number.isdecimal():
+            raise SampleError(f"question_id {row['question_id']!r} is not the name of a COCO file")
+        return QuestionRow(
+            question_id=row["question_id"],
+            image_id=str(int(number)),
+            question=CAPTION_QUESTION,
+            answers=listed(row["answer"], "answers"),
+            picture=row["image"],
+        )
+
+    def type_of(self, row: Row, place: Place) -> str:
+        """See `PublishedTask`."""
+        return "caption"
+
+    def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
+        """See `PublishedTask`: the pictures in their file's order, each with its captions in the order of their ids."""
+        captions = defaultdict(list)
+        for entry in files[0].entries("annotations", ("image_id", "id", "caption")):
+            captions[entry["image_id"]].append((entry["id"], entry["caption"]))
+        return [
+            {
+                "question_id": entry["file_name"],
+                "image": picture_file(entry["file_name"]),
+                "answer": [caption for _, caption in sorted(captions[entry["id"]])],
+            }
+            for entry in files[0].entries("images", ("id", "file_name"))
+        ]

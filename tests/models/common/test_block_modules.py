@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiment_core_utils.models.hf.components import decoder_components
+from experiment_core_utils.models.common.block_modules import decoder_components
 from tests.models.knob_families import NUM_BLOCKS, TEXT_FAMILIES, VISION_FAMILIES
 
 # Norms of a block beside the last one of the decoder.
