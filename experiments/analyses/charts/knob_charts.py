@@ -1,6 +1,6 @@
 """The charts of E2 (knobs): fronts, couplings and effects."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -81,7 +81,11 @@ def _scale(found: Objectives) -> tuple[float, str]:
     return flop_unit(float(found.cost.max())) if found.of.unit == "FLOPs" else (1.0, found.of.unit)
 
 
-def _axis_of_accuracy(best: float, limits: tuple[float, float] | None = None) -> Axis:
+def _axis_of_accuracy(best: float, shown: Sequence[float] | np.ndarray) -> Axis:
+    """The axis of what is shown, to a little above the best score, so that marks there are whole."""
+    low, high = float(np.min(shown)), float(np.max(shown))
+    room = max(0.12 * (high - low), 0.02 * best)
+    limits = max(low - room, -0.02 * best), min(high + room, 1.05 * best)
     return Axis("accuracy" if best == 1 else f"score (0 to {best:g})", limits)
 
 
@@ -93,39 +97,22 @@ def fronts_chart(fronts: Sequence[FrontAnalysis]) -> Chart:
 def _front_panel(each: FrontAnalysis) -> Panel:
     found, front = each.found, each.front
     scale, unit = _scale(found)
-    off = [point for point in front.points if not point.on_front]
-    drawn = list(front.points)
-    if len(drawn) > MOST_SETTINGS:
-        drawn = [*(off[at] for at in thinned(len(off), MOST_DRAWN)), *(p for p in drawn if p.on_front)]
-    labels = _labels(each)
-    marks: list[Mark] = [_steps(found, np.arange(len(found.points)), BLUE, None, 1.8, 0.55), *_sweep_steps(found)]
-    for status, (name, colour, symbol, size) in STATUS_MARKS.items():
-        own = [point for point in drawn if point.status == status]
-        if own:
-            is_on = own[0].on_front
-            costs = [point.cost_ci95 or (point.cost, point.cost) for point in own]
-            ends = [(low / scale, high / scale) for low, high in costs]
-            marks.append(
-                Dots(
-                    [point.cost / scale for point in own], [point.accuracy for point in own], colour, name,
-                    [_point_text(point, scale, unit) for point in own],
-                    [labels.get(point.key, "") for point in own] if is_on else (),
-                    symbol, size,
-                    x_intervals=ends if is_on else (),
-                    y_intervals=[point.accuracy_ci95 for point in own] if is_on else (),
-                )
-            )  # fmt: skip
-    on, sure = sum(p.on_front for p in front.points), sum(p.status == "established" for p in front.points)
-    thin = "" if len(drawn) == len(front.points) else f" {len(front.points) - len(drawn)} off the front are not drawn."
-    low = min(point.accuracy_ci95[0] if point.on_front else point.accuracy for point in front.points)
-    high = max(point.accuracy_ci95[1] if point.on_front else point.accuracy for point in front.points)
-    room = max(0.12 * (high - low), 0.02 * found.best)
+    drawn, labels = _drawn(front.points), _labels(each)
+    by_status = [[point for point in drawn if point.status == status] for status in STATUS_MARKS]
+    on_it = [point for point in front.points if point.on_front]
+    sure = sum(point.status == "established" for point in on_it)
+    left_out = len(front.points) - len(drawn)
+    thin = f" {left_out} off the front are not drawn." if left_out else ""
+    heights = [end for point in front.points for end in (point.accuracy_ci95 if point.on_front else (point.accuracy,))]
     return Panel(
-        f"{found.task.replace('_', ' ')}: {sure} of {on} front settings are established",
+        f"{found.task.replace('_', ' ')}: {sure} of {len(on_it)} front settings are established",
         Axis(f"{found.of.label} ({unit})", (0, 1.04 * float(found.cost.max()) / scale)),
-        # A little above the best score, so that marks there are whole.
-        _axis_of_accuracy(found.best, (max(low - room, -0.02 * found.best), min(high + room, 1.05 * found.best))),
-        marks,
+        _axis_of_accuracy(found.best, heights),
+        [
+            _steps(found, np.arange(len(found.points)), BLUE, None, 1.8, 0.55),
+            *_sweep_steps(found),
+            *(_status_dots(own, labels, scale, unit) for own in by_status if own),
+        ],
         f"{len(front.points)} settings, {found.num_score_samples} samples with a score, {found.num_cost_samples} with "
         f"the cost. Bars are 95 % intervals.{thin}",
         height_px=430,
@@ -142,6 +129,29 @@ def _sweep_steps(found: Objectives) -> list[Line]:
         _steps(found, own, SWEEP_COLOURS[at % len(SWEEP_COLOURS)], f"front of {labels[at]} alone", 1.5)
         for at, own in enumerate(members)
     ]
+
+
+def _drawn(points: Sequence[FrontPoint]) -> list[FrontPoint]:
+    """All settings; of very many those on the front, over some of the others."""
+    if len(points) <= MOST_SETTINGS:
+        return list(points)
+    off = [point for point in points if not point.on_front]
+    return [*(off[at] for at in thinned(len(off), MOST_DRAWN)), *(point for point in points if point.on_front)]
+
+
+def _status_dots(points: Sequence[FrontPoint], labels: Mapping[str, str], scale: float, unit: str) -> Dots:
+    """Settings of one status; names and intervals of those on the front alone."""
+    name, colour, symbol, size = STATUS_MARKS[points[0].status]
+    on_it = points if points[0].on_front else ()
+    costs = [point.cost_ci95 or (point.cost, point.cost) for point in on_it]
+    return Dots(
+        [point.cost / scale for point in points], [point.accuracy for point in points], colour, name,
+        [_point_text(point, scale, unit) for point in points],
+        [labels.get(point.key, "") for point in on_it],
+        symbol, size,
+        x_intervals=[(low / scale, high / scale) for low, high in costs],
+        y_intervals=[point.accuracy_ci95 for point in on_it],
+    )  # fmt: skip
 
 
 def _labels(each: FrontAnalysis) -> dict[str, str]:
@@ -203,47 +213,44 @@ def _held_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
         name = f"{KNOB_NAMES[row.knob]} {row.value}" if number in named else None
         marks.append(_steps(found, members, VALUE_COLOURS[number % len(VALUE_COLOURS)], name, 1.7))
     title = f"{found.task.replace('_', ' ')}: {KNOB_NAMES[rows[0].knob]} held at each value"
-    low, high = float(found.accuracy.min()), float(found.accuracy.max())
-    room = max(0.12 * (high - low), 0.02 * found.best)
-    limits = max(low - room, -0.02 * found.best), min(high + room, 1.05 * found.best)
-    return Panel(title, Axis(f"{found.of.label} ({unit})", from_zero=True), _axis_of_accuracy(found.best, limits),
-                 marks, width="third", height_px=330)  # fmt: skip
+    cost, accuracy = Axis(f"{found.of.label} ({unit})", from_zero=True), _axis_of_accuracy(found.best, found.accuracy)
+    return Panel(title, cost, accuracy, marks, width="third", height_px=330)
 
 
 def _loss_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
-    known = [(place, row) for place, row in enumerate(rows) if row.loss.share is not None]
+    knob = KNOB_NAMES[rows[0].knob]
+    losses = {at: 100 * row.loss.share for at, row in enumerate(rows) if row.loss.share is not None}
     # Side by side fewer names fit than in a list.
     named = thinned(len(rows), MOST_VALUE_NAMES if len(rows) <= MOST_VALUE_NAMES else 4)
-    marks: list[Mark] = []
-    for beyond, symbol, name in ((True, "circle", "more than noise"), (False, "ring", "within noise")):
-        own = [(place, row) for place, row in known if row.loss.beyond_noise == beyond]
-        losses = [100 * (row.loss.share or 0.0) for _, row in own]
-        ends = [row.loss.unseen_ci95 or row.loss.share_ci95 for _, row in own]
-        marks.append(
-            Dots(
-                [place for place, _ in own], losses, KNOB_COLOURS[rows[0].knob], name if own else None,
-                [_loss_text(row) for _, row in own],
-                [f"{loss:.1f} %" if place in named else "" for (place, _), loss in zip(own, losses, strict=True)],
-                symbol,  # type: ignore[arg-type]
-                9,
-                y_intervals=[
-                    (100 * end[0], 100 * end[1]) if end else (loss, loss)
-                    for end, loss in zip(ends, losses, strict=True)
-                ],
-            )
-        )  # fmt: skip
-    lost = [100 * row.loss.share for _, row in known if row.loss.share is not None]
-    knob = KNOB_NAMES[rows[0].knob]
+    lost = f"costs {min(losses.values()):.1f} to {max(losses.values()):.1f} %" if losses else ""
     return Panel(
-        f"Holding {knob} costs {min(lost):.1f} to {max(lost):.1f} %" if lost else f"Holding {knob}: no hypervolume",
+        f"Holding {knob} {lost}" if lost else f"Holding {knob}: no hypervolume",
         Axis(f"{knob} held at", (-0.6, len(rows) - 0.4), {at: str(rows[at].value) for at in named}),
         Axis("lost of the front's area (%)"),
-        [*marks, Rule(0, False, QUIET, dash="solid")],
+        [
+            *(_loss_dots(rows, losses, is_beyond, named) for is_beyond in (True, False)),
+            Rule(0, False, QUIET, dash="solid"),
+        ],
         f"Of the area under the front of accuracy and {found.of.label}. Whiskers are intervals on samples that the "
         "choice did not see.",
         "third",
         300,
     )
+
+
+def _loss_dots(rows: Sequence[FixedValue], losses: Mapping[int, float], is_beyond: bool, named: Sequence[int]) -> Dots:
+    """The losses in percent of the values that are beyond noise, or of those within it, by place."""
+    own = {at: rows[at] for at in losses if rows[at].loss.beyond_noise == is_beyond}
+    name = "more than noise" if is_beyond else "within noise"
+    ends = {at: row.loss.unseen_ci95 or row.loss.share_ci95 for at, row in own.items()}
+    return Dots(
+        list(own), [losses[at] for at in own], KNOB_COLOURS[rows[0].knob], name if own else None,
+        [_loss_text(row) for row in own.values()],
+        [f"{losses[at]:.1f} %" if at in named else "" for at in own],
+        "circle" if is_beyond else "ring",
+        9,
+        y_intervals=[(100 * end[0], 100 * end[1]) if end else (losses[at], losses[at]) for at, end in ends.items()],
+    )  # fmt: skip
 
 
 def _loss_text(row: FixedValue) -> tuple[str, ...]:

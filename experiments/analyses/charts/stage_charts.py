@@ -183,38 +183,37 @@ def scaling_chart(generations: Sequence[Generation], lines: Sequence[StageLine])
     """
     task = generations[0].task
     own = [each for each in generations if each.task == task]
-    blocks = sorted({each.num_active_blocks for each in own})
-    colours = {blocks[0]: VERMILION} | {blocks[-1]: BLUE}
+    has_tasks = len({each.task for each in generations}) > 1
     panels = []
-    for stage, (title, label, _, _) in SCALING.items():
-        points = points_of(own, stage)
-        if not points:
-            continue
+    for stage, (title, *_) in SCALING.items():
         fits = [each for each in lines if (each.task, each.stage, each.top_k) == (task, stage, None)]
-        if stage == "vision":
-            groups = [(fits[0], points, BLUE, "all settings")]
-        else:
-            groups = [
-                (fit, [e for e in points if e.generation.num_active_blocks == count], colour, f"{count} blocks")
-                for count, colour in colours.items()
-                for fit in fits
-                if fit.num_active_blocks == count
-            ]
-        highest = float(np.percentile([each.ms for each in points], 99.5))
-        x = [each.x for each in points]
-        steps = range(int(min(x)), int(max(x)) + 1)
-        panels.append(
-            Panel(
-                title if len({each.task for each in generations}) == 1 else f"{title} ({task})",
-                Axis(label, ticks={step: str(step) for step in steps} if len(steps) <= 9 else None),
-                Axis("time (ms)", limits=(0, 1.05 * highest)),
-                [mark for group in groups for mark in _with_line(stage, *group)],
-                "; ".join(_law(stage, fit, name) for fit, _, _, name in groups) + ".",
-                "third",
-                340,
-            )
-        )
+        points = points_of(own, stage)
+        if points:
+            panels.append(_scaling_panel(f"{title} ({task})" if has_tasks else title, stage, points, fits))
     return Chart("e1_scaling", panels, 3, (3.8, 3.6), "lines: least squares")
+
+
+def _scaling_panel(title: str, stage: str, points: Sequence[Point], fits: Sequence[StageLine]) -> Panel:
+    groups = [(fits[0], points, BLUE, "all settings")]
+    if stage != "vision":
+        counts = {each.generation.num_active_blocks for each in points}
+        groups = [
+            (fit, [e for e in points if e.generation.num_active_blocks == count], colour, f"{count} blocks")
+            for count, colour in ({min(counts): VERMILION} | {max(counts): BLUE}).items()
+            for fit in fits
+            if fit.num_active_blocks == count
+        ]
+    x = [each.x for each in points]
+    steps = range(int(min(x)), int(max(x)) + 1)
+    return Panel(
+        title,
+        Axis(SCALING[stage][1], ticks={step: str(step) for step in steps} if len(steps) <= 9 else None),
+        Axis("time (ms)", limits=(0, 1.05 * float(np.percentile([each.ms for each in points], 99.5)))),
+        [mark for group in groups for mark in _with_line(stage, *group)],
+        "; ".join(_law(stage, fit, name) for fit, _, _, name in groups) + ".",
+        "third",
+        340,
+    )
 
 
 def _with_line(stage: str, fit: StageLine, points: Sequence[Point], colour: str, name: str) -> list[Mark]:
@@ -296,18 +295,7 @@ def _mfu_diagonals(per_ms: float, ends: tuple[float, float], heights: tuple[floa
 
 def decoder_parts_chart(profiles: Sequence[ProfiledRequest]) -> Chart:
     """The decoder's parts over all profiles as fractions: what the host issues, and what a GPU does of it."""
-    rows: dict[str, dict[str, float]] = {}
-    for stage, label in (("prefill", "prefill"), ("decode", "a decode step")):
-        own = [each.stages[stage] for each in profiles if stage in each.stages]
-        if own:
-            rows[f"{label}, host"] = {
-                part: float(np.mean([each.parts[part].host_ms / each.calls for each in own])) for part in PARTS
-            }
-        if own and all(each.whole.device_ms is not None for each in own):
-            rows[f"{label}, GPU"] = {
-                part: float(np.mean([(each.parts[part].device_ms or 0.0) / each.calls for each in own]))
-                for part in PARTS
-            }
+    rows = _part_times(profiles)
     totals = [sum(parts.values()) for parts in rows.values()]
     parts = [[100 * row[part] / total for row, total in zip(rows.values(), totals, strict=True)] for part in PARTS]
     names = [PART_NAMES.get(part, part) for part in PARTS]
@@ -329,3 +317,22 @@ def decoder_parts_chart(profiles: Sequence[ProfiledRequest]) -> Chart:
     )
     return Chart("e1_attention_ffn", [panel], panel_size_in=(8.6, 1.6 + 0.6 * len(rows)),
                  footnote=f"{len(profiles)} profiled requests")  # fmt: skip
+
+
+def _part_times(profiles: Sequence[ProfiledRequest]) -> dict[str, dict[str, float]]:
+    """Bar -> part -> ms of a call, mean over the profiles; of the GPU only where all profiles have it."""
+    found = {}
+    for stage, label in (("prefill", "prefill"), ("decode", "a decode step")):
+        own = [each.stages[stage] for each in profiles if stage in each.stages]
+        if not own:
+            continue
+        found[f"{label}, host"] = {part: _mean(each.parts[part].host_ms / each.calls for each in own) for part in PARTS}
+        if all(each.whole.device_ms is not None for each in own):
+            found[f"{label}, GPU"] = {
+                part: _mean((each.parts[part].device_ms or 0.0) / each.calls for each in own) for part in PARTS
+            }
+    return found
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))

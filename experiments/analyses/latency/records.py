@@ -116,15 +116,12 @@ def closing_lines(
         form = fitted.stages[name].form if name in fitted.stages else "-"
         errors = found, validation.linear[name], validation.forest[name]
         noise = validation.noise.get(name)
-        of_settings = "".join(f"{each.setting_mape:>8.1%}" for each in errors)
-        of_samples = "".join(f"{each.sample_mape:>8.1%}" for each in errors)
-        noises = [
-            "-" if noise is None else f"{each:.1%}"
-            for each in (noise and noise.setting_mape, noise and noise.sample_mape)
-        ]
+        of_setting, of_sample = (
+            ("-", "-") if noise is None else (f"{noise.setting_mape:.1%}", f"{noise.sample_mape:.1%}")
+        )
         yield (
-            f"{name:<20}{form:<14}{of_settings}{noises[0]:>7} {of_samples}{noises[1]:>7}"
-            f"{validation.coverage[name].share:>10.1%}"
+            f"{name:<20}{form:<14}{_cells(errors, 'setting_mape')}{of_setting:>7} "
+            f"{_cells(errors, 'sample_mape')}{of_sample:>7}{validation.coverage[name].share:>10.1%}"
         )
     yield from _after_vision_lines(validation.after_vision)
     for what, left_out in validation.others.items():
@@ -133,8 +130,7 @@ def closing_lines(
             yield f"  none: {left_out.reason}"
         for name, found in left_out.estimator.items():
             errors = found, left_out.linear[name], left_out.forest[name]
-            of_settings = "".join(f"{each.setting_mape:>8.1%}" for each in errors)
-            yield f"  {name:<32}{of_settings}{'':>8}" + "".join(f"{each.sample_mape:>8.1%}" for each in errors)
+            yield f"  {name:<32}{_cells(errors, 'setting_mape')}{'':>8}{_cells(errors, 'sample_mape')}"
         yield from _after_vision_lines(left_out.after_vision)
     for study in studies:
         yield from _recalibration_lines(study)
@@ -147,6 +143,10 @@ def closing_lines(
 def _after_vision_lines(found: Mapping[str, Errors]) -> Iterator[str]:
     for name, each in found.items():
         yield f"  {f'{name}, after vision':<32}{each.setting_mape:>8.1%}{'':>24}{each.sample_mape:>8.1%}"
+
+
+def _cells(errors: Sequence[Errors], measure: str) -> str:
+    return "".join(f"{getattr(each, measure):>8.1%}" for each in errors)
 
 
 def _recalibration_lines(study: RecalibrationStudy) -> Iterator[str]:
