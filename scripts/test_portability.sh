@@ -32,5 +32,5 @@ if [ "$(uname -m)" = x86_64 ] && python -c 'import sys, torch; sys.exit(not torc
     MKL_VERBOSE=1 python -c "$product" | grep -m1 -o 'Intel(R) [A-Za-z0-9() -]* enabled processors' || true
 fi
 
-[ "$#" -gt 0 ] || set -- tests/models tests/experiments tests/primitives tests/reference_model tests/test_b_model_loader.py
+[ "$#" -gt 0 ] || set -- tests/models tests/experiments tests/primitives tests/test_b_model_loader.py
 exec python -m pytest -n "${TEST_WORKERS:-2}" --dist loadfile --no-loadscope-reorder "$@"

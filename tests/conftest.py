@@ -20,7 +20,7 @@ from experiment_core_utils.models.molmoe import (
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from tests.forked_runs import RunServer
+from tests.processes.forked_runs import RunServer
 
 # Threads that wait by spinning slow each other down many times where cores are shared.
 torch.set_num_threads(1)

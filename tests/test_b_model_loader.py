@@ -25,7 +25,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.models.molmoe.golden_model import load_goldens
 from tests.same_floats import assert_same_floats
-from tests.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
+from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 CPU = torch.device("cpu")
 

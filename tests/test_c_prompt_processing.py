@@ -20,7 +20,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SampleEr
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
 from experiment_core_utils.tasks.sampling import Sampling, shard_of_process
-from tests.tiny_text_model import PROMPTS, tiny_tokenizer
+from tests.tiny_models.tiny_text_model import PROMPTS, tiny_tokenizer
 
 
 def test_the_flags_choose_the_samples_and_their_ids_ascend() -> None:

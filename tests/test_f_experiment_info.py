@@ -28,7 +28,7 @@ from experiment_core_utils.f_experiment_info import (
     get_model_architecture_info,
 )
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from tests.tiny_language_models import save_checkpoint, tiny_llama
+from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from experiment_core_utils.saved_results.rescoring import rescore
 from experiment_core_utils.sweep.measurer import check_proof
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.core_exp.acc_lat_profiling import main
-from tests.forked_runs import Run, RunServer, of_rank
+from tests.processes.forked_runs import Run, RunServer, of_rank
 
 SETTING_KEYS = """
     tier tier_range selected_crops_mean selected_crops_distribution target_vision_tokens_mean actual_vision_tokens_mean

@@ -30,10 +30,10 @@ from experiment_core_utils.saved_results.terminal import text_table
 from experiment_core_utils.tasks.prompts import read_prompts
 from experiment_core_utils.text_pipeline import TextReport, launched, plan_of, run_text_experiments
 from experiment_core_utils.text_run.plan import experiment_digest
-from tests.deadline import ends_within
-from tests.scripted_codecarbon import scripted_library
-from tests.simulated_energy import device_in_real_time, instruments_of
-from tests.tiny_language_models import save_checkpoint, tiny_llama
+from tests.processes.deadline import ends_within
+from tests.scripted.scripted_codecarbon import scripted_library
+from tests.scripted.simulated_energy import device_in_real_time, instruments_of
+from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
 
 PROMPTS = ("How many red circles are there?", "=1+1", "What is left of the blue square?", "a", "Is it raining?")
 

@@ -11,7 +11,7 @@ import pytest
 from experiment_core_utils.meters.codecarbon import CodecarbonMeter, codecarbon_library, gpu_missing_reason
 from experiment_core_utils.meters.energy_files import REQUIRED_COLUMNS
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
-from tests.scripted_codecarbon import WINDOW, ScriptedTracker, scripted_library
+from tests.scripted.scripted_codecarbon import WINDOW, ScriptedTracker, scripted_library
 
 
 def test_hardware_is_probed_and_a_first_task_thrown_away_before_a_window() -> None:

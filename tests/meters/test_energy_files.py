@@ -8,7 +8,7 @@ import pytest
 
 from experiment_core_utils.meters.energy_files import append_window, emissions_path, read_windows
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from tests.scripted_codecarbon import WINDOW
+from tests.scripted.scripted_codecarbon import WINDOW
 
 
 def test_each_window_is_a_row(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import torch
 
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.primitives.errors import MeterUnavailable
-from tests.meters.scripted_nvml import ScriptedEnergyNvml
-from tests.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant
+from tests.meters.nvml.scripted_nvml import ScriptedEnergyNvml
+from tests.scripted.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant
 
 
 def test_on_a_machine_without_anything_every_source_is_missing_with_a_reason(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from experiment_core_utils.meters.load import LoadSampler, load_sampler, unavail
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.records.compute import memory_timeline, utilisation_of
-from tests.simulated_meters import ScriptedClock
+from tests.scripted.simulated_meters import ScriptedClock
 
 
 class Busy:

@@ -11,7 +11,7 @@ from experiment_core_utils.meters.power import PowerIntegralMeter, energy_of_tra
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.records.energy import EnergyOrigin, PowerTrace
-from tests.simulated_meters import PowerCurve, ScriptedClock, SimulatedDevice, SimulatedPower, constant
+from tests.scripted.simulated_meters import PowerCurve, ScriptedClock, SimulatedDevice, SimulatedPower, constant
 
 ORIGIN = EnergyOrigin("GPU-0", "gpu", "power_integral", "measured", "instant_power")
 

@@ -7,7 +7,7 @@ from experiment_core_utils.meters.__main__ import main, watch_lines
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.selftest import KnownLoad, matrix_products, missing_lines, selftest_lines
 from experiment_core_utils.meters.windows import WindowGoal
-from tests.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant
+from tests.scripted.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant
 
 
 def simulated(**changes) -> SimulatedDevice:  # type: ignore[no-untyped-def]

@@ -15,9 +15,9 @@ from experiment_core_utils.primitives.errors import ConfigurationError, MeterUna
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.energy import EnergyFigure, SettingEnergy, StageEnergies
 from experiments.benchmarks.energy import load_request, report_lines, tracking_ratios
-from tests.scripted_model import ScriptedModel
-from tests.simulated_energy import ModelOnDevice
-from tests.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant
+from tests.scripted.scripted_model import ScriptedModel
+from tests.scripted.simulated_energy import ModelOnDevice
+from tests.scripted.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
 PICTURE = {**TEXT, "pixel_values": torch.zeros(1, 2, 3, 4, 4)}

@@ -11,7 +11,7 @@ from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.windows import RepeatedAct, WindowGoal, energy_of_act, idle_power
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.records.energy import ActEnergy
-from tests.simulated_meters import (
+from tests.scripted.simulated_meters import (
     PowerCurve,
     ScriptedClock,
     SimulatedCounter,

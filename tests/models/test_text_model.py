@@ -27,7 +27,7 @@ from experiment_core_utils.models.text_model import (
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
-from tests.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
+from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 CPU = torch.device("cpu")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -15,7 +15,7 @@ from experiment_core_utils.primitives.collectives import (
     processes_on_this_machine,
 )
 from experiment_core_utils.primitives.errors import ResultsError
-from tests.deadline import ends_within
+from tests.processes.deadline import ends_within
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from experiment_core_utils.saved_results.schema_docs import (
     settings_columns,
     table_of,
 )
-from tests.test_l_results_csv_cleaning import HEADER
+from tests.l_results_csv_cleaning.test_l_results_csv_cleaning import HEADER
 
 SHOWN = (
     "KnobProof FailedSample HardwareUtilisation RunPlan SettingResult WarmUpRuns Conditions Drift Precision Memory "

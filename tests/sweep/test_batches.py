@@ -14,7 +14,7 @@ from experiment_core_utils.sweep.batches import BatchAnswerer, Bench, batching_c
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import ReadOff, failed_sample
-from tests.scripted_model import EOS, ScriptedModel
+from tests.scripted.scripted_model import EOS, ScriptedModel
 
 SETTING = KnobSetting(tier_target("low"), 2, (0, 1))
 

@@ -34,11 +34,11 @@ from experiment_core_utils.sweep.front_search import SearchRules
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.registry import get_metric, load_task
-from tests.forked_runs import KILLED, TWO_PROCESSES, Run, RunServer
+from tests.documents.test_docs import SCHEMA, first_cells
 from tests.hand_made_records import failed_sample
-from tests.scripted_model import ScriptedModel
-from tests.test_docs import SCHEMA, first_cells
-from tests.test_resume import remember
+from tests.processes.forked_runs import KILLED, TWO_PROCESSES, Run, RunServer
+from tests.scripted.scripted_model import ScriptedModel
+from tests.whole_runs.test_resume import remember
 
 NUM_SAMPLES = 18
 MEMORY = MemoryReading(None, None, 1, "no GPU")

@@ -14,7 +14,7 @@ from experiment_core_utils.models.interface import COMPONENTS
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused
 from experiment_core_utils.sweep.profiles import ComponentRanges, TorchProfiles, profiled_run
-from tests.scripted_model import EOS, ScriptedModel
+from tests.scripted.scripted_model import EOS, ScriptedModel
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
 PLAN = ("tier-low_topk2_blocks2", "tier-low_topk4_blocks2")

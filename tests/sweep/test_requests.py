@@ -25,7 +25,7 @@ from experiment_core_utils.sweep.requests import (
 )
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
-from tests.scripted_model import ScriptedModel
+from tests.scripted.scripted_model import ScriptedModel
 
 LOW, HIGH = CropRange(1, 3), CropRange(9, 12)
 UNREADABLE, SLOW, HANGS, FATAL = 90, 91, 92, 93

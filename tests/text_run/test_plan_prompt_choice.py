@@ -8,7 +8,7 @@ from transformers import OlmoeConfig
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.text_run.plan import SelectedPrompts, choose_prompts
-from tests.tiny_text_model import tiny_tokenizer
+from tests.tiny_models.tiny_text_model import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 

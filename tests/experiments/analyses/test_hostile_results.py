@@ -28,8 +28,8 @@ from experiments.core_exp.report import main as report
 from experiments.core_exp.write_tables import main as write_tables
 from experiments.performance_prediction.prediction.measurements import read_measurements
 from experiments.performance_prediction.profile_status import status_lines
-from tests.deadline import ends_within
 from tests.experiments.hand_made_sweep import result, setting
+from tests.processes.deadline import ends_within
 
 Main = Callable[[list[str]], int]
 NAME = "signs_imgsizetier-low_crops2_topk2_blocks3.json"

@@ -25,7 +25,7 @@ from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric, get_metric_for_dataset, load_task
 from experiments.core_exp.acc_lat_profiling import main
 from tests.hand_made_records import drawn, failed_sample, measured_sample, part, result_of
-from tests.one_process import run_alone
+from tests.processes.one_process import run_alone
 
 KEY = "tier-low_topk4_blocks4"
 

@@ -23,9 +23,9 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import AccuracyPart, Energy
 from experiment_core_utils.sweep.plan import plan_for, requested_run
 from experiment_core_utils.sweep.run import ProfilingRun
-from tests.one_process import run_alone
-from tests.simulated_energy import device_in_real_time, instruments_of
-from tests.simulated_meters import SimulatedDevice
+from tests.processes.one_process import run_alone
+from tests.scripted.simulated_energy import device_in_real_time, instruments_of
+from tests.scripted.simulated_meters import SimulatedDevice
 
 WATTS = 100.0
 NOTHING = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no GPU"})

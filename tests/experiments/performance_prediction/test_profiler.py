@@ -10,7 +10,7 @@ from experiments.performance_prediction.algorithms.convolution import AlgorithmR
 from experiments.performance_prediction.algorithms.engines import Placement
 from experiments.performance_prediction.profiler import PowerMonitor, UnifiedProfiler, whole_times
 from tests.experiments.performance_prediction.small_networks import OnePlain, TwoConvolutions, profiler_of, settings_of
-from tests.simulated_energy import device_in_real_time, instruments_of
+from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 
 CPU = torch.device("cpu")
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.primitives.files import REPOSITORY
-from tests.forked_runs import KILLED, Run, RunServer
-from tests.tiny_language_models import save_checkpoint, tiny_llama
+from tests.processes.forked_runs import KILLED, Run, RunServer
+from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
 
 DRIVER = REPOSITORY / "experiments" / "text_exp" / "run_text_generation.py"
 

@@ -21,7 +21,7 @@ from experiment_core_utils.models.common.describe import (
     stored_bytes,
 )
 from experiment_core_utils.models.text_model import load_language_model, validate_loadable
-from tests.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
+from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 # Embedding and head of 512 rows, one norm. A layer: q and o 64 x 64, k and v 32 x 64, three of 128 x 64, two norms.
 LINEAR_OF_A_LAYER = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64

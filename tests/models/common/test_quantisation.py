@@ -26,7 +26,7 @@ from experiment_core_utils.models.common.quantisation import (
 from experiment_core_utils.models.text_model import load_language_model, validate_loadable
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.same_floats import assert_same_floats
-from tests.tiny_language_models import save_checkpoint, tiny_llama
+from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
 
 CPU = torch.device("cpu")
 HOPPER, AMPERE = (9, 0), (8, 0)

@@ -17,7 +17,7 @@ from experiment_core_utils.models.common.text_generation import (
 )
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
-from tests.tiny_text_model import EOS, PAD, NumberTokenizer, ScriptedTextModel, left_padded, tiny_text_model
+from tests.tiny_models.tiny_text_model import EOS, PAD, NumberTokenizer, ScriptedTextModel, left_padded, tiny_text_model
 
 MODEL = tiny_text_model()
 PROMPT = left_padded([[60, 61, 62], [70]])

@@ -12,7 +12,7 @@ from experiment_core_utils.models.costs.counters import count_flops
 from experiment_core_utils.records.requests import RequestSize
 from tests.models.tiny_families import TEXT_FAMILIES, VOCABULARY, build, turn
 from tests.text_records import text_run
-from tests.tiny_causal_models import causal_model, llama_config
+from tests.tiny_models.tiny_causal_models import causal_model, llama_config
 
 
 def llama_pass(tokens: int, keys: int) -> int:

@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.costs.counters import count_flops, count_with_ptflops, meta_twin
 from experiment_core_utils.primitives.errors import MeterUnavailable
-from tests.tiny_causal_models import (
+from tests.tiny_models.tiny_causal_models import (
     causal_model,
     llama_config,
     llama_flops,

@@ -10,7 +10,7 @@ from experiment_core_utils.models.costs.active_shapes import architecture_in_for
 from experiment_core_utils.models.costs.decoder import BlockShape, MlpShape
 from experiment_core_utils.models.costs.memory import RoutedBytes, cache_elements, read_elements, step_weights
 from tests.models.tiny_families import TEXT_FAMILIES, VOCABULARY, build, turn
-from tests.tiny_causal_models import causal_model, llama_config, olmoe_config
+from tests.tiny_models.tiny_causal_models import causal_model, llama_config, olmoe_config
 
 
 def block(kv_width: int, window: int | None = None) -> BlockShape:

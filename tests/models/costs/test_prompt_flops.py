@@ -12,7 +12,7 @@ from transformers import BatchEncoding, GPT2Config, GPT2LMHeadModel, OPTConfig, 
 
 from experiment_core_utils.models.costs.prompt_flops import count_prompt_flops
 from experiment_core_utils.primitives.errors import ConfigurationError
-from tests.tiny_causal_models import causal_model, llama_config, llama_flops, olmoe_config, olmoe_flops
+from tests.tiny_models.tiny_causal_models import causal_model, llama_config, llama_flops, olmoe_config, olmoe_flops
 
 
 def flops_of(*arguments: Any, **options: Any) -> float | None:

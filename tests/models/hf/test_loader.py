@@ -21,7 +21,7 @@ from experiment_core_utils.models.hf.loader import HFSource, find_hf_model, skel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobLimits
 from tests.models.tiny_checkpoints import write_checkpoint
-from tests.tiny_language_models import save_checkpoint, tiny_llama
+from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
 
 CPU = torch.device("cpu")
 NEEDS_BITSANDBYTES = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from experiments.core_exp.report import main
+from tests.experiments.analyses.report.headless_browser import Page, find_browser, open_browser
 from tests.experiments.reported_sweep import reported_folder
-from tests.headless_browser import Page, find_browser, open_browser
 
 BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,7 @@ import pytest
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiments.analyses.stages.profiles import PARTS, PartTime, load_profiles, stage_parts
-from tests.scripted_model import ScriptedModel
+from tests.scripted.scripted_model import ScriptedModel
 
 
 def span(name: str, begin: float, length: float, category: str = "user_annotation", **args: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import torch
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.performance_prediction.profiler import NOT_REQUESTED, PowerMonitor, instruments_of
-from tests.simulated_energy import instruments_of as simulated
-from tests.simulated_energy import scripted_device
-from tests.simulated_meters import SimulatedCounter
+from tests.scripted.simulated_energy import instruments_of as simulated
+from tests.scripted.simulated_energy import scripted_device
+from tests.scripted.simulated_meters import SimulatedCounter
 
 
 def test_the_trace_is_integrated_between_start_and_stop() -> None:

@@ -1,0 +1,47 @@
+"""What is kept of a sample: of runs their times, of a batched answer none, of both the text of the tokens."""
+
+from dataclasses import replace
+
+from experiment_core_utils.e_inference import sample_record
+from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest, RequestShape
+from experiment_core_utils.tasks.interface import Sample
+from tests.hand_made_records import SETTING, staged_run
+from tests.scripted.scripted_model import ScriptedModel
+
+SHAPE = RequestShape(None, None, 0, 0, 10, 0.5)
+REQUEST = PreparedRequest({}, SHAPE)
+SAMPLE = Sample(
+    sample_id=4,
+    image=None,
+    image_id="p",
+    question="what?",
+    answers=("stop", "halt"),
+    question_type="reading",
+    metadata={"question": "an older wording", "family": "signs"},
+)
+
+
+def test_a_measured_sample_has_its_runs_and_whether_their_answers_agree() -> None:
+    model = ScriptedModel()
+    runs = (replace(staged_run(), token_ids=(1, 2, 9)), replace(staged_run(), token_ids=(1, 2, 9)))
+    record = sample_record(model, SETTING, SAMPLE, REQUEST, runs, 0.25)
+    assert (record.sample_id, record.shape, record.runs, record.transfer_s) == (4, SHAPE, runs, 0.25)
+    assert (record.outputs_identical, record.answer) == (True, None)
+    assert record.prediction == model.decode_text((1, 2, 9))
+    assert record.flops == model.count_flops(SETTING, SHAPE, 3)
+    other = (runs[0], replace(runs[1], token_ids=(1, 3)))
+    assert sample_record(model, SETTING, SAMPLE, REQUEST, other, 0.25).outputs_identical is False
+
+
+def test_an_answered_sample_has_no_times() -> None:
+    model, answer = ScriptedModel(), BatchedAnswer((5, 9), True, 2, 8)
+    record = sample_record(model, SETTING, SAMPLE, REQUEST, answer=answer)
+    assert (record.runs, record.outputs_identical, record.transfer_s, record.answer) == ((), None, None, answer)
+    assert record.prediction == model.decode_text((5, 9))
+    assert record.flops == model.count_flops(SETTING, SHAPE, 2)
+
+
+def test_the_samples_question_is_kept_whatever_its_metadata_say() -> None:
+    record = sample_record(ScriptedModel(), SETTING, SAMPLE, REQUEST, answer=BatchedAnswer((5,), True, 1, 1))
+    assert record.metadata == {"question": "what?", "family": "signs"}
+    assert (record.references, record.image_id, record.question_type) == (("stop", "halt"), "p", "reading")

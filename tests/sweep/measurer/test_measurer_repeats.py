@@ -1,0 +1,94 @@
+"""Runs that were throttled or beside other load are measured again, as often as allowed, by a meter that plays them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, count, repeat
+from pathlib import Path
+
+import pytest
+
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.meters.load import ConditionsMeter
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.records.journal import read_journal
+from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.settings import CpuReading, FinishedSample, GpuReading, MeasuredSample
+from experiment_core_utils.sweep import measurer
+from experiment_core_utils.sweep.batches import Bench
+from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
+from experiment_core_utils.sweep.requests import RequestSource
+from experiment_core_utils.sweep.steadiness import discarded_caveats, disturbances
+from experiment_core_utils.tasks.registry import get_metric, load_task
+from tests.scripted.scripted_model import ScriptedModel
+from tests.sweep.test_steadiness import GPU, reading
+
+IDS = (0, 10)
+HOT = replace(GPU, throttle_reasons=("hw_thermal_slowdown",))
+
+
+def played_meter(gpus: Sequence[GpuReading]) -> ConditionsMeter:
+    """A second passes between readings. The first is of the opening window; two are around the runs of a sample."""
+    played: Iterator[GpuReading] = chain([GPU], gpus, repeat(GPU))
+    seconds = count()
+    idle = CpuReading(0.0, 0.0, 0.0, None)
+    return ConditionsMeter("0001", 0, lambda: next(played), None, lambda: idle, lambda: float(next(seconds)))
+
+
+def measured(
+    folder: Path, gpus: Sequence[GpuReading], monkeypatch: pytest.MonkeyPatch, *flags: str
+) -> list[MeasuredSample]:
+    monkeypatch.setattr(measurer, "REPEAT_AFTER_S", 0.0)
+    model = ScriptedModel(prefill_s=0.001)
+    config = parse_config(["--num_runs_per_sample", "2", "--num_warmup_runs", "0", *flags])
+    task = load_task("reference_vqa", "validation")
+    requests = RequestSource(task, model, IDS, 0, 0, None, keep_pictures=False)
+    ledger = Ledger(folder, "f", trackers=folder / "trackers")
+    context = RunContext("0001", 0, {0: IDS}, ledger, folder, StopRequest())
+    bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(IDS))
+    setting = KnobSetting(tier_target("low"), 1, (0, 1))
+    with Progress(1, len(IDS), shown=False) as progress:
+        ShardMeasurer(config.measuring, context, bench, conditions=played_meter(gpus)).measure_shard(setting, progress)
+    (path,) = folder.glob("*.jsonl")
+    content = read_journal(path)
+    assert content is not None
+    return [each.measured for each in content.every(FinishedSample) if each.measured is not None]
+
+
+def test_throttled_runs_are_discarded_counted_and_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Hot after the first runs, cool around their repeat.
+    first, second = measured(tmp_path, [GPU, HOT, GPU, GPU], monkeypatch)
+    assert (first.num_discarded_runs, first.disturbances, len(first.runs)) == (2, (), 2)
+    assert (second.num_discarded_runs, second.disturbances, len(second.runs)) == (0, (), 2)
+    (caveat,) = discarded_caveats([first, second])
+    assert caveat.sentence == "discarded: 2 disturbed runs were measured again; 0 samples are disturbed still"
+    assert discarded_caveats([second]) == []
+
+
+def test_repeats_are_bounded_and_the_last_runs_are_kept_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = measured(tmp_path, [HOT] * 6, monkeypatch)
+    assert (first.num_discarded_runs, first.disturbances) == (4, ("hw_thermal_slowdown",))
+    assert (second.num_discarded_runs, second.disturbances) == (0, ())
+
+
+@pytest.mark.parametrize("flags", [("--max_repeats", "0"), ("--sample_timeout", "1.4")])
+def test_nothing_is_repeated_where_it_is_off_or_there_is_no_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, str]
+) -> None:
+    # The runs take 1 s by the meter's clock, and would take that and a half again.
+    first, _ = measured(tmp_path, [GPU, HOT], monkeypatch, *flags)
+    assert (first.num_discarded_runs, first.disturbances) == (0, ("hw_thermal_slowdown",))
+
+
+def test_other_load_disturbs_where_it_can_be_known() -> None:
+    before = reading("between", 0, 0, 0)
+    # 4 CPUs: 0.44 of 4 s are others' (11 %), 0.36 are 9 %.
+    assert disturbances(before, reading("between", 1, 1.44, 1), 1) == ("other load",)
+    assert disturbances(before, reading("between", 1, 1.36, 1), 1) == ()
+    assert disturbances(before, reading("between", 1, 1.44, 1), 2) == ()
+    assert disturbances(before, reading("between", 0.4, 0.8, 0.4), 1) == ()

@@ -1,0 +1,259 @@
+"""Whole runs of tiny checkpoints of transformers: a mixture that sees, a dense model that sees, a text model."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.meters.windows import WindowGoal
+from experiment_core_utils.pipeline import RunReport, run_profiling
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.sweep.dry_run import describe_plan
+from experiments.core_exp.acc_lat_profiling import main
+from tests.documents.test_docs import first_cells
+from tests.models.tiny_checkpoints import write_checkpoint
+from tests.scripted.simulated_energy import device_in_real_time, instruments_of
+
+Results = Mapping[str, Mapping[str, Any]]
+Written = Callable[[str], Path]
+NO_EXTRAS = ["--num_warmup_runs", "0", "--drift_check_every", "0", "--num_threads", "1", "--max_new_tokens", "4"]
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return cache(lambda family: write_checkpoint(family, tmp_path_factory.mktemp(family)))
+
+
+def flags_for(folder: Path, output_dir: Path, *more: str) -> list[str]:
+    return ["--model_path", str(folder), "--output_dir", str(output_dir), "--num_samples", "2", *NO_EXTRAS, *more]
+
+
+def config_for(folder: Path, output_dir: Path, *more: str) -> ProfilingConfig:
+    return parse_config(flags_for(folder, output_dir, "--num_runs_per_sample", "1", *more))
+
+
+def by_key(report: RunReport) -> Results:
+    assert not report.failed and report.exit_code == 0
+    return {
+        f"{result.tier or result.vision_tokens_target} {result.top_k} {result.num_active_blocks}": result.content()
+        for result in report.results
+    }
+
+
+def assert_whole(result: Mapping[str, Any], experts: Sequence[int | None]) -> None:
+    """What must hold in every result: what ran is what was requested, and the stages are all of the time."""
+    blocks = result["active_block_indices"]
+    # On a CPU a decode step takes the kernels of the prefill.
+    kernels = None if all(each is None for each in experts) else "grouped_mm"
+    assert result["realised"] == {
+        "experts_per_token": experts,
+        "blocks_run": blocks,
+        "blocks_run_decode": blocks,
+        "cache_layers": len(blocks),
+        "execution": "eager",
+        "execution_reason": result["provenance"]["model"]["execution_reason"],
+        **dict.fromkeys(("experts_implementation", "experts_implementation_decode"), kernels),
+    }
+    is_profiled = result["provenance"]["model"]["execution_reason"] == "only the model's modules follow --use_profiler"
+    assert is_profiled or result["provenance"]["model"]["execution_reason"] == "there are no CUDA graphs on the CPU"
+    for sample in result["per_sample_results"]:
+        for run in sample["runs"]:
+            assert (run["T_vision_total"] is None) == (sample["actual_vision_tokens"] == 0)
+            parts = (run["T_vision_total"] or 0.0) + run["T_LLM_prefill"] + (run["T_LLM_decode"] or 0.0)
+            assert parts == pytest.approx(run["T_total"])
+            assert len(run["T_inter_token"] or []) == sample["output_tokens"] - 1
+        total = sample["actual_vision_tokens"] + sample["image_marker_tokens"] + sample["input_text_tokens"]
+        assert sample["prompt_tokens"] == total
+
+
+@pytest.fixture(scope="module")
+def mixture(folder_of: Written, tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfilingConfig, Results]:
+    flags = ["--vision_tokens_list", "288", "576", "--top_k_list", "1", "3", "--num_active_blocks_list", "2", "3"]
+    config = config_for(folder_of("qwen3_vl_moe"), tmp_path_factory.mktemp("mixture"), *flags)
+    return config, by_key(run_profiling(config))
+
+
+def test_a_mixture_turns_all_three_knobs(mixture: tuple[ProfilingConfig, Results]) -> None:
+    _, results = mixture
+    assert list(results) == [f"{n} {k} {b}" for n in (288, 576) for k in (1, 3) for b in (2, 3)]
+    for result in results.values():
+        # The first of the blocks keeps its 2 experts.
+        assert_whole(result, [2] + [result["top_k"]] * (result["num_active_blocks"] - 1))
+        # At most the target, and as near as a grid of whole tokens comes.
+        for sample in result["per_sample_results"]:
+            most = result["vision_tokens_target"]
+            assert 0.85 * most < sample["actual_vision_tokens"] <= most
+            height, width = sample["actual_image_size"]
+            assert sample["actual_vision_tokens"] == height * width // (8 * 8)
+            assert (sample["image_marker_tokens"], sample["actual_num_crops"]) == (2, None)
+    flops = {key: result["aggregate_stats"]["prefill_flops_mean"] for key, result in results.items()}
+    assert flops["288 1 2"] < flops["288 1 3"] < flops["288 3 3"] < flops["576 3 3"]
+    model = results["288 1 2"]["provenance"]["model"]
+    assert (model["model_type"], model["knobs_refused"], model["timed_inside"]) == ("qwen3_vl_moe", {}, "generate")
+
+
+def test_what_is_reported_of_the_model_is_documented(mixture: tuple[ProfilingConfig, Results]) -> None:
+    model = next(iter(mixture[1].values()))["provenance"]["model"]
+    of_all = {each.split(".")[1] for each in first_cells("Provenance") if each.startswith("model.")}
+    own = first_cells("Models of transformers")
+    assert set(model) == (of_all - {"runs_unused_vision_blocks", "execution_untuned"}) | own
+
+
+def test_a_second_call_measures_nothing_and_more_values_only_themselves(
+    mixture: tuple[ProfilingConfig, Results],
+) -> None:
+    config, results = mixture
+    written = {path: path.stat().st_mtime_ns for path in config.machine.output_dir.glob("*blocks*.json")}
+    again = run_profiling(config)
+    assert again.experiment_id is None and by_key(again) == results
+    assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+def test_a_dense_model_moves_its_tokens_with_the_tier(
+    folder_of: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = flags_for(folder_of("llava_next"), tmp_path, "--tier_list", "low", "medium", "high", "--ids", "1", "2", "3")
+    flags += ["--num_active_blocks_list", "2", "3", "--num_latency_samples", "1", "--use_profiler"]
+    monkeypatch.setattr(sys, "argv", ["", *flags])
+    assert main() == 0
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("*topknone_blocks*.json")]
+    assert len(results) == 6
+    tokens: dict[str, list[int]] = {}
+    for result in results:
+        assert_whole(result, [None] * result["num_active_blocks"])
+        assert (result["top_k"], result["num_latency_samples"], result["num_samples"]) == (None, 1, 3)
+        assert result["hardware_utilisation"]["mfu_prefill"] is None
+        assert result["provenance"]["model"]["flops_reason"] is None
+        assert all(sample["prefill_flops"] > 0 for sample in result["per_sample_results"])
+        tokens.setdefault(result["tier"], []).append(result["actual_vision_tokens_mean"])
+        low, high = result["tier_range"]["min_crops"], result["tier_range"]["max_crops"]
+        for sample in result["per_sample_results"]:
+            assert low <= sample["actual_num_crops"] <= high
+            assert (sample["runs"] == []) == (sample["accuracy_batch_size"] is not None)
+    assert {len(set(each)) for each in tokens.values()} == {1}
+    assert tokens["low"][0] < tokens["medium"][0] < tokens["high"][0]
+    assert len(list(tmp_path.glob("profiler_trace_config_*.json.gz"))) == 6
+    table = pd.read_csv(tmp_path / "reference-vqa_settings.csv")
+    assert len(table) == 6 and table["top_k"].isna().all()
+    assert "top-k" in capsys.readouterr().out
+
+
+def test_answers_in_batches_are_those_of_measured_samples(folder_of: Written, tmp_path: Path) -> None:
+    flags = ["--tier_list", "low", "--num_active_blocks_list", "2", "--ids", "1", "2", "3"]
+    alone, some = (
+        run_profiling(config_for(folder_of("llava_next"), tmp_path / name, *flags, *more)).results[0].content()
+        for name, *more in (("alone",), ("some", "--num_latency_samples", "1"))
+    )
+    for one, other in zip(alone["per_sample_results"], some["per_sample_results"], strict=True):
+        for key in ("sample_id", "pred", "output_tokens", "prompt_tokens", "accuracy"):
+            assert one[key] == other[key]
+
+
+@pytest.mark.parametrize("task", ["reference_vqa", "reference_counting"])
+def test_a_text_model_runs_without_the_pictures_and_reports_it(
+    folder_of: Written,
+    tmp_path: Path,
+    task: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["", *flags_for(folder_of("olmoe"), tmp_path, "--dataset_name", task)])
+    assert main() == 0
+    files = sorted(path.name for path in tmp_path.glob("*blocks*.json"))
+    # Half of the 2 experts and all; three quarters of 3 blocks, rounded up, are all.
+    name = task.replace("_", "-")
+    assert files == [f"{name}_imgsizeown_topk{top_k}_blocks3.json" for top_k in (1, 2)]
+    for file, top_k in zip(files, (1, 2), strict=True):
+        result = json.loads((tmp_path / file).read_text())
+        assert_whole(result, [2, top_k, top_k])
+        assert (result["tier"], result["vision_tokens_target"], result["actual_vision_tokens_mean"]) == (None, None, 0)
+        assert result["provenance"]["task"]["name"] == task
+        (caveat,) = [each for each in result["provenance"]["caveats"] if each.startswith("pictures: ")]
+        assert result["provenance"]["model"]["knobs_refused"]["vision_tokens"].endswith("it has no vision tokens")
+    assert f"{caveat} (own_topk1_blocks3; 2 of 2 settings)" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_quantised_weights_are_another_run_in_the_same_folder(folder_of: Written, tmp_path: Path) -> None:
+    flags = ["--num_active_blocks_list", "2"]
+    plain, quantised = (
+        run_profiling(config_for(folder_of("llama"), tmp_path, *flags, *more)).results[0].content()
+        for more in ((), ("--quantization", "8bit"))
+    )
+    assert plain["fingerprint"] != quantised["fingerprint"]
+    known, variables = (quantised["provenance"][name] for name in ("model", "experimental_variables"))
+    assert (variables["quantization"], known["quantisation"]["method"]) == ("8bit", "bitsandbytes")
+    assert known["quantisation"]["settings"]["load_in_8bit"] is True
+    assert plain["provenance"]["model"]["quantisation"] is None
+    assert_whole(quantised, [None, None])
+
+
+def test_a_plan_of_a_mixture_needs_no_weights(folder_of: Written, tmp_path: Path) -> None:
+    flags = ["--tier_list", "low", "--top_k_list", "1", "2", "--num_active_blocks_list", "3", "--dry_run"]
+    plan = describe_plan(config_for(folder_of("qwen3_vl_moe"), tmp_path / "none", *flags))
+    rows = [line for line in plan.text.splitlines() if "_blocks3" in line]
+    assert [row.split()[1] for row in rows] == ["tier-low_topk1_blocks3", "tier-low_topk2_blocks3"]
+    assert "2 of 2 settings to measure" in plan.text and "cache of the longest prompt" in plan.text
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "flags", "message"),
+    [
+        ("llava_next", ("--top_k_list", "2"), "--top_k_list 2 cannot be set in .*: the model is dense"),
+        ("llava", ("--tier_list", "low"), "--tier_list and --vision_tokens_list do nothing for .*; drop them"),
+        ("olmoe", ("--vision_tokens_list", "720"), "is a text model: it has no vision tokens; drop them"),
+        ("olmoe", ("--top_k_list", "5"), "--top_k_list 5 is more than the 4 experts"),
+        ("llama", ("--num_active_blocks_list", "4"), "4 active blocks are not possible; the model has 3"),
+    ],
+)
+def test_what_a_model_cannot_do_is_refused_before_a_weight_is_read(
+    folder_of: Written, tmp_path: Path, family: str, flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        run_profiling(config_for(folder_of(family), tmp_path / "none", *flags))
+    assert not (tmp_path / "none").exists()
+
+
+# --- energy -------------------------------------------------------------------------------------------------------
+
+
+def energy_of(folder: Path, output_dir: Path) -> Mapping[str, Any]:
+    """Beside a device of 100 W whatever runs."""
+    using = instruments_of(device_in_real_time(100.0), sample_every_s=0.005)
+    means = StageMeasurement(using, WindowGoal(0.5, least_s=0.05), repeats=2, idle_s=0.05)
+    config = config_for(folder, output_dir, "--energy", "optional", "--num_active_blocks_list", "3")
+    report = run_profiling(config, means)
+    assert not report.failed
+    result: Mapping[str, Any] = report.results[-1].content()
+    return result
+
+
+def test_the_stages_of_a_model_of_transformers_have_energy(folder_of: Written, tmp_path: Path) -> None:
+    energy = energy_of(folder_of("llama"), tmp_path)["energy"]
+    assert set(energy["stages"]) == {"prefill", "decode", "end_to_end"}
+    # Windows of their own, by the clock of a busy machine: either may come out as the longer.
+    assert energy["reason"] is None and min(energy["summary"][name] for name in ("end_to_end_j", "decode_j")) > 0
+
+
+def test_a_cache_that_forgets_leaves_the_energy_null_and_the_setting_whole(folder_of: Written, tmp_path: Path) -> None:
+    # The weights of a Llama are those of a Mistral; its window is shorter than any prompt here.
+    model = write_checkpoint("llama", tmp_path / "model")
+    content = json.loads((model / "config.json").read_text())
+    changed = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}
+    (model / "config.json").write_text(json.dumps(content | changed))
+    result = energy_of(model, tmp_path / "results")
+    energy = result["energy"]
+    assert (energy["summary"], energy["stages"]) == (None, {})
+    assert "the cache of this mistral cannot be taken back by 3 steps" in energy["reason"]
+    assert any(each.startswith("energy: not measured: the cache") for each in result["provenance"]["caveats"])
+    # Its samples are measured as they always are.
+    assert all(sample["T_total"] is not None for sample in result["per_sample_results"])
