@@ -232,4 +232,6 @@ def roofline_chart(rows: Sequence[Mapping[str, Any]], work: Mapping[str, Mapping
     ]
     marks += [Dots([], [], colour, name, symbol=symbol, size=size) for name, colour, symbol, size in keys]
     x = Axis("operations per byte (as the floor counts them)", is_log=True)
-    return Chart("roofline", [Panel("", x, Axis("TFLOP/s", is_log=True), marks)], 1, (8.0, 4.8), NOTE)
+    return Chart(
+        "roofline", [Panel("", x, Axis("operations per second (TFLOP/s)", is_log=True), marks)], 1, (8.0, 4.8), NOTE
+    )

@@ -88,7 +88,7 @@ def fractions_chart(regimes: Sequence[Regime]) -> Chart:
         Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(regimes) - 0.4)),
         stacked_bars(STAGES, parts, _COLOURS, texts),
         "Each bar's name ends with the mean total. All top-k and block counts are pooled.",
-        height_px=_height_px(len(regimes)),
+        height_px=max(360, 110 + 24 * len(regimes)),
     )
     return Chart("e1_stage_shares", [panel], panel_size_in=(8.2, 1.2 + 0.3 * len(regimes)), footnote=footnote)
 
@@ -121,11 +121,6 @@ def _regime_text(name: str, regime: Regime, stage: str) -> tuple[str, ...]:
         f"{stage}: {milliseconds(share.mean_ms)}, {100 * share.share:.1f} %{interval}",
         f"total {milliseconds(regime.total_ms)}, mean of {regime.n} generations",
     )
-
-
-def _height_px(num_bars: int) -> int:
-    """Height for so many bars, axis and legend."""
-    return max(360, 110 + 24 * num_bars)
 
 
 def settings_chart(settings: Sequence[Regime]) -> Chart:

@@ -160,15 +160,13 @@ def change_sentences(analysis: TaskAnalysis) -> Iterator[str]:
         knobs = [knob for knob in dict.fromkeys(mean.knob for mean in effects.level_means) if knob in beyond]
         between = [ends(effects, knob) for knob in knobs]
         # A change that is no larger than the run's drift may be the drift.
-        larger = [pair for pair in between if _exceeds_drift(*pair, each.found.drift_allowance)]
+        larger = [
+            (first, last) for first, last in between if abs(last.change) > each.found.drift_allowance * first.mean
+        ]
         if larger:
             yield f"What changes the {label}: {'; '.join(_between(first, last) for first, last in larger)}."
         elif effects.terms:
             yield f"No knob changes the {label} beyond noise."
-
-
-def _exceeds_drift(first: LevelMean, last: LevelMean, allowance: float) -> bool:
-    return abs(last.change) > allowance * first.mean
 
 
 def _between(first: LevelMean, last: LevelMean) -> str:

@@ -1,6 +1,6 @@
 """The content of a report as records, from what was found in a sweep."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from experiments.analyses.report.caveats import conditions_facts, report_caveats
 from experiments.analyses.report.findings import report_statements
 from experiments.analyses.report.parts import Column, Report, ReportTable, Section, Value
 from experiments.analyses.report.sections import estimator_section, knob_section, stage_section
-from experiments.analyses.sweeps import StoredSetting, Sweep
+from experiments.analyses.sweeps import Sweep
 
 ABSENT = Value(None, None)
 # Heading, meaning, column of the settings' frame, factor, decimals.
@@ -160,14 +160,10 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
         ("device", shared.device),
         ("tasks", ", ".join(shared.tasks)),
         ("settings", str(len(settings))),
-        ("generations", f"{sweep.num_samples}, {_failed(settings)} failed"),
+        ("generations", f"{sweep.num_samples}, {sum(each.result.num_failed_samples for each in settings)} failed"),
         *([("measured", " to ".join(dict.fromkeys((stamps[0], stamps[-1]))))] if stamps else []),
         ("versions", versions),
         ("commit", shared.git_commit or "not a checkout"),
         ("fingerprints", ", ".join(f"{task} {digest}" for task, digest in shared.fingerprints.items())),
         *conditions_facts(settings),
     ]
-
-
-def _failed(settings: Sequence[StoredSetting]) -> int:
-    return sum(each.result.num_failed_samples for each in settings)

@@ -1,12 +1,9 @@
 """The sections of a report: the charts of E1, E2 and E3, and why one that a reader expects is missing."""
 
-from collections.abc import Sequence
-
 from experiments.analyses.charts.knob_charts import knob_study_charts
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.knobs.analysis import KnobAnalysis
-from experiments.analyses.knobs.fronts import TaskDifference
 from experiments.analyses.knobs.objectives import NoObjectives
 from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.report.analyses import COSTS, Missing
@@ -65,12 +62,9 @@ def _difference_lines(found: KnobAnalysis) -> list[str]:
         f"{each.key} ({of.label}): " + ", ".join(f"{status.replace('_', ' ')} for {task}" for task, status in
                                                 each.statuses.items()) + "."
         for of in COSTS
-        for each in _established(found.differences.get(of.name, ()))
+        for each in found.differences.get(of.name, ())
+        if each.difference == "established"
     ]  # fmt: skip
-
-
-def _established(differences: Sequence[TaskDifference]) -> list[TaskDifference]:
-    return [each for each in differences if each.difference == "established"]
 
 
 def estimator_section(found: LatencyModel | Missing) -> Section:

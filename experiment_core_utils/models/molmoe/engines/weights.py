@@ -294,8 +294,9 @@ def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
     if reason is not None:
         raise ConfigurationError(f"the vision tower cannot be fused: {reason}; run it with --execution eager")
     embeddings = tower.embeddings
+    patches = embeddings.patch_embedding.weight.detach().flatten(1)
     return VisionWeights(
-        patch_weight=_padded(embeddings.patch_embedding.weight.detach().flatten(1)),
+        patch_weight=nn.functional.pad(patches, (0, -patches.shape[1] % ALIGNMENT)),
         class_embedding=embeddings.class_embedding.detach(),
         positions=embeddings.position_embedding.weight.detach(),
         before=LayerNorm.of(tower.pre_layernorm),
@@ -350,7 +351,3 @@ def _connector(model: MolmoeForConditionalGeneration) -> ConnectorWeights:
         gate_up=fused_rows([connector.gate_proj, connector.up_proj]),
         down=connector.down_proj.weight.detach(),
     )
-
-
-def _padded(weight: torch.Tensor) -> torch.Tensor:
-    return nn.functional.pad(weight, (0, -weight.shape[1] % ALIGNMENT))

@@ -42,7 +42,8 @@ def panels_of(weight: torch.Tensor, bias: torch.Tensor | None, tile: int) -> Pan
     padded_bias = weight.new_zeros(columns + fill)
     if bias is not None:
         padded_bias[:columns] = bias
-    return Panels(_in_panels(F.pad(weight, (0, 0, 0, fill)), tile), padded_bias, columns)
+    panels = F.pad(weight, (0, 0, 0, fill)).view(-1, tile, weight.shape[1]).transpose(1, 2).contiguous()
+    return Panels(panels, padded_bias, columns)
 
 
 def paired_panels(gate_up: torch.Tensor, tile: int) -> torch.Tensor:
@@ -54,10 +55,6 @@ def paired_panels(gate_up: torch.Tensor, tile: int) -> torch.Tensor:
     halves = F.pad(gate_up.view(experts, 2, rows // 2, inner), (0, 0, 0, -(rows // 2) % lanes))
     grouped = halves.view(experts, 2, -1, lanes, inner).transpose(1, 2)
     return grouped.flatten(2, 3).transpose(2, 3).contiguous()
-
-
-def _in_panels(weight: torch.Tensor, tile: int) -> torch.Tensor:
-    return weight.view(-1, tile, weight.shape[1]).transpose(1, 2).contiguous()
 
 
 def refuse_other_places(device: torch.device, dtype: torch.dtype) -> None:
