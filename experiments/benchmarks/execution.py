@@ -363,13 +363,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.output is not None:
         write_json_atomically(content, given.output)
     if given.figure is not None:
-        if rates is None or math.isinf(rates.bytes_per_s):
-            raise ConfigurationError("--figure needs a GPU: bytes per second of a CPU are not known")
-        with replaced_whole(given.figure, ending=given.figure.suffix) as temporary:
-            model = given.shape or Path(EMBEDDED_MODEL).name
-            caption = joined_caption([str(content["device"]), model, f"n = {given.rounds} rounds of each way"])
-            figure_of(roofline_chart(rows, work, rates), caption).savefig(temporary, dpi=150)
+        _draw(given, str(content["device"]), rows, work, rates)
     return 0 if all(row["same_tokens"] for row in rows) or bench.model.dtype != torch.float32 else 1
+
+
+def _draw(
+    given: argparse.Namespace,
+    device: str,
+    rows: Sequence[Mapping[str, Any]],
+    work: Mapping[str, Mapping[str, Work]],
+    rates: Rates | None,
+) -> None:
+    if rates is None or math.isinf(rates.bytes_per_s):
+        raise ConfigurationError("--figure needs a GPU: bytes per second of a CPU are not known")
+    model = Path(given.shape or EMBEDDED_MODEL).name
+    caption = joined_caption([device, model, f"n = {given.rounds} rounds of each way"])
+    with replaced_whole(given.figure, ending=given.figure.suffix) as temporary:
+        figure_of(roofline_chart(rows, work, rates), caption).savefig(temporary, dpi=150)
 
 
 def _rates(given: argparse.Namespace, device: torch.device, products: float | None) -> Rates | None:

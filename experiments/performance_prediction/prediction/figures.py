@@ -24,7 +24,7 @@ from experiments.analyses.charts.matplotlib_charts import save_chart
 from experiments.analyses.charts.style import joined_caption
 from experiments.fitting.held_out import HIT
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName
-from experiments.performance_prediction.prediction.measurements import MeasuredLayer, Measurements
+from experiments.performance_prediction.prediction.measurements import MeasuredInference, MeasuredLayer, Measurements
 from experiments.performance_prediction.prediction.network_predictor import DevicePredictor
 from experiments.performance_prediction.prediction.validation import (
     DEVICE,
@@ -85,21 +85,26 @@ def size_chart(measured: Measurements, predictor: DevicePredictor) -> Chart:
     panels = []
     for model in dict.fromkeys(each.model for each in measured.networks):
         own = [each for each in measured.networks if each.model == model]
-        marks: list[Mark] = []
-        for algorithm in [name for name in ALGORITHMS if any(each.requested == name for each in own)]:
-            its = [each for each in own if each.requested == algorithm]
-            for fell_back, symbol in _MEASURED:
-                shown = [each for each in its if any(layer.fell_back for layer in each.layers) == fell_back]
-                x, y = [each.input_size for each in shown], [1e3 * each.device_s for each in shown]
-                name = None if fell_back else algorithm
-                marks.append(Dots(x, y, COLOURS[algorithm], name, symbol=symbol, size=5))
-            if algorithm in predictor.algorithms:
-                batch = min(its, key=lambda each: each.input_size).batch_size
-                curve = [1e3 * predictor.predict(model, algorithm, int(size), batch).device_s for size in grid]
-                marks.append(Line(grid, curve, COLOURS[algorithm], width=1.0))
+        by_algorithm = [[each for each in own if each.requested == name] for name in ALGORITHMS]
+        marks = [mark for its in by_algorithm if its for mark in _size_marks(its, predictor, grid)]
         panels.append(Panel(model, Axis("input size (pixels)"), Axis("time on the device (ms)", is_log=True), marks))
     note = "points: measured (hollow: some layers fell back to guess), lines: fitted to them"
     return Chart("time_against_size", panels, 3, _PANEL_IN, note)
+
+
+def _size_marks(its: Sequence[MeasuredInference], predictor: DevicePredictor, sizes: np.ndarray) -> list[Mark]:
+    """One algorithm of a network: what was measured, and over the sizes what the predictor says of it."""
+    first = min(its, key=lambda each: each.input_size)
+    colour = COLOURS[first.requested]
+    marks: list[Mark] = []
+    for fell_back, symbol in _MEASURED:
+        shown = [each for each in its if any(layer.fell_back for layer in each.layers) == fell_back]
+        x, y = [each.input_size for each in shown], [1e3 * each.device_s for each in shown]
+        marks.append(Dots(x, y, colour, None if fell_back else first.requested, symbol=symbol, size=5))
+    if first.requested in predictor.algorithms:
+        found = [predictor.predict(first.model, first.requested, int(size), first.batch_size) for size in sizes]
+        marks.append(Line(sizes, [1e3 * each.device_s for each in found], colour, width=1.0))
+    return marks
 
 
 def breakdown_chart(measured: Measurements) -> Chart:
