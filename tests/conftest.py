@@ -91,27 +91,34 @@ def run_server(tiny_checkpoint: Path) -> Iterator[RunServer]:
         yield server
 
 
-# In the order of their time; what is not named takes less than 15 s.
+# In the order of their time; what is not named takes less than about 10 s.
 LONGEST_FILES = (
     "test_resume.py",
-    "test_batched_answers.py",
-    "test_notebooks.py",
-    "test_two_machines.py",
-    "test_run_text_generation.py",
-    "test_pipeline.py",
     "test_acc_lat_profiling.py",
+    "test_page_in_a_browser.py",
+    "test_how_to.py",
+    "test_notebooks.py",
+    "test_network.py",
+    "test_own_data.py",
+    "test_e3_latency_estimator.py",
+    "test_pipeline.py",
     "test_multi_datasets.py",
-    "test_e_inference.py",
-    "test_counted_flops.py",
-    "test_layer_swap.py",
-    "test_published_checkpoint.py",
-    "test_evaluation.py",
-    "test_slurm_sweep.py",
-    "test_front.py",
-    "test_e2_knob_pareto.py",
-    "test_prefill_kernels.py",
+    "test_run_text_generation.py",
     "test_decode_kernels.py",
-    "test_original_checkpoint.py",
+    "test_front.py",
+    "test_counted.py",
+    "test_hf_runs.py",
+    "test_two_machines.py",
+    "test_slurm_sweep.py",
+    "test_predict.py",
+    "test_prefill_kernels.py",
+    "test_profiles.py",
+    "test_steady_numbers.py",
+    "test_e2_knob_pareto.py",
+    "test_batches_grouped_answers.py",
+    "test_dense_sweeps.py",
+    "test_e1_stage_latency.py",
+    "test_on_device.py",
 )
 
 
