@@ -83,7 +83,7 @@ def test_the_licences_name_every_package_that_is_imported() -> None:
                 names |= {each.name.split(".")[0] for each in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
                 names.add(node.module.split(".")[0])
-    own = {path.name for path in REPOSITORY.iterdir()} | sys.stdlib_module_names
+    own = {path.name for path in REPOSITORY.iterdir()} | {path.stem for path in scripts} | sys.stdlib_module_names
     packages = {PACKAGE_OF.get(name, name) for name in names - own}
     assert "torch" in packages
     assert sorted(name for name in packages if re.search(rf"\b{name}\b", page) is None) == []

@@ -43,10 +43,13 @@ def test_an_estimator_is_fitted_to_some_of_many_settings() -> None:
     # A thousand are all taken.
     thousand = samples.take(np.arange(2000))
     assert of_fewer_settings(thousand, 5) == (thousand, None)
-    fewer, output = of_fewer_settings(samples, 5)
+    fewer, caveat = of_fewer_settings(samples, 5)
     # Each setting with both of its samples.
     assert len(fewer) == 10 and len(set(fewer.knobs)) == 5
-    assert output == "fitted to and validated on 5 of 1001 settings, drawn at random; 996 left out"
+    assert (
+        caveat is not None
+        and caveat.sentence == "fitted to and validated on 5 of 1001 settings, drawn at random; 996 left out"
+    )
 
 
 def test_progress_is_shown_for_many_settings_only(capsys: pytest.CaptureFixture[str]) -> None:
