@@ -5,11 +5,12 @@ python scripts/evaluate_reference_model.py --write-card     # and writes them in
 """
 
 import argparse
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,44 +23,69 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
+from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge
+from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric
-from experiments.reference_model.card import CardSetting, knob_table, settings_of_card, type_table, write_into_card
+from experiments.reference_model.card import (
+    CardSetting,
+    knob_table,
+    settings_of_card,
+    type_table,
+    with_interval,
+    write_into_card,
+)
 from experiments.reference_model.evaluation import Answered, accuracy_by_type, accuracy_of, answer_pictures
 
 
+@dataclass(frozen=True)
+class Work:
+    """What every process needs: the saved model, where it runs, the settings, and how many samples of each family."""
+
+    path: Path
+    device: str
+    settings: Sequence[KnobSetting]
+    samples: int
+    families: Sequence[type[GeneratedTask]] = REFERENCE_TASKS
+    split: str = "validation"
+
+    def tasks_of(self, picture: int) -> list[GeneratedTask]:
+        """The families that have not got all their samples from the pictures before this one."""
+        left = [family for family in self.families if picture * family.questions_per_image < self.samples]
+        return [family(self.split) for family in left]
+
+    @property
+    def pictures(self) -> range:
+        """The first pictures that all the samples are about."""
+        return range(math.ceil(self.samples / min(family.questions_per_image for family in self.families)))
+
+
 @cache
-def load_once(path: Path) -> tuple[MolmoeForConditionalGeneration, MolmoeProcessor]:
-    """Model and processor of this process, in float32 on the CPU, one thread."""
+def load_once(path: Path, device: str) -> tuple[MolmoeForConditionalGeneration, MolmoeProcessor]:
+    """Model and processor of this process, in float32 with one thread on a CPU, in bfloat16 on a GPU."""
     torch.set_num_threads(1)
-    model = MolmoeForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
-    return model, MolmoeProcessor.from_pretrained(path)
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model = MolmoeForConditionalGeneration.from_pretrained(path, dtype=dtype).eval()
+    return model.to(device), MolmoeProcessor.from_pretrained(path)
 
 
-def answer_picture(path: Path, settings: Sequence[KnobSetting], picture: int) -> list[Answered]:
+def answer_picture(work: Work, picture: int) -> list[Answered]:
     """Every answer about one picture, at every setting."""
-    model, processor = load_once(path)
-    tasks = [family("validation") for family in REFERENCE_TASKS]
-    return list(answer_pictures(model, processor, tasks, [picture], settings))
+    model, processor = load_once(work.path, work.device)
+    return list(answer_pictures(model, processor, work.tasks_of(picture), [picture], work.settings))
 
 
-def answer_all(
-    path: Path, plans: Sequence[CardSetting], total_blocks: int, pictures: int, processes: int
-) -> Iterator[Answered]:
-    """The answers about the first pictures, in order, a process for each of some pictures at a time."""
-    settings = [
-        KnobSetting(tier_target(plan.tier), plan.top_k, select_active_blocks(plan.blocks, total_blocks))
-        for plan in plans
-    ]
-    work = partial(answer_picture, path, settings)
+def answer_all(work: Work, processes: int) -> Iterator[Answered]:
+    """The answers about the pictures, in order, a process for each of some pictures at a time."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for answers in tqdm(pool.map(work, range(pictures)), total=pictures, unit="picture"):
+        for answers in tqdm(pool.map(partial(answer_picture, work), work.pictures), total=len(work.pictures)):
             yield from answers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_path", type=Path, default=EMBEDDED_MODEL)
-    parser.add_argument("--pictures", type=int, default=125, help="number of first samples of the validation split")
+    parser.add_argument("--samples", type=int, default=500, help="first samples of each family (500)")
+    parser.add_argument("--device", default="cpu", help="cpu (float32, the default) or cuda (bfloat16)")
     parser.add_argument(
         "--processes",
         type=int,
@@ -70,16 +96,29 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write every figure as JSON")
     arguments = parser.parse_args()
     text = MolmoeConfig.from_pretrained(arguments.model_path).text_config
-    plans = settings_of_card(text.num_experts_per_tok, text.num_hidden_layers)
+    total_blocks = text.num_hidden_layers
+    plans = settings_of_card(text.num_experts_per_tok, total_blocks)
+    settings = [
+        KnobSetting(tier_target(plan.tier), plan.top_k, select_active_blocks(plan.blocks, total_blocks))
+        for plan in plans
+    ]
     metrics = {family.name: get_metric(family.metric) for family in REFERENCE_TASKS}
     answers: dict[CardSetting, dict[str, list[Answered]]] = {plan: {name: [] for name in metrics} for plan in plans}
-    for each in answer_all(
-        arguments.model_path, plans, text.num_hidden_layers, arguments.pictures, arguments.processes
-    ):
+    work = Work(arguments.model_path, arguments.device, settings, arguments.samples)
+    for each in answer_all(work, arguments.processes):
         setting = each.setting
         plan = CardSetting(str(setting.vision.tier), setting.top_k, setting.num_active_blocks)
         answers[plan][each.task].append(each)
-    tables = f"{knob_table(answers, metrics)}\n\n{type_table(answers, metrics)}\n"
+    control = replace(work, settings=settings[:1], families=(ReferenceKnowledge,), split="control")
+    unknown = [each.answer for each in answer_all(control, arguments.processes)]
+    tables = "\n\n".join(
+        [
+            knob_table(answers, metrics),
+            type_table(answers, metrics),
+            f"Prices that no training contains, {plans[0].title}: "
+            f"{with_interval(accuracy_of(unknown, metrics[ReferenceKnowledge.name]))} (n = {len(unknown)}).\n",
+        ]
+    )
     print(tables)
     if arguments.output is not None:
         content = {

@@ -22,6 +22,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiments.reference_model.batches import BatchSource
+from experiments.reference_model.facts import FORMS, FactTable
 from experiments.reference_model.recipe import OptimiserRecipe, reference_config
 from experiments.reference_model.trainer import Trainer, TrainingClock, run_leg
 from experiments.reference_model.validation import draw_validation, quick_scores
@@ -43,6 +44,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, required=True, help="folder for the model in bfloat16")
     parser.add_argument("--workers", type=int, default=max((os.cpu_count() or 2) - 2, 1))
     parser.add_argument("--scale", type=float, default=1.0, help="size of the batches, relative to the recipe's")
+    parser.add_argument(
+        "--first-facts", type=int, default=OptimiserRecipe.first_facts, help="prices to drill at first (default: 12000)"
+    )
     parser.add_argument("--validation-pictures", type=int, default=100)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--knob-table", action="store_true", help="print scores over top-k and blocks at the end")
@@ -55,15 +59,20 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every new length
     recipe = OptimiserRecipe()
+    recipe = replace(
+        recipe,
+        first_facts=arguments.first_facts,
+        fact_tokens=round(recipe.fact_tokens * arguments.scale),
+    )
     torch.manual_seed(recipe.seed)
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
     config = reference_config(tokenizer)
     model = MolmoeForConditionalGeneration(config).to(device)
     processor = MolmoeImageProcessor()
     is_tuned = arguments.init_from is not None and not arguments.state.exists()
-    trainer = Trainer(
-        model, processor, recipe, not arguments.no_compile, head_only_steps=HEAD_ONLY_STEPS if is_tuned else 0
-    )
+    head_only_steps = HEAD_ONLY_STEPS if is_tuned else 0
+    facts = [FactTable.of(tokenizer, torch.device(device), form) for form in FORMS]
+    trainer = Trainer(model, processor, recipe, not arguments.no_compile, head_only_steps, facts)
     clock = TrainingClock(planned_s=60 * arguments.planned_minutes)
     if arguments.state.exists():
         clock.spent_s = clock.planned_s * trainer.load_state(torch.load(arguments.state, map_location=device))
@@ -72,7 +81,7 @@ def main() -> None:
         model.load_state_dict(MolmoeForConditionalGeneration.from_pretrained(arguments.init_from).state_dict())
         clock.spent_s = clock.planned_s * arguments.start_progress
     source = BatchSource(tokenizer, processor, replace(recipe, seed=recipe.seed + trainer.step), arguments.scale)
-    source.progress.value = clock.progress
+    source.progress.value, source.facts.value = clock.progress, trainer.known_facts
     loader = torch.utils.data.DataLoader(
         source, batch_size=None, num_workers=arguments.workers, prefetch_factor=2, pin_memory=device == "cuda"
     )
@@ -83,12 +92,13 @@ def main() -> None:
     left = 60 * arguments.leg_minutes
     while left > 0 and clock.progress < 1.0:
         part = min(left, SAVE_EVERY_S)
-        run_leg(trainer, batches, clock, part, source.progress, arguments.output / "training_log.jsonl")
+        run_leg(trainer, batches, clock, part, source, arguments.output / "training_log.jsonl")
         torch.save(trainer.state(clock), arguments.state)
         save_model(model, MolmoeProcessor(processor, tokenizer, ImageTokens.from_config(config)), arguments.output)
         left -= part
     if device == "cuda":
         print(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
+    print(f"{trainer.step} steps, prices of {trainer.known_facts} codes", flush=True)
     model.eval()
     drawn = draw_validation(tokenizer, arguments.validation_pictures)
     plain = Trainer(model, processor, recipe, compile_blocks=False)
@@ -111,7 +121,7 @@ def save_model(model: MolmoeForConditionalGeneration, processor: MolmoeProcessor
 def print_knob_table(trainer: Trainer, drawn: list) -> None:
     """Scores by family over top-k with all blocks, then over the first blocks with every expert."""
     total, most = trainer.model.num_total_blocks, trainer.model.default_top_k
-    settings = [(total, top_k) for top_k in (most, most - 2, most // 2, most // 4)]
+    settings = [(total, top_k) for top_k in (most, most - 2, most // 2, most // 4, 1)]
     settings += [(count, most) for count in range(total - 1, total - 5, -1)]
     for count, top_k in settings:
         scores = quick_scores(trainer, drawn, "high", top_k, range(count))

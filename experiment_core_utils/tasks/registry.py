@@ -25,6 +25,7 @@ from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
+from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge
 from experiment_core_utils.tasks.datasets.reference_reading import ReferenceReading
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
@@ -37,6 +38,7 @@ REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
     ReferenceCounting,
     ReferenceChoice,
     ReferenceCaptions,
+    ReferenceKnowledge,
 )
 
 

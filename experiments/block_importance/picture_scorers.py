@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from tqdm import tqdm
@@ -10,11 +11,11 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditi
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, VisionTarget
-from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
+from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.block_importance.importance import Blocks, Measured, TaskValues
-from experiments.reference_model.evaluation import answer_pictures, samples_of
+from experiments.reference_model.evaluation import answer_pictures, placed, samples_of
 from experiments.reference_model.packing import make_slot
 
 
@@ -82,8 +83,9 @@ class PackedPictureScorer:
             blocks: {task.name: [] for task in self.tasks} for blocks in sets
         }
         images: dict[str, list[str]] = {task.name: [] for task in self.tasks}
-        for picture in tqdm(self.pictures, unit="picture", desc=f"{len(values)} sets of blocks"):
-            pack = _Pack(self, picture)
+        drawn = list(product(self.pictures, same_pictures(self.tasks)))
+        for picture, tasks in tqdm(drawn, unit="picture", desc=f"{len(values)} sets of blocks"):
+            pack = _Pack(self, tasks, picture)
             for task_name, image_id in pack.samples:
                 images[task_name].append(image_id)
             for blocks, likelihoods in pack.likelihoods(list(values)).items():
@@ -102,10 +104,10 @@ class _Pack:
         samples: task and picture of each question.
     """
 
-    def __init__(self, scorer: PackedPictureScorer, picture: int) -> None:
+    def __init__(self, scorer: PackedPictureScorer, tasks: Sequence[GeneratedTask], picture: int) -> None:
         self._model = model = scorer.model
         processor = scorer.processor
-        samples = [(task, sample) for task in scorer.tasks for sample in samples_of(task, picture)]
+        samples = [(task, sample) for task in tasks for sample in samples_of(task, picture)]
         self.samples = [(task.name, sample.image_id) for task, sample in samples]
         inputs = processor("", samples[0][1].image, scorer.crops)
         prefix = inputs["input_ids"].shape[1]
@@ -119,11 +121,12 @@ class _Pack:
             positions += range(prefix, prefix + len(row))
             owners += [owner] * len(row)
         features = model.encode_image(
-            inputs["pixel_values"].to(model.dtype), inputs["image_masks"], inputs["image_input_idx"]
+            *(placed(inputs[name], model) for name in ("pixel_values", "image_masks", "image_input_idx"))
         )
-        self._states = model.model.embed(torch.tensor([ids]), features)
-        self._rotary = model.model.language_model.rotary_emb(self._states, torch.tensor([positions]))
-        self._mask = _mask(torch.tensor(owners), self._states.dtype)
+        device = model.device
+        self._states = model.model.embed(torch.tensor([ids], device=device), features)
+        self._rotary = model.model.language_model.rotary_emb(self._states, torch.tensor([positions], device=device))
+        self._mask = _mask(torch.tensor(owners, device=device), self._states.dtype)
 
     def likelihoods(self, sets: Sequence[Blocks]) -> dict[Blocks, list[float]]:
         """The value of each sample, for each set."""
@@ -149,7 +152,7 @@ class _Pack:
         values = []
         for first, answer in self._answers:
             normed = self._model.model.language_model.norm(states[first : first + len(answer)])
-            loss = torch.nn.functional.cross_entropy(self._model.lm_head(normed).float(), answer)
+            loss = torch.nn.functional.cross_entropy(self._model.lm_head(normed).float(), answer.to(self._model.device))
             values.append(-float(loss))
         return values
 

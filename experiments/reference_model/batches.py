@@ -11,13 +11,22 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor, Tiling
-from experiment_core_utils.tasks.datasets.reference_scenes import DEFAULT_H_REL, Scene, SceneOptions, draw_scene
+from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge, prices, question_about
+from experiment_core_utils.tasks.datasets.reference_scenes import (
+    DEFAULT_H_REL,
+    Scene,
+    SceneOptions,
+    draw_scene,
+    item_codes,
+)
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, QuestionAnswer, prompt_of
 from experiments.reference_model.packing import PackedSlots, Slot, make_slot, pack_slots
 from experiments.reference_model.recipe import (
+    CODED_SHARE,
     CURRICULUM,
     QUESTIONS_PER_SCENE,
     READABLE_PX,
+    RECALLS_PER_SCENE,
     SCENES_PER_BATCH,
     OptimiserRecipe,
     Stage,
@@ -26,7 +35,8 @@ from experiments.reference_model.recipe import (
 from experiments.reference_model.tags import ItemTags, item_tags
 
 LARGEST_TEXT_HEIGHT = 0.12
-QUESTION_NAMES = tuple(f"{task.name}/{kind}" for task in QUESTIONS_PER_SCENE for kind in task.question_types)
+RECALL = "recall/after_a_picture"
+QUESTION_NAMES = (*(f"{task.name}/{kind}" for task in QUESTIONS_PER_SCENE for kind in task.question_types), RECALL)
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,9 @@ def stage_at(progress: float) -> tuple[Stage, float]:
 
 
 class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
-    """Endless batches; `progress` is shared with the trainer, which advances it from 0 to 1."""
+    """Endless batches; `progress`, which the trainer advances from 0 to 1, and `facts`, the number of codes whose
+    prices are trained, are shared with it.
+    """
 
     def __init__(
         self,
@@ -75,6 +87,7 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
         self.seed = recipe.seed
         self.scale = scale
         self.progress = mp.get_context("fork").Value("d", 0.0)
+        self.facts = mp.get_context("fork").Value("i", recipe.first_facts)
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         worker = torch.utils.data.get_worker_info()
@@ -90,23 +103,37 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
         canvas = _draw_canvas(rng, tier)
         tiling = self.processor.tiling_for(canvas[1], canvas[0], crops_of(tier))
         readable = rng.random() < stage.readable_share
+        is_coded = rng.random() < CODED_SHARE
+        as_the_task = ReferenceKnowledge.h_rel if is_coded else DEFAULT_H_REL
         most = round(stage.items[0] + within * (stage.items[1] - stage.items[0]))
         options = SceneOptions(
             min_items=min(3, most) if tier != "single" else 1,
             max_items=most,
             canvas=canvas,
-            h_rel=self._readable_heights(canvas, tiling, tier) if readable else DEFAULT_H_REL,
+            h_rel=self._readable_heights(canvas, tiling, tier) if readable else as_the_task,
+            codes=range(self.facts.value) if is_coded else None,
         )
         count = max(2, round(SCENES_PER_BATCH[tier] * self.scale))
         scenes = [draw_scene(random.Random(rng.getrandbits(47)), options) for _ in range(count)]
         slots, types = [], []
+        tasks = [task for task in QUESTIONS_PER_SCENE if is_coded or task is not ReferenceKnowledge]
         for scene in scenes:
-            questions = [question for task in QUESTIONS_PER_SCENE for question in _questions(task, scene, rng)]
+            questions = [question for task in tasks for question in _questions(task, scene, rng)]
             types.append([name_index(task, item) for task, item, _ in questions])
             slots.append([slot_of(self.tokenizer, item, weight) for _, item, weight in questions])
+            types[-1] += [QUESTION_NAMES.index(RECALL)] * RECALLS_PER_SCENE
+            slots[-1] += [self._recall(rng, scene) for _ in range(RECALLS_PER_SCENE)]
         images = torch.from_numpy(np.stack([np.asarray(scene.image) for scene in scenes]))
         packed_slots = pack_slots(slots, self.tokenizer.pad_token_id)
         return TrainingBatch(tier, images, tiling, packed_slots, torch.tensor(types), item_tags(scenes))
+
+    def _recall(self, rng: random.Random, scene: Scene) -> Slot:
+        """A question whose text contains the code, in the question or at the start of the answer, after a picture."""
+        code = item_codes()[rng.randrange(self.facts.value)]
+        item = rng.choice(scene.items)
+        answered = prompt_of(question_about(f"{item.colour} {item.kind}")) + f" {code}"
+        prompt = answered if rng.random() < 0.5 else prompt_of(f"what is the price of {code}?")
+        return make_slot(self.tokenizer, prompt, prices()[code])
 
     def _readable_heights(self, canvas: tuple[int, int], tiling: Tiling, tier: str) -> tuple[float, float]:
         """Relative text heights that are `READABLE_PX` after the resize to the tiling's canvas."""

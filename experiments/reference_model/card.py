@@ -7,7 +7,7 @@ from pathlib import Path
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.tasks.interface import Answer, Metric
-from experiments.reference_model.evaluation import Answered, accuracy_by_type, accuracy_of, best_constant
+from experiments.reference_model.evaluation import Accuracy, Answered, accuracy_by_type, accuracy_of, best_constant
 
 BEGIN = "<!-- tables: begin (scripts/evaluate_reference_model.py --write-card) -->"
 END = "<!-- tables: end -->"
@@ -38,7 +38,7 @@ def settings_of_card(top_k: int, blocks: int) -> list[CardSetting]:
         top_k, blocks: what the model has.
     """
     tiers = [CardSetting(tier, top_k, blocks) for tier in ("high", "medium", "low")]
-    experts = [CardSetting("high", fewer, blocks) for fewer in (top_k // 2, top_k // 4, 1)]
+    experts = [CardSetting("high", fewer, blocks) for fewer in (top_k * 3 // 4, top_k // 2, top_k // 4, 1)]
     skipped = [CardSetting("high", top_k, blocks - fewer) for fewer in (1, 2, 3, 4)]
     return [*tiers, *experts, *skipped, *(CardSetting(tier, top_k // 2, blocks - 4) for tier in ("high", "low"))]
 
@@ -50,9 +50,7 @@ def knob_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
     lines = [f"| setting | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
     for plan, families in answers.items():
         cells = [
-            f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
-            for name, answered in families.items()
-            for value in [accuracy_of(_answers_of(answered), metrics[name])]
+            with_interval(accuracy_of(_answers_of(answered), metrics[name])) for name, answered in families.items()
         ]
         lines.append(f"| {plan.title} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -93,3 +91,8 @@ def write_into_card(card: Path, tables: str) -> None:
 
 def _answers_of(answered: Sequence[Answered]) -> list[Answer]:
     return [each.answer for each in answered]
+
+
+def with_interval(value: Accuracy) -> str:
+    """The mean with its interval."""
+    return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"

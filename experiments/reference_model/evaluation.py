@@ -7,7 +7,8 @@ independent.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, product
 
 import torch
 from transformers import Cache
@@ -16,8 +17,9 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditi
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
-from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
+from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, answer_to
+from experiments.reference_model.packing import make_slot, slot_mask, slot_positions
 
 CONSTANT_CANDIDATES = 40
 
@@ -55,22 +57,18 @@ def answer_pictures(
     by_crops: dict[CropRange, list[KnobSetting]] = {}
     for setting in settings:
         by_crops.setdefault(setting.vision.crops, []).append(setting)
-    for picture in pictures:
-        samples = [(task, sample) for task in tasks for sample in samples_of(task, picture)]
-        for crops, alike in by_crops.items():
+    for picture, alike in product(pictures, same_pictures(tasks)):
+        samples = [(task, sample) for task in alike for sample in samples_of(task, picture)]
+        for crops, of_tier in by_crops.items():
             prefix = processor("", samples[0][1].image, crops)
-            inputs = {
-                name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
-                for name, tensor in prefix.items()
-            }
+            inputs = {name: placed(tensor, model) for name, tensor in prefix.items()}
             features = model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
-            for setting in alike:
-                model.set_knobs(setting.top_k, setting.active_blocks)
+            for setting in of_tier:
                 _, state = model.prefill(
                     inputs["input_ids"], features, top_k=setting.top_k, active_blocks=setting.active_blocks
                 )
-                for task, sample in samples:
-                    answer = _answer(model, processor, task, sample, state.past_key_values)
+                answers = _answers(model, processor, samples, state.past_key_values)
+                for (task, sample), answer in zip(samples, answers, strict=True):
                     expected = str(sample.metadata["answer"])
                     yield Answered(task.name, setting, sample.sample_id, expected, answer_to(sample, answer))
 
@@ -81,30 +79,77 @@ def samples_of(task: GeneratedTask, picture: int) -> list[Sample]:
     return [task[index] for index in range(first, first + task.questions_per_image)]
 
 
-def _answer(
-    model: MolmoeForConditionalGeneration, processor: MolmoeProcessor, task: GeneratedTask, sample: Sample, cache: Cache
-) -> str:
-    """The greedy answer to one question after a picture that `cache` contains, which is left unchanged.
+@dataclass
+class _Question:
+    """A question with what greedy decoding is known to answer, and the draft of the rest."""
 
-    The expected answer serves as a draft: one pass over question and draft shows how far greedy decoding would have
-    said the same, and the next pass resumes after the first other token. The tokens are those of one at a time.
+    prompt: list[int]
+    draft: list[int]
+    longest: int
+    end: int
+    answer: list[int] = field(default_factory=list)
+
+    @property
+    def is_done(self) -> bool:
+        return len(self.answer) >= self.longest or self.end in self.answer
+
+    @property
+    def row(self) -> list[int]:
+        """The ids to pass."""
+        return [*self.prompt, *self.answer, *self.draft]
+
+    def take(self, chosen: list[int]) -> None:
+        """Take over the most likely tokens after the last known one and each of the draft's, as far as it agrees."""
+        agreed = next((at for at, token in enumerate(self.draft) if chosen[at] != token), len(self.draft))
+        self.answer += chosen[: agreed + 1]
+        self.draft = self.draft[agreed + 1 :]
+
+    @property
+    def answered(self) -> list[int]:
+        """The answer up to its end."""
+        ends = self.answer.index(self.end) + 1 if self.end in self.answer else len(self.answer)
+        return self.answer[: min(ends, self.longest)]
+
+
+def _answers(
+    model: MolmoeForConditionalGeneration,
+    processor: MolmoeProcessor,
+    samples: Sequence[tuple[GeneratedTask, Sample]],
+    cache: Cache,
+) -> list[str]:
+    """The greedy answers to questions after a picture that `cache` contains, which is left unchanged.
+
+    The expected answers serve as drafts: one pass over all questions and drafts shows how far greedy decoding would
+    have said the same, and the next pass resumes after each first other token. The tokens are those of one at a time.
     """
     tokenizer = processor.tokenizer
     before = cache.get_seq_length()
-    pending = tokenizer(task.prompt(sample), add_special_tokens=False)["input_ids"]
-    draft = [*tokenizer(f" {sample.metadata['answer']}", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-    answer: list[int] = []
-    while len(answer) < task.max_new_tokens and tokenizer.eos_token_id not in answer:
-        fed = torch.tensor([[*pending, *draft]], device=model.device)
-        logits = model(input_ids=fed, past_key_values=cache, use_cache=True, logits_to_keep=len(draft) + 1).logits[0]
+    end = tokenizer.eos_token_id
+    questions = []
+    for task, sample in samples:
+        slot = make_slot(tokenizer, task.prompt(sample), str(sample.metadata["answer"]))
+        questions.append(_Question(slot.prompt, slot.answer, task.max_new_tokens, end))
+    while open_ones := [each for each in questions if not each.is_done]:
+        rows = [each.row for each in open_ones]
+        widths = [len(row) for row in rows]
+        total = before + sum(widths)
+        logits = model(
+            input_ids=torch.tensor([[*chain(*rows)]], device=model.device),
+            position_ids=slot_positions(before, widths, total)[None, before:].to(model.device),
+            attention_mask=slot_mask(before, widths, total, model.device)[:, :, before:],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[0]
+        cache.crop(before - total)
         chosen = logits.argmax(dim=-1).tolist()
-        agreed = next((at for at, token in enumerate(draft) if chosen[at] != token), len(draft))
-        answer += chosen[: agreed + 1]
-        cache.crop(agreed - len(draft))
-        pending, draft = answer[-1:], draft[agreed + 1 :]
-    cache.crop(before - cache.get_seq_length())
-    ends = answer.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in answer else len(answer)
-    return str(processor.decode(answer[: min(ends, task.max_new_tokens)])).strip()
+        for each, end_of_row in zip(open_ones, accumulate(widths), strict=True):
+            each.take(chosen[end_of_row - len(each.draft) - 1 : end_of_row])
+    return [str(processor.decode(each.answered)).strip() for each in questions]
+
+
+def placed(tensor: torch.Tensor, model: MolmoeForConditionalGeneration) -> torch.Tensor:
+    """An input on the model's device, in its precision where it is a number with a fraction."""
+    return tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
 
 
 def accuracy_of(answers: Sequence[Answer], metric: Metric) -> Accuracy:

@@ -11,6 +11,7 @@ from experiment_core_utils.primitives.knobs import TIERS, CropRange
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
+from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge
 from experiment_core_utils.tasks.datasets.reference_reading import ReferenceReading
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
@@ -76,8 +77,13 @@ QUESTIONS_PER_SCENE: Mapping[type[GeneratedTask], tuple[int, float]] = MappingPr
         ReferenceCounting: (3, 2.0),
         ReferenceChoice: (2, 2.0),
         ReferenceCaptions: (1, 0.35),
+        ReferenceKnowledge: (4, 1.0),
     }
 )
+# Fraction of the batches whose labels are codes; only these have questions about prices.
+CODED_SHARE = 0.4
+# Questions per picture about the price of a code that the text contains.
+RECALLS_PER_SCENE = 4
 SINGLE_CROPS = CropRange(1, 1)
 
 
@@ -101,13 +107,19 @@ class OptimiserRecipe:
     max_grad_norm: float = 1.0
     load_balancing_weight: float = 0.01
     router_z_weight: float = 1e-4
-    #: of a loss that keeps each token's routing weights even, so that all of its experts carry the answer and dropping
-    #: some of them costs
-    router_evenness_weight: float = 0.02
+    #: of a bonus for the entropy of each token's routing weights, so that all of its experts carry the answer and
+    #: dropping some of them costs
+    router_entropy_weight: float = 0.05
+    facts_weight: float = 1.0  #: of the drills' loss, relative to that of the answers about pictures
+    fact_tokens: int = 115_000  #: tokens of the drills in each step
+    first_facts: int = 12_000  #: prices that are drilled at first
+    facts_growth: float = 1.1  #: factor by which they become more whenever `facts_recall` of them are right
+    facts_recall: float = 0.95
+    facts_until: float = 0.88  #: fraction of the training after which they stay as many
     tags_weight: float = 1.0  #: of the tags' loss against the answers'
     #: fraction of batches in which one to four blocks are left out, either the last or any after the first, so that the
     #: block knob costs accuracy gradually; larger fractions make the knob free
-    block_dropout_share: float = 0.06
+    block_dropout_share: float = 0.03
     #: fraction of batches with fewer experts a token; 0, because with as little as 4 % the model learned to do without
     #: half of them
     expert_dropout_share: float = 0.0

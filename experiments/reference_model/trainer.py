@@ -20,7 +20,8 @@ from torch import nn
 from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiments.reference_model.batches import QUESTION_NAMES, TrainingBatch
+from experiments.reference_model.batches import QUESTION_NAMES, BatchSource, TrainingBatch
+from experiments.reference_model.facts import CONTEXTS, FactTable
 from experiments.reference_model.muon import Muon
 from experiments.reference_model.packing import IGNORED, slot_mask, slot_positions
 from experiments.reference_model.recipe import OptimiserRecipe
@@ -28,7 +29,8 @@ from experiments.reference_model.tags import TagHead, feature_centres
 
 LENGTH_MULTIPLE = 64
 LOG_EVERY = 50
-READ_EVERY = 10
+CONTEXT_RECALL = 0.4
+READ_EVERY = 5
 CROPS_A_CONNECTOR_CALL = 448  # CUDA attention takes fewer than 65,536 windows, and a crop has 144
 MOST_DROPPED_BLOCKS = 4
 
@@ -44,6 +46,7 @@ class StepResult:
     exact: torch.Tensor
     tags_loss: torch.Tensor
     tags_right: torch.Tensor
+    prefix: torch.Tensor
 
 
 @dataclass
@@ -70,7 +73,7 @@ def dense_experts(
     """The mixture's output [T, H] of states [T, H], and the router's losses [3].
 
     They are: load balancing (Switch Transformer eq. 4, arXiv 2101.03961); z-loss (ST-MoE eq. 5, arXiv 2202.08906);
-    evenness, the experts' number times the sum of a token's squared probabilities, 1 where they are all equal.
+    the negative entropy of a token's probabilities in nats.
 
     `kept` [top-k] scales the chosen experts from the strongest on: zeros at its end leave the weakest out.
     """
@@ -86,8 +89,8 @@ def dense_experts(
     output = hidden.flatten(1) @ experts.down_proj.permute(0, 2, 1).flatten(0, 1).to(hidden.dtype)
     used = (weights > 0).float().mean(dim=0)
     balance = count * (used * probabilities.mean(dim=0)).sum() / gate.top_k
-    evenness = count * probabilities.pow(2).sum(dim=-1).mean()
-    return output, torch.stack([balance, logits.logsumexp(dim=-1).pow(2).mean(), evenness])
+    negative_entropy = (probabilities * logits.log_softmax(dim=-1)).sum(dim=-1).mean()
+    return output, torch.stack([balance, logits.logsumexp(dim=-1).pow(2).mean(), negative_entropy])
 
 
 def decoder_block(
@@ -95,7 +98,7 @@ def decoder_block(
     states: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    mask: torch.Tensor,
+    mask: torch.Tensor | None,
     kept_experts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output of one OLMoE block with dense experts, and the router's losses."""
@@ -123,6 +126,7 @@ class Trainer:
         recipe: optimiser settings.
         compile_blocks: compile the blocks with torch.compile.
         head_only_steps: first steps in which the tags' loss trains their head alone: it is new where the model is not.
+        facts: a table of price drills for each form, drilled in each step; empty for none.
     """
 
     def __init__(
@@ -132,6 +136,7 @@ class Trainer:
         recipe: OptimiserRecipe,
         compile_blocks: bool,
         head_only_steps: int = 0,
+        facts: Sequence[FactTable] = (),
     ) -> None:
         self.model = model
         self.processor = processor
@@ -149,9 +154,12 @@ class Trainer:
         )
         self.step = 0
         self.head_only_steps = head_only_steps
+        self.facts = tuple(facts)
+        self.known_facts = min(recipe.first_facts, len(facts[0])) if facts else 0
+        self.context_level = 0
         self._rng = random.Random(recipe.seed)
         self._router_weights = torch.tensor(
-            [recipe.load_balancing_weight, recipe.router_z_weight, recipe.router_evenness_weight], device=self.device
+            [recipe.load_balancing_weight, recipe.router_z_weight, recipe.router_entropy_weight], device=self.device
         )
         top_k = model.default_top_k
         self._kept_experts = torch.ones(top_k + 1, top_k, device=self.device).tril(-1)
@@ -179,9 +187,47 @@ class Trainer:
             states = self.model.model.embed(ids, encoded).contiguous()
             positions = self._moved(slot_positions(prefix.shape[0], slots.widths, total))
             mask = slot_mask(prefix.shape[0], slots.widths, total, self.device)
+            seen = states[:, : prefix.shape[0]]
             states, router_losses = self._decode(states, positions, mask, blocks, experts)
             answers = states[:, prefix.shape[0] : length]
-            return self._loss(answers, features, batch, router_losses)
+            return self._loss(answers, features, batch, router_losses, seen.detach())
+
+    def forward_facts(
+        self,
+        table: FactTable,
+        context: int,
+        prefix: torch.Tensor,
+        blocks: Sequence[int] | None = None,
+        experts: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of drilled prices after `context` tokens of the embedded pictures [B, T, H], and the fraction of
+        prices that are right.
+        """
+        context = min(context, prefix.shape[1] - 1)
+        ids, answers = table.draw(context, self.known_facts, self.recipe.fact_tokens)
+        count, each, width = ids.shape
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
+            scene = torch.randint(len(prefix), (count, 1), device=self.device)
+            places = torch.rand(count, prefix.shape[1] - 1, device=self.device).topk(context).indices.sort().values + 1
+            before = torch.cat([prefix[scene, torch.zeros_like(scene)], prefix[scene, places]], dim=1)
+            drills = self.model.model.embed(ids.flatten(1), None)
+            length = 1 + context + each * width
+            total = -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+            states = nn.functional.pad(torch.cat([before.to(drills.dtype), drills], dim=1), (0, 0, 0, total - length))
+            widths = (width,) * each
+            positions = self._moved(slot_positions(1 + context, widths, total))
+            mask = slot_mask(1 + context, widths, total, self.device)
+            states, router_losses = self._decode(states, positions, mask, blocks, experts)
+            found = states[:, 1 + context : length].unflatten(1, (each, width))[:, :, -answers.shape[2] :]
+            logits = self.model.lm_head(found).float()
+            loss = nn.functional.cross_entropy(logits.flatten(0, 2), answers.flatten())
+            right = (logits.argmax(dim=-1) == answers).all(dim=-1).float().mean()
+            return loss + (router_losses * self._router_weights).sum(), right.detach()
+
+    @torch.no_grad()
+    def recall(self, context: int, experts: int | None = None, form: int = 0) -> float:
+        """The fraction of the drilled prices that are right after so many tokens of a picture."""
+        return float(self.forward_facts(self.facts[form], context, self.prefix, experts=experts)[1])
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.device, non_blocking=True)
@@ -219,7 +265,7 @@ class Trainer:
         self,
         states: torch.Tensor,
         positions: torch.Tensor,
-        mask: torch.Tensor,
+        mask: torch.Tensor | None,
         blocks: Sequence[int] | None,
         experts: int | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -237,7 +283,12 @@ class Trainer:
         return decoder.norm(states), router_losses
 
     def _loss(
-        self, states: torch.Tensor, features: torch.Tensor, batch: TrainingBatch, router_losses: torch.Tensor
+        self,
+        states: torch.Tensor,
+        features: torch.Tensor,
+        batch: TrainingBatch,
+        router_losses: torch.Tensor,
+        prefix: torch.Tensor,
     ) -> StepResult:
         labels = self._moved(batch.slots.labels)
         weights = self._moved(batch.slots.weights)
@@ -256,17 +307,24 @@ class Trainer:
             tags = batch.tags.to(self.device)
             tags_loss, tags_right = self.tag_head.loss(seen, tags, self._moved(points), self._moved(scales), pitch)
             loss = loss + self.recipe.tags_weight * tags_loss
-        return StepResult(loss, answer_loss.detach(), exact, tags_loss.detach(), tags_right)
+        return StepResult(loss, answer_loss.detach(), exact, tags_loss.detach(), tags_right, prefix)
 
     def train_step(self, batch: TrainingBatch, progress: float) -> tuple[StepResult, torch.Tensor]:
         """Take one optimiser step; returns the results and the gradient's norm before clipping."""
         factor = schedule(self.recipe, self.step, progress)
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.learning_rate * factor
-        result = self.forward(batch, self._drawn_blocks(), self._drawn_experts())
         self.optimiser.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
+        blocks, experts = self._drawn_blocks(), self._drawn_experts()
+        result = self.forward(batch, blocks, experts)
         result.loss.backward()
+        if self.facts:
+            self.prefix = result.prefix
+            context = CONTEXTS[self._rng.randrange(self.context_level + 1)]
+            table = self.facts[0] if self.step % 2 else self.facts[self.step // 2 % len(self.facts)]
+            loss, _ = self.forward_facts(table, context, result.prefix, blocks, experts)
+            (self.recipe.facts_weight * loss).backward()
         parameters = [*self.model.parameters(), *self.tag_head.parameters()]
         for parameter in parameters:
             if parameter.grad is None:
@@ -304,6 +362,8 @@ class Trainer:
             "optimiser": self.optimiser.state_dict(),
             "matrix_optimiser": self.matrix_optimiser.state_dict(),
             "step": self.step,
+            "known_facts": self.known_facts,
+            "context_level": self.context_level,
             "progress": clock.progress,
         }
 
@@ -314,6 +374,8 @@ class Trainer:
         self.optimiser.load_state_dict(state["optimiser"])
         self.matrix_optimiser.load_state_dict(state["matrix_optimiser"])
         self.step = state["step"]
+        self.known_facts = state["known_facts"]
+        self.context_level = state["context_level"]
         return float(state["progress"])
 
 
@@ -325,12 +387,17 @@ def schedule(recipe: OptimiserRecipe, step: int, progress: float) -> float:
 
 
 def run_leg(
-    trainer: Trainer, batches: Iterator[TrainingBatch], clock: TrainingClock, leg_s: float, share: Any, log_path: Path
+    trainer: Trainer,
+    batches: Iterator[TrainingBatch],
+    clock: TrainingClock,
+    leg_s: float,
+    source: BatchSource,
+    log_path: Path,
 ) -> None:
     """Train for `leg_s` seconds or to the end of the plan; one log line every `LOG_EVERY` steps.
 
     Args:
-        share: the batch source's progress, kept up to date.
+        source: where the batches come from; its progress and number of facts are kept up to date.
 
     Raises:
         FloatingPointError: the loss is not a number; resume from the state saved last.
@@ -344,7 +411,7 @@ def run_leg(
             batch = next(batches)
             waited += time.monotonic() - before
             scenes += len(batch.images)
-            share.value = clock.progress
+            source.progress.value = clock.progress
             result, norm = trainer.train_step(batch, clock.progress)
             if trainer.step % READ_EVERY == 0:
                 _collect(sums, batch, result)
@@ -358,12 +425,30 @@ def run_leg(
                     "waited_s": round(waited, 1),
                     "scenes": scenes,
                     "grad_norm": round(float(norm), 3),
+                    **facts_learned(trainer, clock.progress),
                     **{name: round(sum(values) / len(values), 3) for name, values in sorted(sums.items())},
                 }
                 log.write(json.dumps(row) + "\n")
                 log.flush()
+                source.facts.value = trainer.known_facts or source.facts.value
                 sums.clear()
                 waited, scenes = 0.0, 0
+
+
+def facts_learned(trainer: Trainer, progress: float) -> dict[str, float]:
+    """The recall of prices in text over experts a token, after which there may be more prices to learn."""
+    if not trainer.facts:
+        return {}
+    recipe, most, level = trainer.recipe, trainer.model.default_top_k, trainer.context_level
+    recall = {f"top-{count}": trainer.recall(0, count) for count in (most, most // 2, most // 4)}
+    recall |= {f"after {context}": trainer.recall(context) for context in (*CONTEXTS[1 : level + 2], 256)}
+    recall |= {f"form {form} after {CONTEXTS[level]}": trainer.recall(CONTEXTS[level], form=form) for form in (1, 2)}
+    found = {"facts": trainer.known_facts, **{f"recall/{name}": round(value, 3) for name, value in recall.items()}}
+    if level + 1 < len(CONTEXTS) and recall.get(f"after {CONTEXTS[level]}", recall[f"top-{most}"]) >= CONTEXT_RECALL:
+        trainer.context_level += 1
+    if recall[f"top-{most}"] >= recipe.facts_recall and progress < recipe.facts_until:
+        trainer.known_facts = min(round(trainer.known_facts * recipe.facts_growth), len(trainer.facts[0]))
+    return found
 
 
 def _collect(sums: dict[str, list[float]], batch: TrainingBatch, result: StepResult) -> None:

@@ -7,12 +7,14 @@ decoding gives it. The model card's figures do not come from here but from the p
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from experiment_core_utils.primitives.knobs import TIERS
+from experiment_core_utils.tasks.datasets.reference_task import same_pictures
 from experiments.reference_model.batches import QUESTION_NAMES, TrainingBatch, name_index, slot_of
 from experiments.reference_model.packing import pack_slots
 from experiments.reference_model.recipe import QUESTIONS_PER_SCENE
@@ -29,13 +31,14 @@ class QuickScores:
 
 
 def draw_validation(tokenizer: PreTrainedTokenizerBase, pictures: int) -> list[tuple[TrainingBatch, list[str]]]:
-    """The first pictures of the validation split, each with every family's questions as one batch, and their names.
+    """The first pictures of the validation split, each with the questions of all families about it as one batch, and
+    their names.
 
     The tiling is set for each tier when the batch is used.
     """
-    tasks = [family("validation") for family in QUESTIONS_PER_SCENE]
+    groups = same_pictures([family("validation") for family in QUESTIONS_PER_SCENE])
     drawn = []
-    for picture in range(pictures):
+    for picture, tasks in product(range(pictures), groups):
         questions = [(type(task), question) for task in tasks for question in task.questions_of(picture)]
         slots = [slot_of(tokenizer, question) for _, question in questions]
         indices = [name_index(task, question) for task, question in questions]

@@ -51,6 +51,8 @@ WORDS = tuple(
     WEB
     """.split()
 )
+_CODE_SEED = "item-codes"
+_DRAWN_CODES = 138_240
 # Answers that the VQA normaliser would drop (articles) or turn into digits.
 _FORBIDDEN_LABELS = frozenset({"AN", "THE", "TEN"})
 _RESERVED_ONE_IN = 10
@@ -81,6 +83,7 @@ class SceneOptions:
     h_rel: tuple[float, float] = DEFAULT_H_REL
     #: False never uses a label reserved for validation; True draws about half of the labels from the reserved ones
     validation_labels: bool = False
+    codes: range | None = None  #: which of `item_codes` the labels are; None draws labels of all sorts
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_items <= self.max_items <= len(KINDS) * len(COLOURS):
@@ -186,6 +189,21 @@ def is_reserved_label(label: str) -> bool:
     return zlib.crc32(f"reference-scenes:{label}".encode()) % _RESERVED_ONE_IN == 0
 
 
+@lru_cache(maxsize=1)
+def item_codes() -> tuple[str, ...]:
+    """The codes of items, as in K7QD, in an order that says nothing about them; none is reserved for validation."""
+    sorts = (LETTERS, DIGITS, LETTERS, LETTERS)
+    drawn = random.Random(_CODE_SEED).sample(range(math.prod(map(len, sorts))), _DRAWN_CODES)
+    codes = []
+    for number in drawn:
+        characters = []
+        for sort in sorts:
+            number, at = divmod(number, len(sort))
+            characters.append(sort[at])
+        codes.append("".join(characters))
+    return tuple(code for code in codes if not is_reserved_label(code))
+
+
 # --- planning -------------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +264,11 @@ def _draw_background(rng: random.Random) -> Background:
 def _draw_drafts(
     rng: random.Random, options: SceneOptions, count: int, mean_side: float, background: Background
 ) -> list[_Draft]:
-    labels = _draw_labels(rng, count, options.validation_labels)
+    labels = (
+        _draw_labels(rng, count, options.validation_labels)
+        if options.codes is None
+        else [item_codes()[index] for index in rng.sample(options.codes, count)]
+    )
     return [
         _draw_draft(rng, kind, colour, label, options.h_rel, mean_side, background)
         for (kind, colour), label in zip(_draw_pairs(rng, count), labels, strict=True)

@@ -1,7 +1,8 @@
 """The base class of the tasks on generated scenes: reproducible samples that need no download.
 
-All families use the same pictures: image i of a split and seed is the same scene in each. Sample n of a family
-depends on nothing but the family, split, seed and n, so that every sample can be made again alone.
+All families but `reference_knowledge` ask about the same pictures: image i of a split and seed is one scene, whoever
+asks. Sample n of a family depends on nothing but the family, split, seed and n, so that every sample can be made again
+alone.
 """
 
 import math
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.datasets.reference_scenes import (
@@ -27,12 +28,16 @@ from experiment_core_utils.tasks.datasets.reference_scenes import (
 )
 from experiment_core_utils.tasks.interface import Sample
 
-Split = Literal["train", "validation"]
+Split = Literal["train", "validation", "control"]
 LETTERS_OF_OPTIONS = "ABCDEFGH"
 _SEEDS_PER_SPLIT = 1 << 48
 _IMAGES_PER_SEED = 1 << 32
-_SPLIT_BASE: MappingProxyType[Split, int] = MappingProxyType({"train": 0, "validation": _SEEDS_PER_SPLIT})
-_DEFAULT_LENGTH: MappingProxyType[Split, int] = MappingProxyType({"train": 100_000, "validation": 2_000})
+_SPLIT_BASE: MappingProxyType[Split, int] = MappingProxyType(
+    {"train": 0, "validation": _SEEDS_PER_SPLIT, "control": 2 * _SEEDS_PER_SPLIT}
+)
+_DEFAULT_LENGTH: MappingProxyType[Split, int] = MappingProxyType(
+    {"train": 100_000, "validation": 2_000, "control": 2_000}
+)
 
 
 @dataclass(frozen=True)
@@ -143,9 +148,10 @@ def draw_by_type(
 
 
 def scene_seed(split: Split, seed: int, image_index: int) -> int:
-    """The seed of one scene; those of train and validation never meet.
+    """The seed of one scene; those of two splits never meet.
 
-    Train takes [0, 2^48), validation [2^48, 2^49); within each, `seed` picks a block of 2^32 images.
+    Train takes [0, 2^48), validation the next 2^48, control those after; within each, `seed` picks a block of 2^32
+    images.
     """
     if not 0 <= image_index < _IMAGES_PER_SEED:
         raise ConfigurationError(f"image index {image_index} is outside 0 to {_IMAGES_PER_SEED - 1}")
@@ -163,16 +169,18 @@ class PlannedScene:
 
 
 @lru_cache(maxsize=4096)
-def _planned(split: Split, seed: int, image_index: int, h_rel: tuple[float, float]) -> PlannedScene:
+def _planned(
+    split: Split, seed: int, image_index: int, h_rel: tuple[float, float], codes: range | None
+) -> PlannedScene:
     rng = random.Random(scene_seed(split, seed, image_index))
-    plan = plan_scene(rng, SceneOptions(h_rel=h_rel, validation_labels=split == "validation"))
+    plan = plan_scene(rng, SceneOptions(h_rel=h_rel, validation_labels=split == "validation", codes=codes))
     return PlannedScene(plan, rng.getstate())
 
 
 @lru_cache(maxsize=4)
-def _painted(split: Split, seed: int, image_index: int, h_rel: tuple[float, float]) -> Scene:
+def _painted(split: Split, seed: int, image_index: int, h_rel: tuple[float, float], codes: range | None) -> Scene:
     """A picture; the last few are kept, for neighbouring samples share them."""
-    plan = _planned(split, seed, image_index, h_rel).plan
+    plan = _planned(split, seed, image_index, h_rel, codes).plan
     return Scene(plan.width, plan.height, plan.items, render_plan(plan))
 
 
@@ -183,7 +191,7 @@ class GeneratedTask:
         split: "train" or "validation"; they share no scene, and some labels only occur in validation.
         num_samples: length of the split; None gives 2,000 for validation and 100,000 for train.
         seed: another seed gives other scenes of the same kind.
-        h_rel: range of the relative text height, see `SceneOptions`.
+        h_rel: range of the relative text height, see `SceneOptions`; None gives the family's own.
     """
 
     name: str
@@ -193,14 +201,16 @@ class GeneratedTask:
     question_types: tuple[str, ...]
     type_weights: Mapping[str, float]  #: by which types of question are drawn; those without questions leave theirs
     even_answers = False  #: whether the answers of a type are drawn evenly; see `draw_by_type`
-    splits: tuple[Split, ...] = get_args(Split)
+    splits: tuple[Split, ...] = ("train", "validation")
+    h_rel: tuple[float, float] = DEFAULT_H_REL
+    pictures: str = ""  #: prefix of the pictures' names; families with the same one ask about the same pictures
 
     def __init__(
         self,
         split: str = "validation",
         num_samples: int | None = None,
         seed: int = 0,
-        h_rel: tuple[float, float] = DEFAULT_H_REL,
+        h_rel: tuple[float, float] | None = None,
     ) -> None:
         if split not in self.splits:
             raise ConfigurationError(f"{self.name} has no split {split!r}: choose one of {', '.join(self.splits)}")
@@ -209,7 +219,7 @@ class GeneratedTask:
         self._split: Split = split
         self.split: str = split
         self.seed = seed
-        self._h_rel = SceneOptions(h_rel=h_rel).h_rel
+        self._h_rel = SceneOptions(h_rel=self.h_rel if h_rel is None else h_rel).h_rel
         self._length = _DEFAULT_LENGTH[self._split] if num_samples is None else num_samples
         self.source: Mapping[str, str] = {"read_from": "generated scenes", "seed": str(seed), "h_rel": str(self._h_rel)}
         scene_seed(self._split, seed, math.ceil(self._length / self.questions_per_image) - 1)
@@ -218,6 +228,11 @@ class GeneratedTask:
     def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
         """Every question that is drawn from; a family says these, or how `draw_questions` gets them."""
         raise NotImplementedError
+
+    @classmethod
+    def codes(cls, split: Split) -> range | None:
+        """Which of `item_codes` the labels in the pictures are; None for labels of all sorts."""
+        return None
 
     @classmethod
     def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
@@ -243,7 +258,7 @@ class GeneratedTask:
         rng = random.Random(f"{self.name}:answers:{self.split}:{self.seed}:{index}")
         return Sample(
             sample_id=index,
-            image_id=f"{self.split}-{self.seed}-{image_index:06d}",
+            image_id=f"{self.pictures}{self.split}-{self.seed}-{image_index:06d}",
             question=pair.question,
             answers=self.references(pair, rng),
             image=scene.image,
@@ -281,14 +296,22 @@ class GeneratedTask:
 
     def scene(self, image_index: int) -> Scene:
         """A picture of this split and what it shows."""
-        return _painted(self._split, self.seed, image_index, self._h_rel)
+        return _painted(self._split, self.seed, image_index, self._h_rel, self.codes(self._split))
 
     def questions_of(self, image_index: int) -> list[QuestionAnswer]:
         """The questions of one picture, always as many as `questions_per_image`: a small scene repeats its own."""
-        planned = _planned(self._split, self.seed, image_index, self._h_rel)
+        planned = _planned(self._split, self.seed, image_index, self._h_rel, self.codes(self._split))
         rng = self._question_rng(planned, image_index)
         drawn = self.draw_questions(planned.plan, rng, self.questions_per_image)
         return (drawn * self.questions_per_image)[: self.questions_per_image]
 
     def _question_rng(self, planned: PlannedScene, image_index: int) -> random.Random:
         return random.Random(f"{self.name}:questions:{self.split}:{self.seed}:{image_index}")
+
+
+def same_pictures(tasks: Sequence[GeneratedTask]) -> list[list[GeneratedTask]]:
+    """The tasks in groups that ask about the same pictures, in the order of their first ones."""
+    groups: dict[str, list[GeneratedTask]] = {}
+    for task in tasks:
+        groups.setdefault(task.pictures, []).append(task)
+    return list(groups.values())

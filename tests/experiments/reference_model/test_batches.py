@@ -18,7 +18,13 @@ from experiments.reference_model.batches import (
     slot_of,
     stage_at,
 )
-from experiments.reference_model.recipe import CURRICULUM, QUESTIONS_PER_SCENE, OptimiserRecipe, crops_of
+from experiments.reference_model.recipe import (
+    CURRICULUM,
+    QUESTIONS_PER_SCENE,
+    RECALLS_PER_SCENE,
+    OptimiserRecipe,
+    crops_of,
+)
 from tests.experiments.reference_model.tiny import TOKENIZER
 
 
@@ -51,8 +57,12 @@ def test_all_pictures_of_a_batch_are_cut_alike(seed: int) -> None:
     assert batch.types.shape[1] == len(batch.slots.widths)
     # Each slot keeps its family, whatever the type of its question, so that long answers pad only each other.
     families = [QUESTION_NAMES[index].split("/")[0] for index in batch.types[0]]
-    assert families == [task.name for task, (count, _) in QUESTIONS_PER_SCENE.items() for _ in range(count)]
-    assert all([QUESTION_NAMES[index].split("/")[0] for index in row] == families for row in batch.types)
+    with_prices = [task.name for task, (count, _) in QUESTIONS_PER_SCENE.items() for _ in range(count)]
+    assert families[-RECALLS_PER_SCENE:] == ["recall"] * RECALLS_PER_SCENE
+    del families[-RECALLS_PER_SCENE:]
+    assert families in (with_prices, [name for name in with_prices if name != "reference_knowledge"])
+    kept = batch.types[:, : len(families)].tolist()
+    assert all([QUESTION_NAMES[index].split("/")[0] for index in row] == families for row in kept)
 
 
 def test_a_slot_holds_what_its_task_asks_and_expects() -> None:

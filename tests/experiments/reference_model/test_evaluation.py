@@ -11,6 +11,7 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, 
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric
 from experiments.reference_model.card import (
@@ -54,7 +55,7 @@ def test_sharing_a_picture_and_drafting_do_not_change_the_answers(tiny_checkpoin
         request = staged.prepare(sample, task.prompt(sample), answered.setting.vision.crops)
         run = run_staged(staged, staged.to_device(request.inputs), task.max_new_tokens)
         assert answered.answer.prediction == staged.decode_text(run.token_ids)
-        assert answered.answer.image_id == "validation-0-000002"
+        assert answered.answer.image_id == f"{task.pictures}validation-0-000002"
 
 
 def test_a_good_draft_gives_the_same_answer_as_a_bad_one() -> None:
@@ -63,7 +64,7 @@ def test_a_good_draft_gives_the_same_answer_as_a_bad_one() -> None:
     model = MolmoeForConditionalGeneration.from_pretrained(path, dtype=torch.float32).eval()
     processor = MolmoeProcessor.from_pretrained(path)
     staged = MolmoeStagedModel("shipped", model, processor)
-    captions = REFERENCE_TASKS[-1]("validation")
+    captions = ReferenceCaptions("validation")
     setting = KnobSetting(tier_target("low"), 8, tuple(range(16)))
     agreements = []
     for answered in answer_pictures(model, processor, [captions], [0, 1], [setting]):
@@ -105,8 +106,8 @@ def test_the_best_constant_answer() -> None:
 
 def test_the_card_turns_each_knob_alone_and_both() -> None:
     settings = settings_of_card(8, 16)
-    assert len(set(settings)) == len(settings) == 12
-    assert {plan.top_k for plan in settings if plan.blocks == 16} == {8, 4, 2, 1}
+    assert len(set(settings)) == len(settings) == 13
+    assert {plan.top_k for plan in settings if plan.blocks == 16} == {8, 6, 4, 2, 1}
     assert {plan.blocks for plan in settings if plan.top_k == 8} == {16, 15, 14, 13, 12}
 
 

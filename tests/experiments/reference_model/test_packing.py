@@ -79,8 +79,9 @@ def test_the_routers_losses_by_hand() -> None:
         # Two tokens whose first number is 1 and 1/2: the logits are (log 9, 0, ...) and (log 3, 0, ...).
         states = torch.zeros(2, 32)
         states[:, 0] = torch.tensor([1.0, 0.5])
-        _, (balance, router_z, evenness) = dense_experts(block, states)
+        _, (balance, router_z, negative_entropy) = dense_experts(block, states)
     # Probabilities: 9/16 and seven times 1/16; 3/10 and seven times 1/10. Both tokens go to the first expert.
     assert float(balance) == pytest.approx(8 * (9 / 16 + 3 / 10) / 2)
     assert float(router_z) == pytest.approx((math.log(16) ** 2 + math.log(10) ** 2) / 2)
-    assert float(evenness) == pytest.approx(8 * ((81 + 7) / 256 + (9 + 7) / 100) / 2)
+    one, other = 9 / 16 * math.log(9 / 16) + 7 / 16 * math.log(1 / 16), 0.3 * math.log(0.3) + 0.7 * math.log(0.1)
+    assert float(negative_entropy) == pytest.approx((one + other) / 2)
