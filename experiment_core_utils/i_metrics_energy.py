@@ -35,6 +35,7 @@ from experiment_core_utils.records.setting_result import (
     EnergyClosure,
     EnergyIdle,
     EnergySummary,
+    SampleEnergy,
     StageFigure,
 )
 from experiment_core_utils.records.settings import MeasuredSample
@@ -222,19 +223,19 @@ CLOSURE_LIMIT = 0.05
 _ABSENT = (None, None, None)
 
 
-def sample_energy(sample: MeasuredSample) -> dict[str, Any]:
-    """The energy keys of one entry of `per_sample_results`: of the run whose times are published."""
+def sample_energy(sample: MeasuredSample) -> SampleEnergy:
+    """The energy of the run whose times are published; all None where none was requested, or nothing ran."""
     energy, place = sample.energy, sample.run_place
     if energy is None or place is None:
-        return dict.fromkeys(("energy_j", "energy_bound_j", "energy_method", "energy_source", "energy_reason"))
+        return SampleEnergy.model_construct(**dict.fromkeys(SampleEnergy.model_fields))
     joules = energy.joules[place]
-    return {
-        "energy_j": joules,
-        "energy_bound_j": energy.bounds_j[place],
-        "energy_method": None if joules is None else "apportioned",
-        "energy_source": None if joules is None else f"{energy.source} ({energy.basis})",
-        "energy_reason": energy.reason,
-    }
+    return SampleEnergy.model_construct(
+        energy_j=joules,
+        energy_bound_j=energy.bounds_j[place],
+        energy_method=None if joules is None else "apportioned",
+        energy_source=None if joules is None else f"{energy.source} ({energy.basis})",
+        energy_reason=energy.reason,
+    )
 
 
 def energy_of(energy: SettingEnergy | None) -> Energy | None:

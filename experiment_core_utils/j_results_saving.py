@@ -38,9 +38,13 @@ from experiment_core_utils.records.setting_result import (
     Metadata,
     Provenance,
     RunTimes,
+    SampleRequest,
     SampleResult,
+    SampleScore,
     SettingResult,
+    StageTimes,
     SteadinessPart,
+    TheoreticalGeometry,
     VisionPart,
 )
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingSummary
@@ -109,8 +113,9 @@ def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> Visi
     Crops are counted over the pictures that are cut, target tokens over all pictures, actual tokens over all samples; a
     mean over none of them is None.
     """
-    geometries, numbers, typical = _geometries(samples), _numbers_of_crops(samples), typical_geometry(samples)
-    return VisionPart.model_construct(
+    geometries, numbers = _geometries(samples), _numbers_of_crops(samples)
+    return VisionPart.of(
+        theoretical_part(typical_geometry(samples)),
         tier=target.tier,
         tier_range=asdict(target.crops),
         vision_tokens_target=target.tokens,
@@ -119,10 +124,6 @@ def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> Visi
         target_vision_tokens_mean=target.tokens or mean_of([each.pooled_features for each in geometries]),
         actual_vision_tokens_mean=mean_of([sample.shape.vision_tokens for sample in samples]),
         max_crops=target.crops.max_crops,
-        theoretical_num_crops=typical.crops_if_cut if typical else None,
-        theoretical_tiling=listed(typical.tiling) if typical else None,
-        theoretical_image_size=listed(typical.image_size) if typical else None,
-        theoretical_vision_tokens=typical.pooled_features if typical else None,
     )
 
 
@@ -150,22 +151,20 @@ def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:
     return [sample.shape.theoretical for sample in samples if sample.shape.theoretical is not None]
 
 
-def score_fields(score: Score) -> dict[str, Any]:
-    """The fields of a `SampleResult` that depend on how its answer is scored."""
-    return {"accuracy": score.value, "parse_status": score.parse_status, "score_details": dict(score.details)}
+def theoretical_part(geometry: VisionGeometry | None) -> TheoreticalGeometry:
+    """What the rule gives for a picture; all None without one."""
+    return TheoreticalGeometry.model_construct(
+        theoretical_num_crops=geometry.crops_if_cut if geometry else None,
+        theoretical_tiling=listed(geometry.tiling) if geometry else None,
+        theoretical_image_size=listed(geometry.image_size) if geometry else None,
+        theoretical_vision_tokens=geometry.pooled_features if geometry else None,
+    )
 
 
-def sample_result(
-    sample: MeasuredSample, score: Score, setting: KnobSetting, outlier_runs: Sequence[int] | None = None
-) -> SampleResult:
-    """One sample of a result; the times are those of the run with the median total, None without runs.
-
-    Args:
-        outlier_runs: indices of runs that stand out; None where they were not checked.
-    """
-    shape, run, answer, flops = sample.shape, sample.run, sample.answer, sample.flops
-    theoretical, actual = shape.theoretical, shape.actual
-    return SampleResult.model_construct(
+def request_part(sample: MeasuredSample, setting: KnobSetting) -> SampleRequest:
+    """A sample's tokens and crops, requested and actual."""
+    shape, theoretical, actual = sample.shape, sample.shape.theoretical, sample.shape.actual
+    return SampleRequest.model_construct(
         sample_id=sample.sample_id,
         target_vision_tokens=setting.vision.tokens or (theoretical.pooled_features if theoretical else None),
         target_crops=theoretical.crops_if_cut if theoretical else None,
@@ -177,27 +176,56 @@ def sample_result(
         input_text_tokens=shape.text_tokens,
         image_marker_tokens=shape.image_marker_tokens,
         prompt_tokens=shape.prompt_tokens,
-        output_tokens=sample.output_tokens,
-        output_ended=sample.ended,
-        theoretical_num_crops=theoretical.crops_if_cut if theoretical else None,
-        theoretical_tiling=listed(theoretical.tiling) if theoretical else None,
-        theoretical_image_size=listed(theoretical.image_size) if theoretical else None,
-        theoretical_vision_tokens=theoretical.pooled_features if theoretical else None,
         actual_num_crops=actual.crops_if_cut if actual else None,
         actual_tiling=listed(actual.tiling) if actual else None,
         actual_image_size=listed(actual.image_size) if actual else None,
-        **score_fields(score),
+    )
+
+
+def score_part(score: Score) -> SampleScore:
+    """What depends on how a sample's answer is scored."""
+    return SampleScore.model_construct(
+        accuracy=score.value, parse_status=score.parse_status, score_details=dict(score.details)
+    )
+
+
+def times_part(run: StagedRun | None) -> StageTimes:
+    """The published stage times of one run, in milliseconds; all None without a run."""
+    return StageTimes.model_construct(
+        T_vision_total=milliseconds(run.vision_s) if run else None,
+        T_LLM_prefill=milliseconds(run.prefill_s) if run else None,
+        T_LLM_decode=milliseconds(run.decode_s) if run else None,
+        T_total=milliseconds(run.total_s) if run else None,
+        T_decode_per_token=milliseconds(run.tpot_s) if run else None,
+    )
+
+
+def sample_result(
+    sample: MeasuredSample, score: Score, setting: KnobSetting, outlier_runs: Sequence[int] | None = None
+) -> SampleResult:
+    """One sample of a result; the times are those of the run with the median total, None without runs.
+
+    Args:
+        outlier_runs: indices of runs that stand out; None where they were not checked.
+    """
+    run, answer, flops = sample.run, sample.answer, sample.flops
+    return SampleResult.of(
+        request_part(sample, setting),
+        theoretical_part(sample.shape.theoretical),
+        score_part(score),
+        times_part(run),
+        sample_energy(sample),
+        output_tokens=sample.output_tokens,
+        output_ended=sample.ended,
         pred=sample.prediction,
         question_type=sample.question_type,
         metadata=sample_metadata(sample),
-        **_run_times(run),
         T_first_token=milliseconds(run.ttft_s) if run else None,
-        T_preprocess=milliseconds(shape.preprocess_s),
+        T_preprocess=milliseconds(sample.shape.preprocess_s),
         T_transfer=milliseconds(sample.transfer_s),
         vision_flops=flops.vision_flops if flops else None,
         prefill_flops=flops.prefill_flops if flops else None,
         decode_flops_per_token=flops.decode_flops_per_token if flops else None,
-        **sample_energy(sample),
         outputs_identical=sample.outputs_identical,
         outlier_runs=list(outlier_runs) if outlier_runs is not None else None,
         accuracy_batch_size=answer.batch_size if answer else None,
@@ -205,9 +233,7 @@ def sample_result(
         num_discarded_runs=None if answer else sample.num_discarded_runs,
         disturbances=None if answer else list(sample.disturbances),
         runs=[
-            RunTimes.model_construct(
-                **_run_times(each), T_inter_token=[milliseconds(gap) for gap in each.inter_token_s]
-            )
+            RunTimes.of(times_part(each), T_inter_token=[milliseconds(gap) for gap in each.inter_token_s])
             for each in sample.runs
         ],
     )
@@ -226,17 +252,6 @@ def sample_metadata(sample: MeasuredSample) -> Metadata:
     if sample.options:
         validated |= {"options": list(sample.options), "answer_index": sample.answer_index}
     return Metadata.model_construct(**(validated | sample.metadata | validated))
-
-
-def _run_times(run: StagedRun | None) -> dict[str, Any]:
-    """The published stage times of one run, in milliseconds; all None without a run."""
-    return {
-        "T_vision_total": milliseconds(run.vision_s) if run else None,
-        "T_LLM_prefill": milliseconds(run.prefill_s) if run else None,
-        "T_LLM_decode": milliseconds(run.decode_s) if run else None,
-        "T_total": milliseconds(run.total_s) if run else None,
-        "T_decode_per_token": milliseconds(run.tpot_s) if run else None,
-    }
 
 
 def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[MeasuredSample]) -> str:

@@ -90,6 +90,12 @@ class Record(BaseModel):
         """The keys as a JSON file has them: those that were read or made, no defaults."""
         return self.model_dump(exclude_unset=True)
 
+    @classmethod
+    def of(cls, *parts: "Record", **own: Any) -> Self:
+        """The record of these parts and further keys, each key once; nothing is checked until it is read again."""
+        given = {name: getattr(part, name) for part in parts for name in part.model_fields_set}
+        return cls.model_construct(**given, **own)
+
     def with_keys(self, **keys: Any) -> Self:
         """The same record with these keys in place of its own."""
         return self.model_copy(update=keys)
@@ -256,17 +262,6 @@ class Provenance(Record):
         return self.with_keys(caveats=sentences(records), caveat_records=records)
 
 
-class RunTimes(Record):
-    """The times of one run in milliseconds."""
-
-    T_vision_total: Delay | None  #: as above, of this run; None if no picture
-    T_LLM_prefill: Time  #: as above, of this run
-    T_LLM_decode: Time | None  #: as above, of this run; None if fewer than 2 output tokens
-    T_total: Time  #: as above, of this run
-    T_decode_per_token: Time | None  #: as above, of this run; None if fewer than 2 output tokens
-    T_inter_token: list[Delay]  #: list of the times between neighbouring tokens; `[]` for one token
-
-
 class Metadata(Record):
     """What a sample's answer is scored against, and what the task says of the sample."""
 
@@ -280,8 +275,8 @@ class Metadata(Record):
     prompt: Text | None = None
 
 
-class SampleResult(Record):
-    """One sample at a setting: its question, answer, score and times."""
+class SampleRequest(Record):
+    """The request of a sample at a setting: its tokens and its picture's crops."""
 
     sample_id: Count  #: position in the task's split
     #: N of a token target; for a tier `theoretical_vision_tokens`; None if a tier, and no picture
@@ -295,15 +290,24 @@ class SampleResult(Record):
     input_text_tokens: Count  #: prompt tokens other than image tokens, beginning-of-text included
     image_marker_tokens: Count  #: start, end and row-end tokens of the image part, 0 without a picture
     prompt_tokens: Count  #: sum of `actual_vision_tokens`, `image_marker_tokens` and `input_text_tokens`
-    output_tokens: Count  #: tokens generated, end-of-sequence included where it came; in a batch without the padding
-    output_ended: bool | None = None  #: whether end-of-sequence came in the first run, or in the answer in a batch
-    theoretical_num_crops: Count | None = None  #: crops that the rule gives; None if no picture
-    theoretical_tiling: list[Count] | None = None  #: [rows, columns] that it gives; None if no picture
-    theoretical_image_size: list[Count] | None = None  #: canvas for it, [height, width] in pixels; None if no picture
-    theoretical_vision_tokens: Count | None = None  #: (crops + 1) x 144 for it; None if no picture
     actual_num_crops: Count | None  #: crops, read off the tensors; None if no picture, or one that is not cut
     actual_tiling: list[Count] | None = None  #: [rows, columns], read off the tensors; None if no picture
     actual_image_size: list[Count] | None = None  #: canvas of that tiling; None if no picture
+
+
+class TheoreticalGeometry(Record):
+    """What the rule gives for a picture."""
+
+    #: crops that the rule gives; at the top level those of the geometry that most samples have; None if no picture
+    theoretical_num_crops: Count | None = None
+    theoretical_tiling: list[Count] | None = None  #: [rows, columns] that it gives; None if no picture
+    theoretical_image_size: list[Count] | None = None  #: canvas for it, [height, width] in pixels; None if no picture
+    theoretical_vision_tokens: Count | None = None  #: (crops + 1) x 144 for it; None if no picture
+
+
+class SampleScore(Record):
+    """How a sample's answer is scored."""
+
     #: score of `pred`, from 0 to `metric_best`; 0 where it could not be parsed; None if the metric has none (CIDEr of
     #: fewer than two pictures)
     accuracy: Positive | None
@@ -312,22 +316,29 @@ class SampleResult(Record):
     parse_status: str | None = None
     #: further numbers of the same answer by name, such as `anls` and `em`; `{}` for none
     score_details: dict[str, Any] | None = None
-    pred: Text  #: text of the first run, or of the answer in a batch
-    question_type: Text  #: the task's category of the question
-    metadata: Metadata  #: what the task says about the sample, below
+
+
+class StageTimes(Record):
+    """The times of a request's stages in milliseconds."""
+
     T_vision_total: Delay | None  #: vision stage; None if no picture
     T_LLM_prefill: Time | None  #: prefill up to the first token; None if answered in a batch
     T_LLM_decode: Time | None  #: first token to last token; None if fewer than 2 output tokens
     T_total: Time | None  #: request handed to the model, to last token; None if answered in a batch
     T_decode_per_token: Time | None  #: `T_LLM_decode` / (output tokens - 1); None if fewer than 2 output tokens
-    T_first_token: Time | None  #: `T_vision_total` + `T_LLM_prefill`; None if answered in a batch
-    T_preprocess: Delay  #: resizing, cutting and tokenising on the host; not in `T_total`
-    T_transfer: Delay | None  #: host to device; not in `T_total`; None if answered in a batch
-    vision_flops: Flops | None  #: operations of the vision stage; None if no picture, or unknown architecture
-    prefill_flops: Flops | None  #: operations of the prefill; None if unknown architecture
-    #: mean operations of a decode step, for the first run's number of output tokens; None if fewer than 2 output
-    #: tokens, or unknown architecture
-    decode_flops_per_token: Positive | None
+
+
+class RunTimes(StageTimes):
+    """The times of one run in milliseconds."""
+
+    T_LLM_prefill: Time  #: as above, of this run
+    T_total: Time  #: as above, of this run
+    T_inter_token: list[Delay]  #: list of the times between neighbouring tokens; `[]` for one token
+
+
+class SampleEnergy(Record):
+    """The energy of a sample's run."""
+
     #: energy of the run whose times are these, idle power included: the integral of power readings taken beside it; see
     #: [energy.md](energy.md#windows); None if `--energy off`, no power reading, or answered in a batch
     energy_j: Positive | None = None
@@ -338,6 +349,24 @@ class SampleResult(Record):
     #: by `+`; None if `energy_j` is
     energy_source: str | None = None
     energy_reason: str | None = None  #: why there is no energy; None if there is, or `--energy off`
+
+
+class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, SampleRequest):
+    """One sample at a setting: its question, answer, score and times."""
+
+    output_tokens: Count  #: tokens generated, end-of-sequence included where it came; in a batch without the padding
+    output_ended: bool | None = None  #: whether end-of-sequence came in the first run, or in the answer in a batch
+    pred: Text  #: text of the first run, or of the answer in a batch
+    question_type: Text  #: the task's category of the question
+    metadata: Metadata  #: what the task says about the sample, below
+    T_first_token: Time | None  #: `T_vision_total` + `T_LLM_prefill`; None if answered in a batch
+    T_preprocess: Delay  #: resizing, cutting and tokenising on the host; not in `T_total`
+    T_transfer: Delay | None  #: host to device; not in `T_total`; None if answered in a batch
+    vision_flops: Flops | None  #: operations of the vision stage; None if no picture, or unknown architecture
+    prefill_flops: Flops | None  #: operations of the prefill; None if unknown architecture
+    #: mean operations of a decode step, for the first run's number of output tokens; None if fewer than 2 output
+    #: tokens, or unknown architecture
+    decode_flops_per_token: Positive | None
     outputs_identical: bool | None = None  #: whether all runs gave the same tokens; None if answered in a batch
     outlier_runs: list[Count] | None = None  #: indices in `runs` of outliers; None if fewer than 3 runs
     #: samples that were answered together with it, itself included; None if measured
@@ -632,7 +661,7 @@ class TypeScores(Record):
     num_samples: Count | None = None
 
 
-class VisionPart(Record):
+class VisionPart(TheoreticalGeometry):
     """The vision knob of a setting, and the crops and vision tokens that came of it."""
 
     #: `low`, `medium` or `high`; None if a token target was requested, or vision tokens cannot be set
@@ -651,12 +680,6 @@ class VisionPart(Record):
     #: mean of the features that entered the language model, 0 for a sample without a picture; None if no samples
     actual_vision_tokens_mean: Amount | None
     max_crops: Count  #: upper end of `tier_range`
-    #: crops of the most frequent geometry among the samples; None if no sample has a picture
-    theoretical_num_crops: Count | None = None
-    theoretical_tiling: list[Count] | None = None  #: its [rows, columns]; None if no sample has a picture
-    #: its canvas, [height, width] in pixels; None if no sample has a picture
-    theoretical_image_size: list[Count] | None = None
-    theoretical_vision_tokens: Count | None = None  #: its (crops + 1) x 144; None if no sample has a picture
 
 
 class DecoderPart(Record):
@@ -759,12 +782,6 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     per_sample_results: list[SampleResult]  #: a list, in order of `sample_id`
     failed_samples: list[FailedSample]  #: a list, in order of `sample_id`
     provenance: Provenance  #: how the run was made
-
-    @classmethod
-    def of(cls, *parts: Record, **own: Any) -> Self:
-        """The result of these parts and further keys, each key once; nothing is checked until it is read again."""
-        given = {name: getattr(part, name) for part in parts for name in part.model_fields_set}
-        return cls.model_construct(**given, **own)
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any], where: str, advice: str = ADVICE) -> Self:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from experiment_core_utils.g_metrics_inference import summarise_accuracy
 from experiment_core_utils.i_metrics_energy import with_correct_answers
-from experiment_core_utils.j_results_saving import save_setting_result, score_fields
+from experiment_core_utils.j_results_saving import save_setting_result, score_part
 from experiment_core_utils.l_results_csv_cleaning import (
     read_results,
     setting_key,
@@ -97,7 +97,7 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
         "energy": with_correct_answers(result.energy, accuracy),
         "share_failed": result.num_failed_samples / num_drawn if num_drawn else None,
         "per_sample_results": [
-            sample.with_keys(**score_fields(score)) for sample, score in zip(samples, scoring.scores, strict=True)
+            sample.with_keys(**dict(score_part(score))) for sample, score in zip(samples, scoring.scores, strict=True)
         ],
         "rescored": origin,
     }

@@ -198,7 +198,7 @@ def test_a_sample_has_the_energy_of_the_run_with_the_median_time() -> None:
     runs = (staged_run(prefill_s=0.9), staged_run(prefill_s=0.1), staged_run(prefill_s=0.5))
     energy = RunsEnergy((9.0, 1.0, 5.0), (0.9, 0.1, 0.5), "power_integral", "instant_power", None)
     sample = replace(measured_sample(3, *runs), energy=energy)
-    assert sample_energy(sample) == {
+    assert sample_energy(sample).content() == {
         "energy_j": 5.0,
         "energy_bound_j": 0.5,
         "energy_method": "apportioned",
@@ -207,4 +207,4 @@ def test_a_sample_has_the_energy_of_the_run_with_the_median_time() -> None:
     }
     assert sample.energy_j == 5.0
     lost = replace(sample, energy=RunsEnergy((None,) * 3, (None,) * 3, None, None, "GPU is lost"))
-    assert sample_energy(lost)["energy_j"] is None and sample_energy(lost)["energy_reason"] == "GPU is lost"
+    assert (sample_energy(lost).energy_j, sample_energy(lost).energy_reason) == (None, "GPU is lost")
