@@ -71,7 +71,7 @@ def loads_of(loads: Sequence[SettingLoad]) -> list[ProcessLoad]:
 def timelines_of(loads: Sequence[SettingLoad]) -> list[MemoryTimeline] | None:
     """`memory_timeline`: one entry for each window; None where none was requested."""
     timelines = [
-        MemoryTimeline.model_construct(rank=each.rank, experiment_id=each.experiment_id, **memory_timeline(each.trace))
+        memory_timeline(each.trace).with_keys(rank=each.rank, experiment_id=each.experiment_id)
         for each in loads
         if each.has_timeline
     ]
@@ -249,8 +249,8 @@ _AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
 
 def generation_metrics(
     model: torch.nn.Module, device: torch.device, results: InferenceResults, experiment_config: Any
-) -> dict[str, Any]:
-    """The keys of `GenerationFlops`, and `hardware_utilisation`.
+) -> tuple[GenerationFlops, HardwareUtilisation]:
+    """The operations of what was generated, and the peaks' fractions that they reached.
 
     Args:
         device: that the model takes prompts on.
@@ -271,8 +271,7 @@ def generation_metrics(
     peaks = peaks_on(device, products_dtype(model, config))
     num_gpus = max(len(used_gpus()), 1)
     reasons = [] if reason is None else [reason]
-    utilisation = text_utilisation(results, flops, read_bytes, peaks, num_gpus, reasons)
-    return {**flops, "hardware_utilisation": utilisation.content()}
+    return flops, text_utilisation(results, flops, read_bytes, peaks, num_gpus, reasons)
 
 
 def text_memory(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.primitives.device import MemoryReading
@@ -315,13 +315,13 @@ def load_and_aggregate_per_process_energy_results(
     return pool_energy([_energy_of(rank, path) for rank, path in enumerate(paths)])
 
 
-def _energy_of(rank: int, path: Path) -> dict[str, Any]:
+def _energy_of(rank: int, path: Path) -> EnergyFigures:
     content = read_json_object(path)
     missing = sorted(EnergyFigures.__required_keys__.difference(content))
     if missing:
         raise ResultsError(f"the energy results of process {rank} ({path}) lack {', '.join(missing)}")
     check_saved(SavedEnergy, content, f"the energy results of process {rank} ({path})", "measure the experiment again")
-    return content
+    return cast(EnergyFigures, content)
 
 
 def pool_energy(per_process: Sequence[Mapping[str, Any]]) -> PooledEnergy:

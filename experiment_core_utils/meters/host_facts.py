@@ -20,6 +20,7 @@ from experiment_core_utils.meters.nvml import GpuDescription, NvmlGpu
 from experiment_core_utils.primitives.device import gpu_uuid
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.files import IS_CHECKOUT, REPOSITORY
+from experiment_core_utils.records.text import HardwareInfo
 
 GIB = 2**30
 
@@ -114,20 +115,24 @@ def cpu_name() -> str | None:
     return names[0] if names else None
 
 
-def hardware_info() -> dict[str, Any]:
-    """The keys of `records.HardwareInfo`, and the CPU's name, torch's threads, CUDA's version and `gpus`."""
-    host = asdict(host_hardware())
-    places = [torch.device("cuda", index) for index in range(host["num_gpus"])]
-    return {
-        "total_ram_gb": host.pop("ram_bytes") / GIB,
-        **host,
-        "cuda_available": torch.cuda.is_available(),
-        "gpu_names": [torch.cuda.get_device_name(place) for place in places],
-        "gpus": [_describe_gpu(place) for place in places],
-    }
+def hardware_info() -> HardwareInfo:
+    """The host and its GPUs as this process finds them; memory in 2**30 bytes."""
+    host = host_hardware()
+    places = [torch.device("cuda", index) for index in range(host.num_gpus)]
+    return HardwareInfo(
+        total_ram_gb=host.ram_bytes / GIB,
+        cuda=host.cuda,
+        num_gpus=host.num_gpus,
+        cpu=host.cpu,
+        cpu_count=host.cpu_count,
+        torch_threads=host.torch_threads,
+        cuda_available=torch.cuda.is_available(),
+        gpu_names=[torch.cuda.get_device_name(place) for place in places],
+        gpus=[_describe_gpu(place) for place in places],
+    )
 
 
-def _describe_gpu(place: torch.device) -> dict[str, Any]:
+def _describe_gpu(place: torch.device) -> Mapping[str, Any]:
     """One GPU; what the driver does not report is None, and `reason` says why."""
     uuid = gpu_uuid(place)
     assert uuid is not None

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from experiment_core_utils.primitives.statistics import highest_of
+from experiment_core_utils.records.setting_result import MemoryTimeline
 
 
 class GenerationFlops(TypedDict):
@@ -99,8 +100,8 @@ def utilisation_of(trace: LoadTrace) -> ComputeUtilisation:
     )
 
 
-def memory_timeline(trace: LoadTrace) -> dict[str, Any]:
-    """`interval_s`, and as `samples` the seconds since the window opened and the bytes at that moment."""
+def memory_timeline(trace: LoadTrace) -> MemoryTimeline:
+    """Memory at each moment of a window; whose window it was is not set."""
     samples = [
         {
             "seconds": sample.at_s,
@@ -110,7 +111,7 @@ def memory_timeline(trace: LoadTrace) -> dict[str, Any]:
         }
         for sample in trace.samples
     ]
-    return {"interval_s": trace.interval_s, "samples": samples}
+    return MemoryTimeline.model_construct(interval_s=trace.interval_s, samples=samples)
 
 
 def _mean(values: Sequence[float | None], spans: Sequence[float]) -> float | None:

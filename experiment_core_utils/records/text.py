@@ -119,12 +119,16 @@ class DistributedDescription(TypedDict):
 
 
 class HardwareInfo(TypedDict):
-    """The host; more keys say what the driver reports of its GPUs."""
+    """The host, and under `gpus` what the driver reports of its GPUs."""
 
     cuda_available: bool
+    cuda: str | None
     num_gpus: int
     gpu_names: list[str]
-    cpu_count: int
+    gpus: list[Mapping[str, Any]]
+    cpu: str | None
+    cpu_count: int | None
+    torch_threads: int
     total_ram_gb: float
 
 

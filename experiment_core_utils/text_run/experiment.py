@@ -80,10 +80,10 @@ def measure_experiment(
     if accelerator.is_main_process:
         reason = logits_fault(model, tokenised, accelerator.device)
         caveats += [] if reason is None else [caveat("model_output", problem=reason)]
-        generated = generation_metrics(model, accelerator.device, pooled, config)
-        of_all = {**compute, **generated, "memory_by_process": memories}
+        flops, utilisation = generation_metrics(model, accelerator.device, pooled, config)
+        fractions = {"hardware_utilisation": utilisation.content()}
         if config.memory_timeline:
-            save(memory_timeline(sampler.trace), "memory_timeline")
+            save(memory_timeline(sampler.trace).content(), "memory_timeline")
         total_energy = load_and_aggregate_per_process_energy_results(
             experiment_id, accelerator.num_processes, results_dir=results_dir
         )
@@ -92,7 +92,7 @@ def measure_experiment(
             "experiment_variables": gather_experimental_variables(config),
             "model_architecture": get_model_architecture_info(model),
             "inference_metrics": {**combine_inference_metrics(pooled), **allocated_energy_metrics(pooled)},
-            "compute_metrics": of_all,
+            "compute_metrics": {**compute, **flops, **fractions, "memory_by_process": memories},
             "global_energy_results": total_energy,
         }
         entry = _entry(due, pooled, parts, experiment_id, caveats, save)

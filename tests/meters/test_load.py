@@ -60,8 +60,8 @@ def test_a_windows_means_are_weighted_by_time() -> None:
     assert found["cpu_memory_usage_bytes_max"] == 300
     assert (found["num_samples"], found["sample_interval_s"], found["reason"]) == (3, 1.0, None)
     timeline = memory_timeline(sampler.trace)
-    assert timeline["interval_s"] == 1.0
-    assert timeline["samples"] == [
+    assert timeline.interval_s == 1.0
+    assert timeline.samples == [
         {"seconds": at_s, "allocated_bytes": 7, "reserved_bytes": 9, "process_rss_bytes": rss}
         for at_s, rss in ((1.0, 100), (2.0, 300), (2.5, 200))
     ]

@@ -37,7 +37,7 @@ def test_of_a_window_without_length_the_last_sample_stands() -> None:
 
 
 def test_the_timeline_keeps_every_moment() -> None:
-    assert memory_timeline(TRACE) == {
+    assert memory_timeline(TRACE).content() == {
         "interval_s": 0.5,
         "samples": [
             {"seconds": 1.0, "allocated_bytes": 7, "reserved_bytes": 9, "process_rss_bytes": 100},

@@ -56,7 +56,7 @@ class QuestionAnswer:
     answer_index: int | None = None
 
 
-def facts_of(family: str, item: Item | None, *, needs_text: bool) -> dict[str, Any]:
+def facts_of(family: str, item: Item | None, *, needs_text: bool) -> Mapping[str, Any]:
     """The metadata of a question about one item, or about no single one."""
     return {
         "family": family,
