@@ -57,7 +57,7 @@ def load_request(
     given = argparse.Namespace(model_path=model_path, random_weights=random_weights)
     config = config_of(given, "--execution", execution, "--device", device.type)
     model = endless_model(config)
-    return model, first_inputs(model, config, tier_target(tier))
+    return model, first_inputs(model, config.task, tier_target(tier))
 
 
 def tracking_ratios(

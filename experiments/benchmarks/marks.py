@@ -41,7 +41,7 @@ def main() -> None:
     set_cpu_threads(None, 1)
     model = endless_model(config)
     for target in config.knobs.vision_targets:
-        inputs = first_inputs(model, config, target)
+        inputs = first_inputs(model, config.task, target)
 
         def marked(inputs: Mapping[str, Any] = inputs) -> float:
             return timed(model.device, lambda: run(model, inputs, given.max_new_tokens, new_marks(model.device)))[0]

@@ -75,7 +75,7 @@ def main() -> None:
     print(f"{model.name} on {model.device.type}, {torch.get_num_threads()} threads, {arguments.rounds} rounds:")
     print("ratios to a run without a profiler, median (quartiles): the generation | with the profiler's start and stop")
     for target in config.knobs.vision_targets:
-        inputs = first_inputs(model, config, target)
+        inputs = first_inputs(model, config.task, target)
         ratios_of_rounds(model, inputs, arguments.max_new_tokens, 2)
         for name, (run, whole) in ratios_of_rounds(model, inputs, arguments.max_new_tokens, arguments.rounds).items():
             label = "none, again" if name == "again" else name

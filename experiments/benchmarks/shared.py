@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import open_task
+from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import choose_device, synchronize
@@ -40,9 +41,9 @@ def endless_model(config: ProfilingConfig) -> StagedModel:
     return model
 
 
-def first_inputs(model: StagedModel, config: ProfilingConfig, target: VisionTarget) -> Mapping[str, Any]:
+def first_inputs(model: StagedModel, config: TaskConfig, target: VisionTarget) -> Mapping[str, Any]:
     """The first sample of the task at a vision target, on the model's device."""
-    task = open_task(config.task)
+    task = open_task(config)
     return model.to_device(model.prepare(task[0], task.prompt(task[0]), target.crops).inputs)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
-from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Task
@@ -97,7 +97,7 @@ def refuse_misfit(path: Path, networks: TwoStageNetworks, source: ModelSource) -
         )
 
 
-def refuse_other_controller(path: Path, config: ProfilingConfig, source: ModelSource) -> None:
+def refuse_other_controller(path: Path, config: ModelConfig, source: ModelSource) -> None:
     """Refuse a checkpoint of another model than the one to steer, by the weights' digest, or sizes for random weights.
 
     Raises:
@@ -106,7 +106,7 @@ def refuse_other_controller(path: Path, config: ProfilingConfig, source: ModelSo
     """
     refuse_misfit(path, load_networks(path), source)
     made_with = model_of(stored_environment(path))
-    if config.model.random_weights or "weights_sha256" not in made_with:
+    if config.random_weights or "weights_sha256" not in made_with:
         return
     if weights_digest(source.folder) != made_with["weights_sha256"]:
         raise ConfigurationError(

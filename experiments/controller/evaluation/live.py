@@ -102,7 +102,7 @@ def open_live(
             raise ConfigurationError(
                 f"--learned pauses inside MolmoE, and {source.name} is not a MolmoE model; drop it"
             )
-        refuse_other_controller(learned, config, source)
+        refuse_other_controller(learned, config.model, source)
     space = published_space(source.limits)
     task = open_task(config.task)
     drawn = draw_samples(task, config.task)

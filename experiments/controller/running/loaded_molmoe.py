@@ -61,20 +61,20 @@ def load_model(rest: Sequence[str], controller: Path | None = None) -> LoadedMod
         ConfigurationError: it is not a MolmoE, or not the one that the controller was trained with.
     """
     config = parse_config(rest)
-    source = find_molmoe(config)
+    source = find_molmoe(config.model.model_path, config.task.hf_cache_dir)
     if controller is not None:
-        refuse_other_controller(controller, config, source)
+        refuse_other_controller(controller, config.model, source)
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
     assert isinstance(model, MolmoeStagedModel)
     return LoadedModel(config, source, model, block_choice_of(config.knobs, config.model.random_weights, source.folder))
 
 
-def find_molmoe(config: ProfilingConfig) -> ModelSource:
+def find_molmoe(model_path: str, hf_cache_dir: Path | None) -> ModelSource:
     """The checkpoint of a MolmoE, without reading weights; raises ConfigurationError for another model."""
-    source = find_model(config.model.model_path, config.task.hf_cache_dir)
+    source = find_model(model_path, hf_cache_dir)
     if source.hf is not None:
         raise ConfigurationError(
-            f"{config.model.model_path} is not a MolmoE model; the two-stage controller pauses inside MolmoE only"
+            f"{model_path} is not a MolmoE model; the two-stage controller pauses inside MolmoE only"
         )
     return source

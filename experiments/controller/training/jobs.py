@@ -175,7 +175,7 @@ def _record(
 ) -> tuple[RecordedStates, TwoStageNetworks]:
     """Record the states; everything that can be refused is refused before weights are read."""
     config = parse_config(rest)
-    source = find_molmoe(config)
+    source = find_molmoe(config.model.model_path, config.task.hf_cache_dir)
     limits = source.limits
     assert limits.default_top_k is not None
     knobs = grid_space(train_part, limits.num_total_blocks, limits.default_top_k)

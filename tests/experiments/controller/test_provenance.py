@@ -36,7 +36,7 @@ def grid(tmp_path: Path) -> Path:
 
 def source_and_config(model: Path, *flags: str):
     config = parse_config(["--model_path", str(model), "--device", "cpu", *flags])
-    return config, find_model(config.model.model_path)
+    return config.model, find_model(config.model.model_path)
 
 
 def test_the_same_split_and_model_in_another_place_are_taken(grid: Path) -> None:
