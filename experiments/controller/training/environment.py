@@ -1,5 +1,6 @@
 """The interface of training environments, which answer requests with budgets."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,7 +53,7 @@ class Environment(Protocol):
     ) -> RollOut:
         """Answer each request once with actions that the networks draw; None takes the likeliest."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Mapping[str, Any]:
         """A description (JSON values only) for the results, by which a resumed training recognises the environment."""
 
 

@@ -1,6 +1,6 @@
 """An environment that runs every request on the model with batch 1 and measures it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,16 +43,16 @@ class LiveEnvironment:
     blocks: BlockChoice
     max_new_tokens: int
     budgets_s: tuple[float, float]
-    described: dict[str, Any]
+    described: Mapping[str, Any]
     budget_token_is_fixed: bool = False
 
     def __post_init__(self) -> None:
         check_scored(self.metric, self.requests)
         self.hidden_size = int(self.model.model.config.text_config.hidden_size)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Mapping[str, Any]:
         """See `Environment.describe`."""
-        return dict(self.described)
+        return self.described
 
     def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
         """See `Environment.draw`."""

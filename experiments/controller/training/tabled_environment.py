@@ -1,6 +1,7 @@
 """An environment that looks up what every sample shows, scores and takes at every choice."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,7 +41,7 @@ class TabledEnvironment:
     """
 
     def __init__(
-        self, space: ActionSpace, tables: Tables, described: dict[str, Any], budget_token_is_fixed: bool
+        self, space: ActionSpace, tables: Tables, described: Mapping[str, Any], budget_token_is_fixed: bool
     ) -> None:
         self.space = space
         self.tables = tables
@@ -48,9 +49,9 @@ class TabledEnvironment:
         self.budget_token_is_fixed = budget_token_is_fixed
         self._described = described
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Mapping[str, Any]:
         """See `Environment.describe`."""
-        return dict(self._described)
+        return self._described
 
     def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
         """See `Environment.draw`."""
