@@ -260,3 +260,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.+)$", goal.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_pages_have_at_most_30000_words_written_by_hand() -> None:
+    """A word has a letter; tables that are made from the code are not counted."""
+    pages = [*DOCS.rglob("*.md"), REPOSITORY / "README.md", *(REPOSITORY / "experiments").rglob("*.md")]
+    texts = [
+        re.sub(r"<!-- from \S+ -->.*?<!-- end -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for page in pages
+    ]
+    assert sum(bool(re.search(r"[^\W\d_]", word)) for text in texts for word in text.split()) <= 30_000
