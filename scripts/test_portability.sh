@@ -16,7 +16,7 @@ export NPY_DISABLE_CPU_FEATURES="X86_V4 AVX512_ICL AVX512_SPR"        # NumPy's 
 export GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA            # exp, log and the like of Python's math
 [ "$(uname -m)" != x86_64 ] || export CXX="${CXX:-g++} -mno-avx512f"  # the kernels that are compiled here
 
-# What a library does not know it ignores: each is asked for what it took.
+# What a library does not know it ignores: so each reports what it took.
 python - <<'PYTHON'
 import sys
 

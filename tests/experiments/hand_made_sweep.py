@@ -28,7 +28,7 @@ PROVENANCE: dict[str, Any] = {
     },
     "task": {"name": "signs", "split": "validation", "metric": "read_off"},
     "experimental_variables": {"random_weights": False},
-    "caveats": ["2 samples stand behind a comparison"],
+    "caveats": ["a comparison is based on 2 samples"],
 }
 UTILISATION: dict[str, Any] = {
     "mfu_vision": 0.1,

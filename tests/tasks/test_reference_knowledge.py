@@ -1,4 +1,4 @@
-"""Prices of codes: fixed for ever, asked in new pictures, and absent from the training in the control."""
+"""Prices of codes: fixed for ever, in new pictures, and absent from the training in the control."""
 
 import random
 

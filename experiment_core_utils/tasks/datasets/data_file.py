@@ -118,7 +118,7 @@ class DataFileTask:
     def _picture_at(self, index: int) -> Mapping[str, Any] | None:
         try:
             return _picture(self._file.image(index))
-        except SampleError:  # not counted: it is a failed sample where it is asked
+        except SampleError:  # not counted: it is a failed sample where it is requested
             return None
 
     def question_type(self, index: int) -> str:

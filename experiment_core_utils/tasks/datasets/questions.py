@@ -179,6 +179,6 @@ def picture_sizes(
             found = stored_picture(picture, roots, folders, exactly=exactly)
             if isinstance(found, Path):
                 sizes[str(dict(picture or {})["path"])] = found.stat().st_size
-        except (SampleError, OSError):  # not counted: it is a failed sample where it is asked
+        except (SampleError, OSError):  # not counted: it is a failed sample where it is requested
             continue
     return sizes

@@ -132,12 +132,12 @@ def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, flo
 
 def _check_same_questions(task: str, settings: Sequence[StoredSetting]) -> None:
     """Raises ResultsError where settings of two sweeps have different questions under one id."""
-    asked: dict[int, tuple[object, StoredSetting]] = {}
+    first_of: dict[int, tuple[object, StoredSetting]] = {}
     # All settings of a sweep have the same samples.
     for setting in {each.sweep: each for each in settings}.values():
         for sample in setting.result.per_sample_results:
             question = sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
-            first, other = asked.setdefault(sample.sample_id, (question, setting))
+            first, other = first_of.setdefault(sample.sample_id, (question, setting))
             if first != question:
                 raise ResultsError(
                     f"sample {sample.sample_id} of {task} is another question in {setting.path.parent} than in "

@@ -200,8 +200,8 @@ def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Contr
     if learned is not None:
         ids = [each.sample.sample_id for each in job.measured]
         if isinstance(job.model, MolmoeStagedModel) and job.model.split.reason is not None:
-            asked = job.model.describe()["execution"]
-            notes.append(caveat("two_stage_ran_eagerly", execution=asked, reason=job.model.split.reason))
+            requested = job.model.describe()["execution"]
+            notes.append(caveat("two_stage_ran_eagerly", execution=requested, reason=job.model.split.reason))
         notes += host_caveats(controllers)
         if job.config.model.random_weights:
             notes.append(caveat("random_weights"))

@@ -34,7 +34,7 @@ def test_the_provenance_is_what_all_settings_share(tmp_path: Path) -> None:
     found = load_sweep(write(tmp_path, result(setting()), result(setting("high")))).provenance
     assert (found.device, found.is_gpu, found.model, found.dtype) == ("Scripted GPU", True, "folder/tiny", "bfloat16")
     assert (found.tasks, found.fingerprints) == (("signs",), {"signs": "f00d"})
-    assert found.caveats == ("2 samples stand behind a comparison",)
+    assert found.caveats == ("a comparison is based on 2 samples",)
     assert (found.peak_flops_per_s, found.peak_bytes_per_s, found.peak_reason) == (1e12, 1e11, None)
 
 

@@ -55,7 +55,7 @@ def test_budgets_of_a_stream(table: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_seeds_that_differ_make_the_interval_wide() -> None:
-    # Of 3 budgets asked of each of 8 requests: 1.5 and 2.1 points by the two seeds, 1.8 by the table.
+    # Of 3 budgets for each of 8 requests: 1.5 and 2.1 points by the two seeds, 1.8 by the table.
     of = [np.column_stack([np.full(8, points), np.zeros(8), np.full(8, 3.0)]) for points in (1.5, 2.1, 1.8)]
     printed = _over_seeds(np.stack(of[:2]), of[2], [f"picture {at}" for at in range(8)])
     assert printed == "+0.000 [-0.100, +0.100] over pictures and seeds; of each seed -0.100, +0.100"
