@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from experiment_core_utils.config.parts import TaskConfig
+from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts

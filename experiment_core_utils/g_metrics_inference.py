@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from experiment_core_utils.primitives.stability import find_outliers
+from experiment_core_utils.meters.stability import find_outliers
 from experiment_core_utils.primitives.statistics import Distribution, bounded_mean_interval, describe, mean_of, rate
 from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores

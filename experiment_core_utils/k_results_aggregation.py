@@ -1,4 +1,4 @@
-"""In: what each process measured (journals, generated texts, energy); out: one whole in which each is exactly once."""
+"""In: what each process measured (journals, generated texts, energy); out: the same pooled, every sample once."""
 
 import itertools
 import math

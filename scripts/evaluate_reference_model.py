@@ -38,7 +38,7 @@ from experiments.reference_model.evaluation import Answered, accuracy_by_type, a
 
 
 @dataclass(frozen=True)
-class Work:
+class EvaluationTask:
     """What every process needs: the saved model, where it runs, the settings, and how many samples of each family."""
 
     path: Path
@@ -68,13 +68,13 @@ def load_once(path: Path, device: str) -> tuple[MolmoeForConditionalGeneration, 
     return model.to(device), MolmoeProcessor.from_pretrained(path)
 
 
-def answer_picture(work: Work, picture: int) -> list[Answered]:
+def answer_picture(work: EvaluationTask, picture: int) -> list[Answered]:
     """Every answer about one picture, at every setting."""
     model, processor = load_once(work.path, work.device)
     return list(answer_pictures(model, processor, work.tasks_of(picture), [picture], work.settings))
 
 
-def answer_all(work: Work, processes: int) -> Iterator[Answered]:
+def answer_all(work: EvaluationTask, processes: int) -> Iterator[Answered]:
     """The answers about the pictures, in order, a process for each of some pictures at a time."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         for answers in tqdm(pool.map(partial(answer_picture, work), work.pictures), total=len(work.pictures)):
@@ -104,7 +104,7 @@ def main() -> None:
     ]
     metrics = {family.name: get_metric(family.metric) for family in REFERENCE_TASKS}
     answers: dict[CardSetting, dict[str, list[Answered]]] = {plan: {name: [] for name in metrics} for plan in plans}
-    work = Work(arguments.model_path, arguments.device, settings, arguments.samples)
+    work = EvaluationTask(arguments.model_path, arguments.device, settings, arguments.samples)
     for each in answer_all(work, arguments.processes):
         setting = each.setting
         plan = CardSetting(str(setting.vision.tier), setting.top_k, setting.num_active_blocks)

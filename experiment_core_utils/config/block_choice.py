@@ -1,4 +1,4 @@
-"""Files of importance scores or of block sets, and which blocks are active for each number of blocks.
+"""The choice of active blocks for each block count, from a file of scores or of block sets.
 
 What a file says is validated here; whether it fits the model, when the blocks are chosen.
 """

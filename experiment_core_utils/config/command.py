@@ -1,4 +1,4 @@
-"""The frame of every command: errors as one line, exit codes, standard streams that may close, late imports."""
+"""Functions that all commands share: one-line errors, exit codes, closed streams, late imports."""
 
 import io
 import os

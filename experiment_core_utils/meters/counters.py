@@ -1,4 +1,4 @@
-"""Energy counters (NVML, RAPL): a window's energy as their rise, with the bound that their ticks leave.
+"""Energy of a window from hardware counters (NVML, RAPL), with its error bound.
 
 A counter shows its last tick. Without alignment a window is off by up to a tick of power. With it the meter waits for
 a tick before the window begins and for one after it has ended, up to a tick each, and interpolates the energy in

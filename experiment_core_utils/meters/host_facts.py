@@ -1,6 +1,4 @@
-"""Facts of the machine and the checkout: command, commit, versions, hardware, and peaks of GPUs from their data
-sheets.
-"""
+"""Facts of the machine and the checkout: command, commit, versions, hardware, and peak rates of known GPUs."""
 
 import os
 import platform

@@ -12,13 +12,13 @@ import torch
 
 from experiment_core_utils.meters.energy_statistics import closure, energy_figure, summed_act, summed_idle
 from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.meters.windows import WARM_AGAIN_S, WARM_UP_S, WindowGoal, energy_of_act, idle_power
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.primitives.statistics import Distribution, describe
 from experiment_core_utils.records.energy import (
     END_TO_END,

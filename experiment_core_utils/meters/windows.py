@@ -1,4 +1,4 @@
-"""Windows in which an act is repeated until its energy is known as exactly as was requested.
+"""Energy windows that repeat an act until its energy is exact enough.
 
 The window of a counter lies between two of its ticks, and the act continues beyond both of them: no idle time is in it.
 How many acts lie between the ticks is read off the times at which acts ended. Where an act takes so long that this

@@ -1,4 +1,4 @@
-"""Locks on files of results, in a module of their own because the library takes 0.1 s to import."""
+"""Locks on result files; a module of its own because the library takes 0.1 s to import."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""The published paths of text experiments, the shared file of many experiments, and strict reading of JSON."""
+"""File names of text experiments, and strict reading of their JSON."""
 
 import json
 import math

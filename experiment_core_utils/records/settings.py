@@ -1,4 +1,4 @@
-"""Records of a knob run: samples, journal lines and the result of a setting.
+"""Records of a knob run before it is summarised: samples, journal lines, readings and pooled shards.
 
 Times are in seconds here and become the published milliseconds (`T_*`) in `j_results_saving`. Nothing here imports
 torch, so that stored results can be read and scored again without it.

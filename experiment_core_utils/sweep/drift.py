@@ -19,12 +19,12 @@ from pydantic_core import to_json
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.j_results_saving import save_setting_result
+from experiment_core_utils.meters.stability import DRIFT_LIMIT, drift_ratio, needs_another_run
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ResultsRefused, SampleError, SettingError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.stability import DRIFT_LIMIT, drift_ratio, needs_another_run
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import field_fault, read_json

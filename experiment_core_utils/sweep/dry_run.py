@@ -1,7 +1,5 @@
 """The plan of a run with estimates of time and memory, without loading weights or writing files.
 
-No weights are loaded, nothing is written.
-
 Facts are gathered here (config of the model, pictures of a few samples, earlier results, a matrix product); what
 follows from them is computed in `estimate.py`.
 """

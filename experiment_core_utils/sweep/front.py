@@ -1,4 +1,4 @@
-"""The search of the accuracy-latency front, with each round measured into the ordinary journals.
+"""A front search: its rounds are measured one after the other into the ordinary journals.
 
 Every process runs the same search on the same observations, which it reads from the journals of all: no process sends
 another its next step. A search that was stopped is gone through again from its first round; what is in the journals

@@ -12,6 +12,7 @@ from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_besi
 from experiment_core_utils.e_inference import run_staged, sample_record
 from experiment_core_utils.k_results_aggregation import SharedSetting
 from experiment_core_utils.meters.load import ConditionsMeter, LoadSampler, conditions_meter, load_sampler
+from experiment_core_utils.meters.stability import PrecisionGoal, needs_another_run, warm_up_of
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.device import (
     MemoryWindow,
@@ -23,7 +24,6 @@ from experiment_core_utils.primitives.errors import KnobDidNotAct, SampleError, 
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
-from experiment_core_utils.primitives.stability import PrecisionGoal, needs_another_run, warm_up_of
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape

@@ -1,4 +1,4 @@
-"""The plan of a run: its model, settings, task, samples and digest, validated before any weight is read."""
+"""The plan of a run: settings, samples and digest, and which settings still lack a result."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, Task
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import distinct, plan_settings
 from experiment_core_utils.meters.host_facts import environment_stamp
+from experiment_core_utils.meters.stability import measuring_order
 from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_stamp
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
@@ -21,7 +22,6 @@ from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.files import remove_leftovers
 from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
-from experiment_core_utils.primitives.stability import measuring_order
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, read_plan

@@ -17,6 +17,7 @@ from torch import nn
 from experiment_core_utils.meters.energy_statistics import sum_of_known
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.power import PowerSampler, energy_of_trace
+from experiment_core_utils.meters.stability import is_stable, needs_another_run
 from experiment_core_utils.meters.windows import WindowGoal, energy_of_act, why_no_power
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
@@ -29,7 +30,6 @@ from experiment_core_utils.primitives.device import (
     synchronize,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
-from experiment_core_utils.primitives.stability import is_stable, needs_another_run
 from experiment_core_utils.records.energy import ActEnergy
 from experiments.performance_prediction.algorithms.engines import torch_precision
 from experiments.performance_prediction.algorithms.support import CombinationReport, combination_report, conv_shapes

@@ -7,10 +7,10 @@ from threading import Timer
 
 import pytest
 
+from experiment_core_utils.meters.stability import drift_ratio
 from experiment_core_utils.primitives.errors import OutOfMemory, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.stability import drift_ratio
 from experiment_core_utils.records.caveats import caveat
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import Drift

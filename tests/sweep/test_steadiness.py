@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from experiment_core_utils.meters.stability import warm_up_of
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.primitives.stability import warm_up_of
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.setting_result import Order, SettingResult
 from experiment_core_utils.records.settings import ConditionsReading, CpuReading, GpuReading, MeasuringOrder, When

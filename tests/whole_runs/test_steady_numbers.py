@@ -10,8 +10,8 @@ import pytest
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import draw_samples
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.sweep.drift import drift_path, read_drift
 from experiment_core_utils.sweep.plan import RequestedRun, plan_for

@@ -1,4 +1,4 @@
-"""transformers' choice of experts' kernels: the switch that `generate()` makes for decode steps, and what really ran.
+"""The implementation of experts that transformers uses for decode steps: its switch, and what really ran.
 
 On a GPU `generate()` decodes with `batched_mm` where `grouped_mm` is in force. The switch walks over all modules, so
 that it belongs around a loop of steps; a step outside of any such loop makes it for itself.

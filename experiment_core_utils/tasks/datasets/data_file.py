@@ -1,4 +1,4 @@
-"""One's own questions as a task: a JSONL, CSV or Parquet file with a row for each; see docs/datasets.md."""
+"""A task made from your own JSONL, CSV or Parquet file; see docs/datasets.md."""
 
 import csv
 import hashlib

@@ -1,4 +1,4 @@
-"""The base class of the nine readers of published datasets, which makes a task of each.
+"""The base class of the readers of published datasets, which makes a task of each.
 
 A reader says how a row of its table becomes a question, and how rows are made of its official files; see
 docs/datasets.md.

@@ -1,7 +1,7 @@
 """How far a process goes through its samples."""
 
+from experiment_core_utils.meters.stability import PrecisionGoal
 from experiment_core_utils.primitives.device import MemoryReading
-from experiment_core_utils.primitives.stability import PrecisionGoal
 from experiment_core_utils.records.settings import FinishedSample
 from experiment_core_utils.sweep.measurer import Shard
 from tests.hand_made_records import failed_sample, measured_sample, staged_run

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.stability import shuffled
 from experiment_core_utils.sweep.plan import RequestedRun, requested_run
 
 # 2 tiers x 1 top-k x 2 block counts, the last changing fastest.

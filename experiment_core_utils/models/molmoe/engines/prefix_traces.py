@@ -1,4 +1,4 @@
-"""States after each of the first blocks, for prompts that share a beginning and for appended rows.
+"""Hidden states after each of the first blocks; the shared beginning of prompts is computed once.
 
 What the prompts share runs once, by engines or by modules; of the last of these blocks, engines compute only its keys
 and values.

@@ -224,8 +224,8 @@ class ReferencePrefill(_Reference):
         """
         block, top_k = self._decoder.blocks[index], self._decoder.default_top_k
         queries, keys, values = self._projected(block, states, rotary, len(states))
-        for max_seq_len, new in zip(kept, (keys, values), strict=True):
-            _written(max_seq_len[:, -len(states) :], new.transpose(0, 1))
+        for cache, new in zip(kept, (keys, values), strict=True):
+            _written(cache[:, -len(states) :], new.transpose(0, 1))
         return self._finished(index, states, self._attend(queries.transpose(0, 1), kept, seen), top_k)
 
     def _attend(self, queries: torch.Tensor, kept: KeysAndValues, seen: torch.Tensor) -> torch.Tensor:
@@ -275,9 +275,9 @@ class ReferenceDecode(_Reference):
         return logits
 
 
-def _written(max_seq_len: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    max_seq_len.copy_(new)
-    return max_seq_len
+def _written(cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    cache.copy_(new)
+    return cache
 
 
 class _Places:

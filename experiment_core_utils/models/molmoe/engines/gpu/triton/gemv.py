@@ -1,4 +1,4 @@
-"""Dense products of a decode step, each request for itself or up to 64 at once, next tokens, and launches.
+"""Matrix-vector kernels of a decode step for one request or up to 64, the choice of the next token, and launches.
 
 Sums are in float32. Importing this module needs Triton.
 """

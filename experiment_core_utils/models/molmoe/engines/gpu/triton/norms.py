@@ -1,4 +1,4 @@
-"""Prefill kernels around norms: RMS norm, sums of expert rows, rotary positions and storing of keys and values.
+"""Small kernels of a prefill: norms, rotary positions, writing to the KV cache, sums of expert rows.
 
 Everything is computed in float32 and rounded where it is stored. Importing this module needs Triton.
 """

@@ -1,4 +1,4 @@
-"""The vision tower and connector: crops cut into patches to projected image features.
+"""The vision stage in Triton kernels: patches to projected image features.
 
 Importing this module needs Triton.
 """

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from experiment_core_utils.primitives.stability import (
+from experiment_core_utils.meters.stability import (
     PrecisionGoal,
     find_outliers,
     is_stable,
