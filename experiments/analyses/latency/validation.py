@@ -19,7 +19,7 @@ from experiments.fitting.held_out import deviations, left_out_masks
 
 OUTER_FOLDS = 8
 _RESAMPLES = 200
-_TREES = 50
+_TREES = 20
 
 
 @dataclass(frozen=True)

@@ -302,7 +302,7 @@ def test_a_run_in_which_every_setting_failed_prints_no_table(
 
 @pytest.mark.parametrize("name", [task.name for task in REFERENCE_TASKS])
 def test_the_shipped_model_on_every_family(name: str, tmp_path: Path) -> None:
-    argv = ["--dataset_name", name, "--output_dir", str(tmp_path), "--num_samples", "4", "--tier_list", "medium",
+    argv = ["--dataset_name", name, "--output_dir", str(tmp_path), "--num_samples", "4", "--tier_list", "low",
             "--top_k_list", "8", "--num_active_blocks_list", "16", "--num_runs_per_sample", "1",
             "--num_warmup_runs", "0", "--drift_check_every", "0", "--num_threads", "1"]  # fmt: skip
     assert not run_profiling(parse_config(argv)).failed

@@ -59,7 +59,8 @@ def folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         run_profiling(config_for(tiny_checkpoint, folder, "--energy", "required"), means())
         result = result_in(folder)
         figures = [each["gross_j"] for stage in result["energy"]["stages"].values() for each in stage]
-        if None not in [*figures, *(sample["energy_j"] for sample in result["per_sample_results"])]:
+        idle = [power["idle_w"] for _, power in result["energy"]["stages"].values()]
+        if None not in [*figures, *idle, *(sample["energy_j"] for sample in result["per_sample_results"])]:
             break
     return folder
 
