@@ -21,7 +21,7 @@ from experiment_core_utils.records.journal import read_journal
 from tests.conftest import save_tiny, tiny_config
 from tests.processes.forked_runs import KILLED, TWO_PROCESSES, Ended, Run, RunServer
 
-NUM_KILLS = 30
+NUM_KILLS = 50
 NUM_SETTINGS, NUM_SAMPLES = 4, 3
 CSV_NAME = "reference-vqa_settings.csv"
 SAMPLES_NAME = "reference-vqa_samples.csv"
@@ -157,7 +157,7 @@ def remember(folder: Path, seen: Seen) -> None:
     seen |= now
 
 
-def test_killed_at_thirty_random_moments_it_comes_to_the_same_results(sweep: Sweep) -> None:
+def test_killed_at_fifty_random_moments_it_comes_to_the_same_results(sweep: Sweep) -> None:
     """Half of the moments are drawn in time, half among the calls that change files (half a write included)."""
     draw = random.Random(20)
     seen: Seen = {}
