@@ -27,7 +27,7 @@ CSV_NAME = "reference-vqa_settings.csv"
 SAMPLES_NAME = "reference-vqa_samples.csv"
 NOT_COMPARED = {
     *("experiment_id", "experiment_ids", "timestamp", "process_rss_bytes", "cache_budget_bytes", "cache_used_bytes"),
-    *("warmup", "conditions", "drift", "precision", "compute_utilisation"),
+    *("warmup", "conditions", "drift", "precision", "compute_utilisation", "num_discarded_runs"),
 }
 # What says by how many processes a result was measured.
 OF_THE_LAUNCH = {"num_processes", "caveats", "caveat_records", "fingerprint", "command", "drift_check_every"}
@@ -111,13 +111,13 @@ def contents(folder: Path, left_out: set[str] = NOT_COMPARED) -> Contents:
 
 
 def _without_times(table: pd.DataFrame) -> str:
-    of_a_run = {"experiment_id", "tokens_per_second", "requests_per_second", "process_rss_bytes"}
+    of_a_run = {"experiment_id", "tokens_per_second", "requests_per_second", "process_rss_bytes", "num_discarded_runs"}
     times = [name for name in table if name in of_a_run or name.startswith("T_") or name.endswith("_ms")]
     return table.drop(columns=times).to_csv()
 
 
 # Caveats that two runs of the same settings need not share: their sentences, and their kinds.
-UNSTEADY = ("drift", "throttled", "background load", "foreign_load", "energy")
+UNSTEADY = ("drift", "throttled", "background load", "foreign_load", "energy", "discarded", "runs_discarded")
 
 
 def is_unsteady(entry: Any) -> bool:
