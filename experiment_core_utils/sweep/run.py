@@ -22,7 +22,7 @@ from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
-from experiment_core_utils.records.caveats import Caveat, sentences
+from experiment_core_utils.records.caveats import Caveat, caveat_fields
 from experiment_core_utils.records.journal import remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
 from experiment_core_utils.records.setting_result import Provenance, SettingResult, TaskDescription
@@ -305,8 +305,7 @@ def provenance_of_run(
                 prompt_form=dict(getattr(task, "prompt_form", {})) or None,
             ),
             "experimental_variables": variables_of(config, max_new_tokens_of(config.task, task), choice),
-            "caveats": sentences(caveats),
-            "caveat_records": caveats,
+            **caveat_fields(caveats),
         }
     )
 

@@ -29,7 +29,7 @@ from experiment_core_utils.meters.load import LoadSampler, load_sampler
 from experiment_core_utils.models.common.text_generation import logits_fault
 from experiment_core_utils.primitives.collectives import all_gather, all_or_raise, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
-from experiment_core_utils.records.caveats import Caveat, caveat, sentences
+from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
@@ -134,8 +134,7 @@ def _entry(
         "experiment_id": experiment_id,
         "digest": due.digest,
         "varied": dict(due.varied),
-        "caveats": sentences(caveats),
-        "caveat_records": [each.model_dump() for each in caveats],
+        **caveat_fields(caveats),
         "prompts": {
             **due.prompts.source,
             "num_prompts": len(due.chosen.texts),
