@@ -29,7 +29,6 @@ from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.saved_results.trackers import check_tracker, log_settings
-from experiment_core_utils.sweep.front import check_searchable, finished_search
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
@@ -40,6 +39,7 @@ from experiment_core_utils.sweep.plan import (
     settings_of,
 )
 from experiment_core_utils.sweep.run import ProfilingRun, context_of, load_bench, provenance_of_run
+from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
 from experiment_core_utils.tasks.registry import get_metric
 
 EXIT_CODE_FAILED_SAMPLES = 3

@@ -40,7 +40,7 @@ from experiment_core_utils.sweep.estimate import (
     work_of,
 )
 from experiment_core_utils.sweep.plan import agreed_fingerprint, max_new_tokens_of, requested_run
-from experiment_core_utils.sweep.power import pair_spread, power_sentences
+from experiment_core_utils.sweep.statistical_power import pair_spread, power_sentences
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import get_metric
 

@@ -27,7 +27,7 @@ from experiment_core_utils.records.journal import finished_samples, journals_in,
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.drift import fill_in_drift
-from experiment_core_utils.sweep.front import finished_search
+from experiment_core_utils.sweep.search_rounds import finished_search
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.sampling import SampledDataset
 

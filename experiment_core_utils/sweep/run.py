@@ -29,18 +29,18 @@ from experiment_core_utils.records.setting_result import Provenance, SettingResu
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
 from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck, fill_in_drift, wait_for_last_readings
-from experiment_core_utils.sweep.front import (
+from experiment_core_utils.sweep.front_search import SearchRules, random_order
+from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, split_by
+from experiment_core_utils.sweep.plan import RequestedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
+from experiment_core_utils.sweep.profiles import TorchProfiles
+from experiment_core_utils.sweep.requests import RequestSource, num_preparation_workers, request_budget_bytes
+from experiment_core_utils.sweep.search_rounds import (
     SEARCH_FILE,
     FrontSearch,
     announce_end,
     search_content,
     wait_until_all_are_over,
 )
-from experiment_core_utils.sweep.front_search import SearchRules, random_order
-from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, split_by
-from experiment_core_utils.sweep.plan import RequestedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
-from experiment_core_utils.sweep.profiles import TorchProfiles
-from experiment_core_utils.sweep.requests import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.sweep.steadiness import conditions_caveats, discarded_caveats, steadiness_part
 from experiment_core_utils.tasks.interface import answer_of
 from experiment_core_utils.tasks.registry import get_metric
