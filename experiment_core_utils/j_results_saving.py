@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.i_metrics_energy import energy_of, sample_energy, with_correct_answers
+from experiment_core_utils.i_metrics_energy import sample_energy
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
@@ -35,6 +35,7 @@ from experiment_core_utils.records.setting_result import (
     ComputePart,
     DecoderPart,
     Drift,
+    Energy,
     Metadata,
     Provenance,
     RunTimes,
@@ -276,6 +277,7 @@ def setting_result(
     summary: SettingSummary,
     drawn: SampledDataset[Any],
     compute: ComputePart,
+    energy: Energy | None,
     steadiness: SteadinessPart,
     drift: Sequence[Drift],
     provenance: Provenance,
@@ -306,7 +308,7 @@ def setting_result(
         sample_ids=sorted(drawn.sample_ids) if merged.requested_ids is None else list(merged.requested_ids),
         realised=None if merged.proof is None else asdict(merged.proof),
         drift=list(drift),
-        energy=with_correct_answers(energy_of(merged.energy), summary.accuracy),
+        energy=energy,
         aggregate_stats=aggregate_stats(summary.distributions),
         per_sample_results=[
             sample_result(sample, score, setting, outliers)

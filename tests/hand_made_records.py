@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
+from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import setting_result
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
@@ -164,6 +165,7 @@ def result_of(
             compute_utilisation=[],
             memory_timeline=None,
         ),
+        with_correct_answers(energy_of(merged.energy), summary.accuracy),
         SteadinessPart(),
         [],
         Provenance(task=TaskDescription(name=task, split="validation", metric="read_off")),

@@ -1,7 +1,8 @@
 """The plan of a run: settings, samples and digest, and which settings still lack a result."""
 
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoi
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import distinct, plan_settings
+from experiment_core_utils.d_energy_tracking import check_energy
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.meters.stability import measuring_order
+from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_stamp
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
@@ -27,8 +30,9 @@ from experiment_core_utils.records.journal import finished_samples, journals_in,
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.drift import fill_in_drift
-from experiment_core_utils.sweep.search_rounds import finished_search
+from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
 
 
@@ -180,20 +184,51 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     return RequestedRun(config, source, settings, task, drawn)
 
 
-def due_and_tidy(folder: Path, order: MeasuringOrder, ledger: Ledger, *, is_search: bool) -> tuple[str, ...]:
-    """Keys of the settings that have no result yet, in `order`, once the files in the folder are put in order.
+def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | None) -> None:
+    """Refuse what can be known to fail before anything is written, then make the folder of the results.
 
-    A search is one piece of work: until it is finished all its settings are due, and their journals are kept.
+    Raises:
+        ConfigurationError: the samples or the metric do not suit a search, or the folder cannot be made or written to.
+        MeterUnavailable: energy is required and nothing on this machine measures it.
+    """
+    config = requested.config
+    folder = config.machine.output_dir
+    if config.search.pareto_search:
+        check_searchable(get_metric(requested.task.metric), len(requested.drawn))
+    if config.measuring.energy == "required":
+        check_energy(config.machine.device, folder, energy)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"--output_dir {folder} cannot be written to ({error.strerror}); give another folder"
+        ) from error
+
+
+def due_keys(folder: Path, order: MeasuringOrder, ledger: Ledger, *, is_search: bool) -> tuple[str, ...]:
+    """Keys of the settings that have no result yet, in `order`.
+
+    A search is one piece of work: until it is finished all its settings are due.
+    """
+    due = tuple(key for key in order.keys if ledger.result(key) is None)
+    if not is_search:
+        return due
+    search = finished_search(folder, order.keys, ledger)
+    return order.keys if search is None or search["failed"] else ()
+
+
+def tidy_folder(folder: Path, ledger: Ledger, keys: Collection[str], due: Collection[str]) -> None:
+    """Put the files of earlier runs in order; of the settings' journals those that are `due` are kept.
+
+    Raises:
+        ResultsError: a process of another run is writing here.
     """
     remove_leftovers(folder)
     ledger.list_found()
-    fill_in_drift(folder, ledger, order.keys)
-    is_saved = {key: ledger.result(key) is not None for key in order.keys}
-    if is_search:
-        search = finished_search(folder, order.keys, ledger)
-        is_saved = dict.fromkeys(is_saved, search is not None and not search["failed"])
-    tidy_journals(folder / PARTS_FOLDER, ledger.fingerprint, lambda key: is_saved.get(key, False))
-    return tuple(key for key, saved in is_saved.items() if not saved)
+    fill_in_drift(folder, ledger, keys)
+    tidy_journals(folder / PARTS_FOLDER, ledger.fingerprint, lambda key: key in keys and key not in due)
 
 
 def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSetting]:

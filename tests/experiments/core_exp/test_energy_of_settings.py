@@ -187,7 +187,7 @@ def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_ch
         run = new_run(config, experiment_id)
         (setting,) = plan_for(config, find_model(config.model.model_path))
         ids = run.context.own_ids
-        with run.requests, Progress(1, 2, shown=False) as progress:
+        with run.bench.requests, Progress(1, 2, shown=False) as progress:
             for share in (ids[:1], ids):
                 run.measurer.measure_shard(setting, progress, sample_ids=share)
     (path,) = (tmp_path / ".parts").glob("*.rank0.jsonl")
