@@ -28,22 +28,20 @@ from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.records.compute import (
+    ComputePart,
     ComputeUtilisation,
     GenerationFlops,
+    HardwareUtilisation,
     LoadTrace,
+    Memory,
     MemoryParts,
+    MemoryTimeline,
     ModelBytes,
+    ProcessLoad,
     memory_timeline,
     utilisation_of,
 )
 from experiment_core_utils.records.requests import MemoryReading, TokenisedPrompts
-from experiment_core_utils.records.setting_result import (
-    ComputePart,
-    HardwareUtilisation,
-    Memory,
-    MemoryTimeline,
-    ProcessLoad,
-)
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingLoad
 from experiment_core_utils.records.text import (
     BatchRecord,

@@ -23,21 +23,19 @@ from experiment_core_utils.records.energy import (
     END_TO_END,
     PREFERRED_SOURCES,
     Closure,
+    Energy,
+    EnergyClosure,
     EnergyFigure,
+    EnergyIdle,
     EnergyOrigin,
+    EnergySummary,
     IdlePower,
     SettingEnergy,
     StageEnergies,
-)
-from experiment_core_utils.records.setting_result import (
-    AccuracyPart,
-    Energy,
-    EnergyClosure,
-    EnergyIdle,
-    EnergySummary,
-    SampleEnergy,
     StageFigure,
 )
+from experiment_core_utils.records.sample_result import SampleEnergy
+from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import (
     AllocatedEnergy,

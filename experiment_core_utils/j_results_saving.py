@@ -20,7 +20,10 @@ from experiment_core_utils.primitives.files import write_json_atomically, write_
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.primitives.statistics import Distribution, mean_of
 from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.records.compute import ComputePart
+from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.locks import locked
+from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.requests import StagedRun, VisionGeometry
 from experiment_core_utils.records.result_files import (
     LOCAL_ENERGY,
@@ -29,23 +32,22 @@ from experiment_core_utils.records.result_files import (
     raw_result_path,
     read_experiments,
 )
-from experiment_core_utils.records.setting_result import (
-    SCHEMA_VERSION,
-    TIME_NAMES,
-    ComputePart,
-    DecoderPart,
-    Drift,
-    Energy,
+from experiment_core_utils.records.sample_result import (
     Metadata,
-    Provenance,
     RunTimes,
     SampleRequest,
     SampleResult,
     SampleScore,
-    SettingResult,
     StageTimes,
-    SteadinessPart,
     TheoreticalGeometry,
+)
+from experiment_core_utils.records.setting_result import (
+    SCHEMA_VERSION,
+    TIME_NAMES,
+    DecoderPart,
+    Drift,
+    SettingResult,
+    SteadinessPart,
     VisionPart,
 )
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingSummary

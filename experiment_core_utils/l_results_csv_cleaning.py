@@ -28,7 +28,8 @@ from experiment_core_utils.primitives.files import replaced_whole, write_text_at
 from experiment_core_utils.primitives.knobs import VisionTarget, decoder_label, own_target, tier_target, token_target
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.result_files import read_rows
-from experiment_core_utils.records.setting_result import SampleResult, SettingResult, read_setting
+from experiment_core_utils.records.sample_result import SampleResult
+from experiment_core_utils.records.setting_result import SettingResult, read_setting
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answe
 from experiment_core_utils.j_results_saving import setting_result
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.records.compute import ComputePart, Memory
+from experiment_core_utils.records.provenance import Provenance, TaskDescription
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     KnobProof,
@@ -17,15 +19,8 @@ from experiment_core_utils.records.requests import (
     StageFlops,
     VisionGeometry,
 )
-from experiment_core_utils.records.setting_result import (
-    ComputePart,
-    FailedSample,
-    Memory,
-    Provenance,
-    SettingResult,
-    SteadinessPart,
-    TaskDescription,
-)
+from experiment_core_utils.records.sample_result import FailedSample
+from experiment_core_utils.records.setting_result import SettingResult, SteadinessPart
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingFailure, SettingSummary
 from experiment_core_utils.tasks.interface import Answer, Score, Scoring, answer_of
 from experiment_core_utils.tasks.sampling import SampledDataset, Sampling

@@ -20,7 +20,8 @@ from experiment_core_utils.l_results_csv_cleaning import (
     write_tables,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
-from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SampleResult, SettingResult
+from experiment_core_utils.records.sample_result import SampleResult
+from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SettingResult
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics

@@ -24,7 +24,7 @@ from experiment_core_utils.primitives.device import (
     set_cpu_threads,
 )
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.setting_result import Provenance
+from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.sweep.estimate import (
     EarlierResults,
     PlanSize,

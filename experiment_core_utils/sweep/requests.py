@@ -24,8 +24,8 @@ from experiment_core_utils.primitives.device import available_memory_bytes
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange
+from experiment_core_utils.records.provenance import Preparation
 from experiment_core_utils.records.requests import PreparedRequest
-from experiment_core_utils.records.setting_result import Preparation
 from experiment_core_utils.tasks.interface import Sample, Task
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)

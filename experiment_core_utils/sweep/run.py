@@ -16,7 +16,7 @@ from experiment_core_utils.primitives.device import choose_device, set_cpu_threa
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.caveats import Caveat, caveat_fields
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
-from experiment_core_utils.records.setting_result import Provenance, TaskDescription
+from experiment_core_utils.records.provenance import Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
 from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck

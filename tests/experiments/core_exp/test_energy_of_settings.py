@@ -18,9 +18,10 @@ from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.setting_result import AccuracyPart, Energy
+from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.sweep.plan import plan_for, requested_run
 from experiment_core_utils.sweep.run import ProfilingRun
 from tests.processes.one_process import run_alone
