@@ -13,7 +13,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.interface import COMPONENTS
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused
-from experiment_core_utils.sweep.profiles import ComponentRanges, TorchProfiles, profiled_run
+from experiment_core_utils.sweep.profiles import TorchProfiles, component_ranges, profiled_run
 from tests.scripted.scripted_model import EOS, ScriptedModel
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
@@ -58,7 +58,7 @@ def test_only_a_full_profile_knows_shapes_and_stacks(mode: str, tmp_path: Path) 
 def test_components_are_ranges_while_it_lasts_also_when_a_call_fails() -> None:
     inner = torch.nn.Linear(2, 2)
     outer = torch.nn.Sequential(inner, torch.nn.ReLU())
-    with ComponentRanges({"ffn": [outer], "experts": [inner]}), torch.profiler.profile() as profiler:
+    with component_ranges({"ffn": [outer], "experts": [inner]}), torch.profiler.profile() as profiler:
         outer(torch.zeros(1, 2))
         with pytest.raises(RuntimeError):
             outer(torch.zeros(1, 3))
