@@ -113,7 +113,9 @@ def without_times(value: Any) -> Any:
     """A result without what differs between any two runs, and without the record that profiling was requested."""
     if isinstance(value, dict):
         steadiness = ("warmup", "conditions", "drift", "precision", "compute_utilisation")
-        own = ("fingerprint", "memory", "provenance", "runs", *steadiness)
+        # What a busy machine makes runs repeat.
+        repeats = ("num_discarded_runs", "disturbances", "num_disturbed_samples")
+        own = ("fingerprint", "memory", "provenance", "runs", *steadiness, *repeats)
         return {key: without_times(each) for key, each in value.items() if key not in own and not key.startswith("T_")}
     return [without_times(each) for each in value] if isinstance(value, list) else value
 
