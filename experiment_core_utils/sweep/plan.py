@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -322,45 +322,56 @@ def fingerprint_parts(
     if not data_by_place and (sizes_of := getattr(task, "picture_sizes", None)) is not None:
         of_task.pop("path", None)
         data = str(sorted(sizes_of(sample_ids).items()) or None)
-    choice, threads = block_choice_of(config.knobs, config.model.random_weights, source.folder), environment_threads()
+    requested, model, measuring, search = config.task, config.model, config.measuring, config.search
+    choice = block_choice_of(config.knobs, model.random_weights, source.folder)
+    named = requested.dataset_name, task.split, requested.dataset_revision, requested.prompt_template, task.metric
+    warm_up = measuring.num_warmup_runs, measuring.max_warmup_runs
     return (
         source.revision,
-        config.model.random_weights,
-        config.task.dataset_name,
-        task.split,
-        config.task.dataset_revision,
-        config.task.prompt_template,
-        task.metric,
+        model.random_weights,
+        *named,
         sorted(of_task.items()),
         fingerprint_of_ids(sample_ids),
-        max_new_tokens_of(config.task, task),
-        config.measuring.num_runs_per_sample,
-        config.measuring.num_warmup_runs,
-        config.measuring.max_warmup_runs,
-        config.measuring.until_precision,
-        answered_in_batches(config.measuring, len(sample_ids)),
+        max_new_tokens_of(requested, task),
+        measuring.num_runs_per_sample,
+        *warm_up,
+        measuring.until_precision,
+        answered_in_batches(measuring, len(sample_ids)),
         config.machine.device,
         config.machine.num_threads,
-        config.model.precision,
-        config.model.experts_implementation,
-        config.model.attn_implementation,
+        model.precision,
+        model.experts_implementation,
+        model.attn_implementation,
         sorted((choice.scores or {}).items()),
         [(name, size) for name, size, _ in weights_stamp(source.folder)],
         data,
         most_processes_per_device(accelerator),
-        (config.measuring.profiler, config.measuring.use_profiler_on_all_samples),
-        (config.search.pareto_margin, config.search.pareto_alpha) if config.search.pareto_search else None,
+        (measuring.profiler, measuring.use_profiler_on_all_samples),
+        (search.pareto_margin, search.pareto_alpha) if search.pareto_search else None,
         environment_stamp(accelerator.device),
-        # Not where it is off: results from before the flag was there still count.
-        *((("energy", config.measuring.energy),) if config.measuring.energy != "off" else ()),
-        *((("quantization", config.model.quantization),) if config.model.quantization != "none" else ()),
-        *((("OMP_NUM_THREADS", threads),) if config.machine.num_threads is None and threads is not None else ()),
-        *((("execution", config.model.execution),) if config.model.execution != "eager" else ()),
-        *((("task_module", short_digest(config.task.task_module.read_bytes())),) if config.task.task_module else ()),
-        *((("max_repeats", config.measuring.max_repeats),) if config.measuring.max_repeats != 2 else ()),
-        *(("memory_timeline",) if config.measuring.memory_timeline else ()),
-        *((("block_sets", sorted(choice.sets.items())),) if choice.sets is not None else ()),
+        *_later_parts(config, choice),
     )
+
+
+def _later_parts(config: ProfilingConfig, choice: BlockChoice) -> Iterator[object]:
+    """What counts only where it is not as it was before its flag was there: results from then still count."""
+    model, measuring, module, threads = config.model, config.measuring, config.task.task_module, environment_threads()
+    if measuring.energy != "off":
+        yield "energy", measuring.energy
+    if model.quantization != "none":
+        yield "quantization", model.quantization
+    if config.machine.num_threads is None and threads is not None:
+        yield "OMP_NUM_THREADS", threads
+    if model.execution != "eager":
+        yield "execution", model.execution
+    if module:
+        yield "task_module", short_digest(module.read_bytes())
+    if measuring.max_repeats != 2:
+        yield "max_repeats", measuring.max_repeats
+    if measuring.memory_timeline:
+        yield "memory_timeline"
+    if choice.sets is not None:
+        yield "block_sets", sorted(choice.sets.items())
 
 
 def refuse_other_engines(
