@@ -3,6 +3,7 @@
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -284,7 +285,10 @@ def agreed_fingerprint(
     by_place = fingerprint_parts(config, source, task, sample_ids, accelerator, data_by_place=True)
     digest, stamp = model_digest(source.folder), (str(source.folder.resolve()), weights_stamp(source.folder))
     own, *former = (short_digest(repr(each)) for each in ((parts, digest), (by_place, digest), (by_place, stamp)))
-    begun = _fingerprint_of_last(config.machine.output_dir)
+    begun = None
+    # A folder in which nothing can be read as a plan was not begun.
+    with suppress(ResultsError):
+        begun = read_plan(config.machine.output_dir).fingerprint
     found = all_gather((own, begun if begun in former else own), accelerator)
     others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
     if others:
@@ -293,14 +297,6 @@ def agreed_fingerprint(
             "arguments, weights, data, versions and kind of device"
         )
     return found[0][1]
-
-
-def _fingerprint_of_last(output_dir: Path) -> str | None:
-    """Of the last run in the folder; None where nothing can be read as its plan."""
-    try:
-        return read_plan(output_dir).fingerprint
-    except ResultsError:
-        return None
 
 
 def fingerprint_parts(

@@ -86,9 +86,7 @@ class FrontSearch:
         rules: SearchRules,
     ) -> None:
         self._measuring, self._machine = measuring, machine
-        self._context = context
-        self._bench = bench
-        self._measurer = measurer
+        self._context, self._bench, self._measurer = context, bench, measurer
         self._settings = {setting.key: setting for setting in settings}
         self._search = ParetoSearch(list(self._settings), sample_ids, rules)
         self._requested: dict[str, set[int]] = {key: set() for key in self._settings}
