@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch.nn.utils.rnn import pad_sequence
 
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
 from experiment_core_utils.meters.instruments import Instruments
@@ -411,10 +412,10 @@ def _longest(seconds: Iterable[tuple[int, float]]) -> float:
 
 def _padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> torch.Tensor:
     """[N, longest] on the host, filled to the right."""
-    tokens = torch.full((len(rows), max(map(len, rows), default=0)), pad_token_id, dtype=torch.long)
-    for place, row in enumerate(rows):
-        tokens[place, : len(row)] = torch.tensor(row, dtype=torch.long)
-    return tokens
+    if not rows:
+        return torch.empty((0, 0), dtype=torch.long)
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
 
 
 def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor, torch.Tensor]:

@@ -31,7 +31,7 @@ from experiment_core_utils.models.common.describe import (
     stored_bytes,
 )
 from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.setting_result import Variables
+from experiment_core_utils.records.provenance import Variables
 from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")

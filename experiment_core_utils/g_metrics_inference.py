@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from experiment_core_utils.meters.stability import find_outliers
@@ -107,6 +108,10 @@ def accuracy_by_type(answers: Sequence[Answer], scores: Sequence[Score]) -> dict
     }
 
 
+# Of every batch, and added up over all.
+_SUMMED = ("input_tokens", "padded_input_tokens", "output_tokens", "computed_output_tokens")
+
+
 def combine_inference_metrics(inference_results: InferenceResults) -> InferenceMetrics:
     """Counts, rates and spreads of a text run, over one process or, pooled before, over all.
 
@@ -117,12 +122,11 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
     """
     inputs, outputs = inference_results["total_input_tokens"], inference_results["total_output_tokens"]
     prompts, time_s = inference_results["num_prompts_processed"], inference_results["total_inference_time_s"]
-    batches = inference_results.get("batches", [])
-    queries = inference_results.get("queries", [])
-    positions = sum(batch["padded_input_tokens"] for batch in batches)
-    padding = positions - sum(batch["input_tokens"] for batch in batches)
-    halvings = [batch["halvings"] for batch in batches]
-    all_gaps = [batch["inter_token_s"] for batch in batches]
+    batches: Sequence[Mapping[str, Any]] = inference_results.get("batches", [])
+    has_batches = "batches" in inference_results
+    sums = {name: sum(batch[name] for batch in batches) for name in _SUMMED}
+    positions = sums["padded_input_tokens"]
+    gaps = [batch["inter_token_s"] for batch in batches if batch["inter_token_s"]]
     return InferenceMetrics(
         total_input_tokens=inputs,
         total_output_tokens=outputs,
@@ -134,19 +138,17 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
         latency_per_query_s=rate(time_s, prompts),
         avg_input_tokens_per_prompt=rate(inputs, prompts),
         avg_output_tokens_per_prompt=rate(outputs, prompts),
-        num_batches=len(batches) if "batches" in inference_results else None,
-        mean_batch_size=rate(sum(len(batch["prompt_indices"]) for batch in batches), len(batches)),
-        padding_share=padding / positions if positions else None,
-        batch_efficiency=rate(
-            sum(batch["output_tokens"] for batch in batches), sum(batch["computed_output_tokens"] for batch in batches)
-        ),
-        share_truncated=mean_of([not query["ended"] for query in queries]),
+        num_batches=len(batches) if has_batches else None,
+        mean_batch_size=mean_of([len(batch["prompt_indices"]) for batch in batches]),
+        padding_share=(positions - sums["input_tokens"]) / positions if positions else None,
+        batch_efficiency=rate(sums["output_tokens"], sums["computed_output_tokens"]),
+        share_truncated=mean_of([not query["ended"] for query in inference_results.get("queries", [])]),
         ttft_s=spread_of([batch["ttft_s"] for batch in batches if batch["ttft_s"] is not None]),
-        time_per_output_token_s=spread_of([sum(gaps) / len(gaps) for gaps in all_gaps if gaps]),
-        inter_token_s=spread_of([gap for gaps in all_gaps for gap in gaps]),
+        time_per_output_token_s=spread_of([sum(each) / len(each) for each in gaps]),
+        inter_token_s=spread_of(list(chain(*gaps))),
         simulated_delay_s=inference_results.get("simulated_delay_s"),
-        num_halved_batches=sum(each > 0 for each in halvings) if "batches" in inference_results else None,
-        most_halvings=max(halvings, default=None),
+        num_halved_batches=sum(batch["halvings"] > 0 for batch in batches) if has_batches else None,
+        most_halvings=max((batch["halvings"] for batch in batches), default=None),
     )
 
 

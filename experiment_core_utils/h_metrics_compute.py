@@ -19,7 +19,7 @@ from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.models.common.describe import computing_dtype, quantisation_in_force, stored_bytes
 from experiment_core_utils.models.costs.active_shapes import COUNTING_LIMIT_S, architecture_in_force, generation_flops
 from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture
-from experiment_core_utils.models.costs.decoder import BlockShape, ExpertsShape, MlpShape
+from experiment_core_utils.models.costs.decoder import BlockShape, ExpertsShape
 from experiment_core_utils.models.costs.memory import StepWeights, cache_elements, read_elements, step_weights
 from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
 from experiment_core_utils.models.interface import StagedModel
@@ -28,22 +28,20 @@ from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.records.compute import (
+    ComputePart,
     ComputeUtilisation,
     GenerationFlops,
+    HardwareUtilisation,
     LoadTrace,
+    Memory,
     MemoryParts,
+    MemoryTimeline,
     ModelBytes,
+    ProcessLoad,
     memory_timeline,
     utilisation_of,
 )
 from experiment_core_utils.records.requests import MemoryReading, TokenisedPrompts
-from experiment_core_utils.records.setting_result import (
-    ComputePart,
-    HardwareUtilisation,
-    Memory,
-    MemoryTimeline,
-    ProcessLoad,
-)
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingLoad
 from experiment_core_utils.records.text import (
     BatchRecord,
@@ -70,12 +68,10 @@ def loads_of(loads: Sequence[SettingLoad]) -> list[ProcessLoad]:
 
 def timelines_of(loads: Sequence[SettingLoad]) -> list[MemoryTimeline] | None:
     """`memory_timeline`: one entry for each window; None where none was requested."""
-    timelines = [
-        memory_timeline(each.trace).with_keys(rank=each.rank, experiment_id=each.experiment_id)
-        for each in loads
-        if each.has_timeline
-    ]
-    return timelines or None
+    wanted = (each for each in loads if each.has_timeline)
+    return [
+        memory_timeline(each.trace).with_keys(rank=each.rank, experiment_id=each.experiment_id) for each in wanted
+    ] or None
 
 
 def fraction_of_peak(amount: float | None, seconds: float | None, peak_per_s: float | None) -> float | None:
@@ -155,6 +151,11 @@ def setting_utilisation(
     if not measured:
         silent = "no sample with known operations was measured"
 
+    def read_bytes(prompt_tokens: int, steps: int) -> float | None:
+        # Step i (from 1) attends to the prompt and i generated tokens.
+        keys = steps * prompt_tokens + steps * (steps + 1) // 2
+        return model and steps * model.step_weights_bytes + keys * model.cache_bytes_per_token
+
     def mean_mfu(parts: Iterable[tuple[float | None, float | None]]) -> float | None:
         return mean_of([fraction_of_peak(flops, seconds, peaks.flops_per_s) for flops, seconds in parts])
 
@@ -163,11 +164,9 @@ def setting_utilisation(
         mfu_vision=mean_mfu((flops.vision_flops, run.vision_s) for _, _, run, flops in measured),
         mfu_prefill=mean_mfu((flops.prefill_flops, run.prefill_s) for _, _, run, flops in measured),
         mfu_decode=mean_mfu((None if each is None else each * steps, seconds) for each, steps, seconds in decode),
-        mbu_decode=None
-        if model is None
-        else mean_of(
+        mbu_decode=mean_of(
             [
-                fraction_of_peak(_steps_bytes(model, prompt, steps), run.decode_s, peaks.bytes_per_s)
+                fraction_of_peak(read_bytes(prompt, steps), run.decode_s, peaks.bytes_per_s)
                 for prompt, steps, run, _ in measured
             ]
         ),
@@ -176,12 +175,6 @@ def setting_utilisation(
         peak_dtype=peaks.dtype,
         utilisation_reason=peaks.reason or silent,
     )
-
-
-def _steps_bytes(model: ModelBytes, prompt_tokens: int, steps: int) -> float:
-    """Step i (from 1) attends to the prompt and i generated tokens."""
-    keys = steps * prompt_tokens + steps * (steps + 1) // 2
-    return steps * model.step_weights_bytes + keys * model.cache_bytes_per_token
 
 
 def memory_parts(
@@ -213,13 +206,10 @@ def memory_parts(
 def largest_batch_cache(batches: Sequence[BatchRecord], blocks: Sequence[BlockShape], element_bytes: int) -> int:
     """Bytes of the largest cache among the batches of one process, at each batch's end: padding is held too, the last
     token is not."""
-    return max((_cache_elements(batch, blocks) * element_bytes for batch in batches), default=0)
-
-
-def _cache_elements(batch: BatchRecord, blocks: Sequence[BlockShape]) -> int:
-    rows = len(batch["prompt_indices"])
-    positions = (batch["padded_input_tokens"] + batch["computed_output_tokens"]) // rows - 1
-    return rows * cache_elements(blocks, positions)
+    rows = [len(batch["prompt_indices"]) for batch in batches]
+    positions = [batch["padded_input_tokens"] + batch["computed_output_tokens"] for batch in batches]
+    elements = (n * cache_elements(blocks, each // n - 1) for n, each in zip(rows, positions, strict=True))
+    return max(elements, default=0) * element_bytes
 
 
 def setting_memory(
@@ -323,12 +313,9 @@ def _known_cache(model: torch.nn.Module, config: TextConfig) -> tuple[tuple[Arch
 
 def _step_weights(model: torch.nn.Module, architecture: Architecture) -> StepWeights:
     assert isinstance(model, PreTrainedModel)
-    experts = [_experts(block.mlp) for block in architecture.decoder.blocks]
+    shapes = [block.mlp for block in architecture.decoder.blocks]
+    experts = [(mlp.num_experts, mlp.top_k) if isinstance(mlp, ExpertsShape) else None for mlp in shapes]
     return step_weights(list(model.get_decoder().layers), model.get_output_embeddings(), experts)
-
-
-def _experts(mlp: MlpShape | ExpertsShape) -> tuple[int, int] | None:
-    return (mlp.num_experts, mlp.top_k) if isinstance(mlp, ExpertsShape) else None
 
 
 def get_flops(

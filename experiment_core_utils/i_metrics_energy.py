@@ -23,21 +23,18 @@ from experiment_core_utils.records.energy import (
     END_TO_END,
     PREFERRED_SOURCES,
     Closure,
+    Energy,
+    EnergyClosure,
     EnergyFigure,
-    EnergyOrigin,
+    EnergyIdle,
+    EnergySummary,
     IdlePower,
     SettingEnergy,
     StageEnergies,
-)
-from experiment_core_utils.records.setting_result import (
-    AccuracyPart,
-    Energy,
-    EnergyClosure,
-    EnergyIdle,
-    EnergySummary,
-    SampleEnergy,
     StageFigure,
 )
+from experiment_core_utils.records.sample_result import SampleEnergy
+from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import (
     AllocatedEnergy,
@@ -305,8 +302,8 @@ def summary_of(stages: StageEnergies) -> EnergySummary | None:
     whole = _chosen(stages.figures[END_TO_END])
     if whole is None or whole.gross_j is None:
         return None
-    found = {name: _of(figures, whole.origin) for name, figures in stages.figures.items()}
-    joules = {name: each.gross_j.mean for name, each in found.items() if each is not None and each.gross_j is not None}
+    own = [(name, each) for name, figures in stages.figures.items() for each in figures if each.origin == whole.origin]
+    joules = {name: each.gross_j.mean for name, each in own if each.gross_j is not None}
     closure = next((each for each in stages.closures if each.origin == whole.origin), None)
     decode_j = joules.get("decode")
     return EnergySummary.model_construct(
@@ -381,18 +378,14 @@ def _chosen(figures: Sequence[EnergyFigure]) -> EnergyFigure | None:
     return None
 
 
-def _of(figures: Sequence[EnergyFigure], origin: EnergyOrigin) -> EnergyFigure | None:
-    return next((each for each in figures if each.origin == origin), None)
-
-
 def energy_caveats(energy: Energy | None) -> list[Caveat]:
     """A caveat each for what weakens the figures of a setting's `energy`."""
     if energy is None:
         return []
     summary = energy.summary
     if summary is None:
-        return [caveat("energy_not_measured", reason=energy.reason or _first_reason(energy))]
-    source = (summary.component, summary.basis, summary.device)
+        reasons = (each.reason for each in energy.stages.get(END_TO_END, ()) if each.reason)
+        return [caveat("energy_not_measured", reason=energy.reason or next(reasons, None))]
     caveats = []
     fraction = summary.closure_residual_share
     if fraction is None:
@@ -403,9 +396,10 @@ def energy_caveats(energy: Energy | None) -> list[Caveat]:
         name: each
         for name, figures in energy.stages.items()
         for each in figures
-        if (each.component, each.basis, each.device) == source
+        if _origin_of(each) == _origin_of(summary)
     }
-    short = [name for name, each in own.items() if each.num_windows and _mean_window_s(each) < LEAST_WINDOW_S]
+    least_s = {name: LEAST_WINDOW_S * (each.num_windows or 0) for name, each in own.items()}
+    short = [name for name, each in own.items() if (each.window_s or 0.0) < least_s[name]]
     if short:
         caveats.append(caveat("energy_short_windows", stages=short, least_s=LEAST_WINDOW_S))
     caveats += _missed_goal(own, energy.error_goal)
@@ -421,12 +415,3 @@ def _missed_goal(figures: Mapping[str, StageFigure], goal: float | None) -> list
     errors = {name: each.window_error for name, each in figures.items() if each.window_error is not None}
     missed = {name: error for name, error in errors.items() if goal is not None and error > goal}
     return [caveat("energy_goal_missed", errors=missed, goal=goal)] if missed else []
-
-
-def _mean_window_s(figure: StageFigure) -> float:
-    assert figure.window_s is not None and figure.num_windows
-    return figure.window_s / figure.num_windows
-
-
-def _first_reason(energy: Energy) -> str | None:
-    return next((each.reason for each in energy.stages.get(END_TO_END, ()) if each.reason), None)

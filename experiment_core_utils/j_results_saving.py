@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.i_metrics_energy import energy_of, sample_energy, with_correct_answers
+from experiment_core_utils.i_metrics_energy import sample_energy
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.primitives.statistics import Distribution, mean_of
 from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.records.compute import ComputePart
+from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.locks import locked
+from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.requests import StagedRun, VisionGeometry
 from experiment_core_utils.records.result_files import (
     LOCAL_ENERGY,
@@ -29,22 +32,22 @@ from experiment_core_utils.records.result_files import (
     raw_result_path,
     read_experiments,
 )
-from experiment_core_utils.records.setting_result import (
-    SCHEMA_VERSION,
-    TIME_NAMES,
-    ComputePart,
-    DecoderPart,
-    Drift,
+from experiment_core_utils.records.sample_result import (
     Metadata,
-    Provenance,
     RunTimes,
     SampleRequest,
     SampleResult,
     SampleScore,
-    SettingResult,
     StageTimes,
-    SteadinessPart,
     TheoreticalGeometry,
+)
+from experiment_core_utils.records.setting_result import (
+    SCHEMA_VERSION,
+    TIME_NAMES,
+    DecoderPart,
+    Drift,
+    SettingResult,
+    SteadinessPart,
     VisionPart,
 )
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingSummary
@@ -276,6 +279,7 @@ def setting_result(
     summary: SettingSummary,
     drawn: SampledDataset[Any],
     compute: ComputePart,
+    energy: Energy | None,
     steadiness: SteadinessPart,
     drift: Sequence[Drift],
     provenance: Provenance,
@@ -306,7 +310,7 @@ def setting_result(
         sample_ids=sorted(drawn.sample_ids) if merged.requested_ids is None else list(merged.requested_ids),
         realised=None if merged.proof is None else asdict(merged.proof),
         drift=list(drift),
-        energy=with_correct_answers(energy_of(merged.energy), summary.accuracy),
+        energy=energy,
         aggregate_stats=aggregate_stats(summary.distributions),
         per_sample_results=[
             sample_result(sample, score, setting, outliers)

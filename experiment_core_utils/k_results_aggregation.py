@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -13,9 +13,9 @@ from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.records.journal import JournalContent, finished_samples, journal_path, own_journals, read_end
+from experiment_core_utils.records.journal import JournalContent, journal_path, own_journals, read_end
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
-from experiment_core_utils.records.settings import ConditionsReading, MeasuredSetting, SettingLoad, ShardDone, WarmUp
+from experiment_core_utils.records.settings import ConditionsReading, MeasuredSetting, SettingLoad, WarmUp
 from experiment_core_utils.records.text import EnergyFigures, InferenceResults, PooledEnergy, SavedEnergy, check_saved
 
 T = TypeVar("T")
@@ -71,6 +71,47 @@ class SharedSetting:
         processes, run = len(self.shards), self.experiment_id
         return [part_of(content, rank, processes, run) for rank, content in sorted(journals.items())]
 
+    def missing_in(self, journals: Mapping[int, JournalContent]) -> dict[int, list[int]]:
+        """The samples of each process that are finished in none of these, by rank."""
+        done = {finished.sample_id for content in journals.values() for finished in content.finished}
+        return {rank: [each for each in shard if each not in done] for rank, shard in self.shards.items()}
+
+    def is_given_up(self, journals: Mapping[int, JournalContent]) -> bool:
+        """Whether the setting failed in a process of this run."""
+        ends = (content.end for content in journals.values())
+        return any(end is not None and end.failure and end.experiment_id == self.experiment_id for end in ends)
+
+    def is_at_end(self, rank: int, growth: "_Growth") -> bool:
+        """Whether a process is at the end of its shard; a journal that has not grown is not read again."""
+        path = journal_path(self.folder, self.key, rank)
+        if not growth.note(path.stat().st_size if path.exists() else 0):
+            return False
+        end = read_end(path)
+        if end is None or end.experiment_id != self.experiment_id:
+            return False
+        return end.num_given in (None, len(self.shards[rank]))
+
+
+class _Growth:
+    """Since when the size of something that others write has not changed."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._size: object = None
+        self._since_s = time.monotonic()
+
+    def note(self, size: object) -> bool:
+        """Whether the size is another than at the last look."""
+        if size == self._size:
+            return False
+        self._size, self._since_s = size, time.monotonic()
+        return True
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it has been the same for too long."""
+        return time.monotonic() - self._since_s > self._timeout_s
+
 
 def collect_parts(shared: SharedSetting, timeout_s: float, stop: StopRequest) -> list[MeasuredSetting]:
     """What all journals of the setting hold, once every process has come to the end of its shard.
@@ -81,16 +122,12 @@ def collect_parts(shared: SharedSetting, timeout_s: float, stop: StopRequest) ->
         WorkerLost: a process that is not at its end has finished no sample for `timeout_s`.
         Stopped: a stop was requested while waiting.
     """
-    waiting = {
-        rank: _Waiting(journal_path(shared.folder, shared.key, rank), shared.experiment_id, len(shard), timeout_s)
-        for rank, shard in shared.shards.items()
-    }
-    while waiting := {rank: each for rank, each in waiting.items() if each.look() is None}:
-        lost = sorted(rank for rank, each in waiting.items() if each.is_lost)
+    waiting = {rank: _Growth(timeout_s) for rank in shared.shards}
+    while waiting := {rank: each for rank, each in waiting.items() if not shared.is_at_end(rank, each)}:
+        lost = sorted(rank for rank, each in waiting.items() if each.has_stopped)
         if lost:
-            done = finished_samples(shared.folder, shared.key, shared.fingerprint)
-            missing = {rank: [each for each in shared.shards[rank] if each not in done] for rank in lost}
-            raise WorkerLost(_lost_message(shared.key, timeout_s, missing))
+            missing = shared.missing_in(shared.own_journals())
+            raise WorkerLost(_lost_message(shared.key, timeout_s, {rank: missing[rank] for rank in lost}))
         stop.raise_if_requested(f"while waiting for process {', '.join(map(str, sorted(waiting)))}")
         time.sleep(_POLL_S)
     return shared.parts_of(shared.own_journals())
@@ -106,52 +143,17 @@ def collect_finished(shared: SharedSetting, timeout_s: float, stop: StopRequest)
         WorkerLost: no journal of the setting has grown for `timeout_s`, and samples are missing.
         Stopped: a stop was requested while waiting.
     """
-    wanted = {sample_id for shard in shared.shards.values() for sample_id in shard}
-    sizes, grown = None, time.monotonic()
+    growth = _Growth(timeout_s)
     while True:
         journals = shared.own_journals()
-        ends = [content.end for content in journals.values() if content.end is not None]
-        given_up = any(end.failure is not None and end.experiment_id == shared.experiment_id for end in ends)
-        missing = wanted - {finished.sample_id for content in journals.values() for finished in content.finished}
-        if given_up or not missing:
+        missing = {rank: ids for rank, ids in shared.missing_in(journals).items() if ids}
+        if not missing or shared.is_given_up(journals):
             return shared.parts_of(journals)
-        found = {rank: content.num_bytes for rank, content in journals.items()}
-        if found != sizes:
-            sizes, grown = found, time.monotonic()
-        if time.monotonic() - grown > timeout_s:
-            owing = {rank: [each for each in shard if each in missing] for rank, shard in shared.shards.items()}
-            raise WorkerLost(_lost_message(shared.key, timeout_s, {rank: ids for rank, ids in owing.items() if ids}))
+        growth.note({rank: content.num_bytes for rank, content in journals.items()})
+        if growth.has_stopped:
+            raise WorkerLost(_lost_message(shared.key, timeout_s, missing))
         stop.raise_if_requested("while waiting for the other processes")
         time.sleep(_ROUND_POLL_S)
-
-
-class _Waiting:
-    """One process that the main one waits for, seen through the growth of its journal."""
-
-    def __init__(self, path: Path, experiment_id: str, num_given: int, timeout_s: float) -> None:
-        self._path = path
-        self._experiment_id = experiment_id
-        self._num_given = num_given
-        self._timeout_s = timeout_s
-        self._size = -1
-        self._last_growth = time.monotonic()
-
-    def look(self) -> ShardDone | None:
-        """The end of its shard, None while it is not there."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size == self._size:
-            return None
-        self._size = size
-        self._last_growth = time.monotonic()
-        end = read_end(self._path)
-        if end is None or end.experiment_id != self._experiment_id:
-            return None
-        return end if end.num_given in (None, self._num_given) else None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it has been silent for too long."""
-        return time.monotonic() - self._last_growth > self._timeout_s
 
 
 def _lost_message(key: str, timeout_s: float, missing: Mapping[int, Sequence[int]]) -> str:
@@ -185,14 +187,15 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
     samples = sorted(_of_all(part.samples for part in parts), key=lambda sample: sample.sample_id)
     failures = sorted(_of_all(part.failures for part in parts), key=lambda item: item.sample_id)
     found = [*(item.sample_id for item in samples), *(item.sample_id for item in failures)]
-    requested = _requested_ids(parts, sample_ids)
-    if failure is None:
-        _check_complete(found, requested, sample_ids, first.key)
-    return MeasuredSetting(
-        key=first.key,
-        fingerprint=first.fingerprint,
+    named = [part.requested_ids for part in parts if part.requested_ids is not None]
+    requested = set(_of_all(named) if named else sample_ids)
+    twice, missing = _twice_and_missing(found, requested)
+    not_drawn = sorted(set(found) - set(sample_ids))
+    if failure is None and (twice or missing or not_drawn):
+        raise ResultsError(f"{first.key}: samples given twice {twice}, missing {missing}, not requested {not_drawn}")
+    return replace(
+        first,
         rank=0,
-        num_processes=first.num_processes,
         experiment_ids=tuple(sorted(set(_of_all(part.experiment_ids for part in parts)))),
         samples=tuple(samples),
         failures=tuple(failures),
@@ -216,12 +219,6 @@ def _of_all(groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
     return tuple(itertools.chain.from_iterable(groups))
 
 
-def _requested_ids(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> set[int]:
-    """The ids that the parts requested; `sample_ids` where none names them."""
-    known = [part.requested_ids for part in parts if part.requested_ids is not None]
-    return set(_of_all(known)) if known else set(sample_ids)
-
-
 def merge_memory(readings: Sequence[MemoryReading]) -> MemoryReading | None:
     """The largest of each figure over processes: what one of them needs."""
     if not readings:
@@ -229,8 +226,8 @@ def merge_memory(readings: Sequence[MemoryReading]) -> MemoryReading | None:
     peaks = [reading.peak_memory_bytes for reading in readings if reading.peak_memory_bytes is not None]
     reserved = [reading.peak_reserved_bytes for reading in readings if reading.peak_reserved_bytes is not None]
     return MemoryReading(
-        peak_memory_bytes=max(peaks) if peaks else None,
-        peak_reserved_bytes=max(reserved) if reserved else None,
+        peak_memory_bytes=max(peaks, default=None),
+        peak_reserved_bytes=max(reserved, default=None),
         process_rss_bytes=max(reading.process_rss_bytes for reading in readings),
         reason=readings[0].reason,
     )
@@ -242,13 +239,10 @@ def whole_window(readings: Sequence[MemoryReading]) -> MemoryReading | None:
     return None if merged is None else replace(merged, process_rss_bytes=readings[-1].process_rss_bytes)
 
 
-def _check_complete(found: Sequence[int], requested: Collection[int], drawn: Collection[int], key: str) -> None:
-    counts = Counter(found)
-    twice = [sample_id for sample_id, count in counts.items() if count > 1]
-    missing = sorted(set(requested) - set(found))
-    not_drawn = sorted(set(found) - set(drawn))
-    if twice or missing or not_drawn:
-        raise ResultsError(f"{key}: samples given twice {twice}, missing {missing}, not requested {not_drawn}")
+def _twice_and_missing(found: Sequence[int], requested: Iterable[int]) -> tuple[list[int], list[int]]:
+    """What was found more than once, and what was requested and not found."""
+    twice = sorted(each for each, count in Counter(found).items() if count > 1)
+    return twice, sorted(set(requested).difference(found))
 
 
 def pool_inference_results(results: Sequence[InferenceResults]) -> InferenceResults:
@@ -276,20 +270,15 @@ def pool_inference_results(results: Sequence[InferenceResults]) -> InferenceResu
     if any(result["decoding"] != first["decoding"] for result in results):
         raise ResultsError("the processes' results differ in their decoding: they do not belong to one run")
     queries = [query for result in results for query in result["queries"]]
-    _check_prompts([query["prompt_index"] for query in queries])
-    batches = [batch for result in results for batch in result["batches"]]
-    return results_of_records(queries, batches, first["decoding"], None, first["num_processes"])
-
-
-def _check_prompts(found: Sequence[int]) -> None:
-    counts = Counter(found)
-    twice = sorted(index for index, count in counts.items() if count > 1)
-    missing = sorted(set(range(max(found, default=-1) + 1)) - set(found))
+    found = [query["prompt_index"] for query in queries]
+    twice, missing = _twice_and_missing(found, range(max(found, default=-1) + 1))
     if twice or missing:
         raise ResultsError(
             f"prompts given twice {twice[:_PROMPTS_NAMED]}, missing {missing[:_PROMPTS_NAMED]}: these are not "
             "the results of one run"
         )
+    batches = [batch for result in results for batch in result["batches"]]
+    return results_of_records(queries, batches, first["decoding"], None, first["num_processes"])
 
 
 def load_and_aggregate_per_process_energy_results(
@@ -333,7 +322,8 @@ def pool_energy(per_process: Sequence[Mapping[str, Any]]) -> PooledEnergy:
     tracking = [each for each in per_process if each["duration_seconds"] is not None]
     durations = [each["duration_seconds"] for each in tracking]
     total = _sum_of_all("total_energy_kwh", tracking)
-    with_gpus = [each for each in tracking if not _has_no_gpu(each)]
+    # The total of a machine that uses no GPU is whole without.
+    with_gpus = [each for each in tracking if each["gpu_energy_kwh"] is not None or each["total_energy_kwh"] is None]
     return PooledEnergy(
         total_energy_kwh=total,
         avg_energy_per_process_kwh=None if total is None else total / len(per_process),
@@ -360,20 +350,13 @@ def _sum_of_all(figure: str, machines: Sequence[Mapping[str, Any]]) -> float | N
     return math.fsum(known) if known and len(known) == len(values) else None
 
 
-def _has_no_gpu(machine: Mapping[str, Any]) -> bool:
-    """Whether it uses none: its total is whole without."""
-    return machine["gpu_energy_kwh"] is None and machine["total_energy_kwh"] is not None
-
-
 def _reason_of_all(per_process: Sequence[Mapping[str, Any]]) -> str | None:
     """Why something is missing, each process by its rank; one that a tracking process counts lacks nothing."""
     tracking = [(rank, each) for rank, each in enumerate(per_process) if each["duration_seconds"] is not None]
     concerned = tracking or list(enumerate(per_process))
-    known = [(rank, _reasons_of(each)) for rank, each in concerned]
-    return "; ".join(f"process {rank}: {why}" for rank, why in known if why) or None
-
-
-def _reasons_of(each: Mapping[str, Any]) -> str:
-    """codecarbon's, then the instruments', which are the same where nothing was tracked."""
-    reasons = (each.get("reason"), each.get("instruments_reason"))
-    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
+    found = []
+    for rank, each in concerned:
+        # codecarbon's, then the instruments', which are the same where nothing was tracked.
+        reasons = dict.fromkeys(filter(None, (each.get("reason"), each.get("instruments_reason"))))
+        found += [f"process {rank}: {'; '.join(reasons)}"] if reasons else []
+    return "; ".join(found) or None

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -28,7 +28,8 @@ from experiment_core_utils.primitives.files import replaced_whole, write_text_at
 from experiment_core_utils.primitives.knobs import VisionTarget, decoder_label, own_target, tier_target, token_target
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.result_files import read_rows
-from experiment_core_utils.records.setting_result import SampleResult, SettingResult, read_setting
+from experiment_core_utils.records.sample_result import SampleResult
+from experiment_core_utils.records.setting_result import SettingResult, read_setting
 
 
 @dataclass(frozen=True)
@@ -108,25 +109,11 @@ def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, li
     }
 
 
-def samples_csv_text(rows: Iterable[Mapping[str, Cell]]) -> str:
-    """The CSV of these rows; a character that no CSV file can contain becomes U+FFFD.
-
-    Raises:
-        ResultsError: a number that is not finite.
-    """
-    names = [column.name for column in SAMPLE_COLUMNS]
-    return csv_of_rows(({name: _writable(row[name]) for name in names} for row in rows), names)
-
-
 def _values(samples: Sequence[SampleResult], source: str) -> list[Cell]:
     values: list[Any] = list(map(attrgetter(source), samples))
     if source == "metadata.answers":
         return [json.dumps(value, ensure_ascii=False) for value in values]
     return [len(value) if isinstance(value, list) else value for value in values]
-
-
-def _writable(cell: Cell) -> Cell:
-    return _IN_NO_CSV.sub("\ufffd", cell) if isinstance(cell, str) else cell
 
 
 RESULT_FILES = "*_imgsize*_topk*_blocks*.json"
@@ -297,13 +284,9 @@ def _rates(result: SettingResult) -> dict[str, Any]:
 def write_settings_csv(results: Sequence[SettingResult], path: Path) -> None:
     """`table_of_settings` as CSV, written whole or not at all; six digits of a number."""
     frame = table_of_settings(results)
-    rows: list[Any] = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    short = [{name: _short(cell) for name, cell in row.items()} for row in rows]
-    write_text_atomically(csv_of_rows(short, list(frame.columns)), path)
-
-
-def _short(cell: Any) -> Any:
-    return float(f"{cell:.{_DIGITS}g}") if isinstance(cell, float) else cell
+    short = frame.map(lambda cell: float(f"{cell:.{_DIGITS}g}") if isinstance(cell, float) else cell)
+    rows: list[Any] = short.astype(object).where(frame.notna(), None).to_dict("records")
+    write_text_atomically(csv_of_rows(rows, list(frame.columns)), path)
 
 
 def write_tables(
@@ -338,12 +321,18 @@ def samples_csv_beside(settings_csv: Path) -> Path:
 def write_samples_csv(results: Sequence[SettingResult], path: Path) -> None:
     """One row for each sample that ran, setting by setting, written whole or not at all; safe as the other table.
 
+    A character that no CSV file can contain becomes U+FFFD.
+
     Raises:
         ResultsError: a number that is not finite.
         ResultsNotSaved: the disk does not take it.
     """
-    text = samples_csv_text(row for result in results for row in sample_rows(result, setting_key(result)))
-    write_text_atomically(text, path)
+    rows = (row for result in results for row in sample_rows(result, setting_key(result)))
+    writable = (
+        {name: _IN_NO_CSV.sub("\ufffd", cell) if isinstance(cell, str) else cell for name, cell in row.items()}
+        for row in rows
+    )
+    write_text_atomically(csv_of_rows(writable, [column.name for column in SAMPLE_COLUMNS]), path)
 
 
 def json_to_csv(json_file_path: Path | str, csv_file_path: Path | str) -> None:

@@ -1,6 +1,5 @@
 """The knob run: from a configuration to one result file for each setting, and a CSV of all."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,7 +10,12 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.d_energy_tracking import check_energy, meters_of
+from experiment_core_utils.d_energy_tracking import meters_of
+from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
+from experiment_core_utils.h_metrics_compute import setting_compute
+from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of, with_correct_answers
+from experiment_core_utils.j_results_saving import save_setting_result, setting_file_name, setting_result
+from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
 from experiment_core_utils.l_results_csv_cleaning import write_tables
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.collectives import (
@@ -20,27 +24,41 @@ from experiment_core_utils.primitives.collectives import (
     check_folder_is_shared,
     processes_on_this_machine,
 )
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.files import state_folder
+from experiment_core_utils.primitives.interruption import signals_stop
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.records.journal import only_run_in
+from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.records.journal import only_run_in, remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
 from experiment_core_utils.records.setting_result import SettingResult
-from experiment_core_utils.records.settings import SettingFailure
+from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.saved_results.trackers import check_tracker, log_settings
-from experiment_core_utils.sweep.front import check_searchable, finished_search
+from experiment_core_utils.sweep.drift import fill_in_drift, wait_for_last_readings
+from experiment_core_utils.sweep.front_search import SearchRules, random_order
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
-    due_and_tidy,
+    check_and_make_folder,
+    due_keys,
     left_out_by,
     plan_of,
     requested_run,
     settings_of,
+    tidy_folder,
 )
-from experiment_core_utils.sweep.run import ProfilingRun, context_of, load_bench, provenance_of_run
-from experiment_core_utils.tasks.registry import get_metric
+from experiment_core_utils.sweep.run import (
+    ProfilingRun,
+    context_of,
+    failure_where_no_sample_ran,
+    load_bench,
+    provenance_of_run,
+)
+from experiment_core_utils.sweep.search_rounds import FrontSearch, finished_search
+from experiment_core_utils.sweep.steadiness import conditions_caveats, discarded_caveats, steadiness_part
+from experiment_core_utils.tasks.interface import answer_of
+from experiment_core_utils.tasks.sampling import few_samples_caveats
 
 EXIT_CODE_FAILED_SAMPLES = 3
 FOLDER_SEEN_WITHIN_S = 90.0
@@ -93,16 +111,17 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     ledger = Ledger(folder, fingerprint)
     with ExitStack() as stack:
         broadcast_from_main(lambda: stack.enter_context(only_run_in(folder / PARTS_FOLDER)), accelerator)
-        due_keys = broadcast_from_main(
-            lambda: due_and_tidy(folder, requested.order, ledger, is_search=is_search), accelerator
-        )
-        due = settings_of(due_keys, requested.settings)
+        order = requested.order
+        keys = broadcast_from_main(lambda: due_keys(folder, order, ledger, is_search=is_search), accelerator)
+        broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
+        due = settings_of(keys, requested.settings)
         id_file = state_folder(folder) / ID_NAME
         experiment_id, failed = generate_unique_id(accelerator, id_file, RESULTS) if due else None, {}
         plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes)
         broadcast_from_main(lambda: write_plan(plan, folder), accelerator)
         if experiment_id is not None:
-            failed = measure_due(requested, due, accelerator, ledger, experiment_id, energy)
+            run = loaded_run(requested, accelerator, ledger, experiment_id, energy)
+            failed = search_front(run, due) if is_search else measure_settings(run, due)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), folder, None)
         results = tuple(result for key in requested.keys if (result := ledger.result(key)) is not None)
@@ -122,15 +141,14 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     )
 
 
-def measure_due(
+def loaded_run(
     requested: RequestedRun,
-    due: Sequence[KnobSetting],
     accelerator: Accelerator,
     ledger: Ledger,
     experiment_id: str,
     energy: StageMeasurement | None,
-) -> dict[str, SettingFailure]:
-    """Load once, gather the facts, then measure, pool and save what is due; returns the settings that failed."""
+) -> ProfilingRun:
+    """Find what measures energy, load the model and gather the facts; once for all settings."""
     config = requested.config
     within_s = min(FOLDER_SEEN_WITHIN_S, config.machine.worker_timeout / 2)
     marker = f"{ledger.fingerprint} {experiment_id}"
@@ -153,27 +171,122 @@ def measure_due(
     provenance = provenance_of_run(
         requested, accelerator, model.device, processes_here, experiment_id, model.describe()
     )
-    run = ProfilingRun(requested, context, bench, provenance, requested.control, required or find_meters())
-    return run.search_front(due) if config.search.pareto_search else run.measure_all(due)
+    return ProfilingRun(requested, context, bench, provenance, required or find_meters())
 
 
-def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | None) -> None:
-    """Refuse what can be known to fail before anything is written, then make the folder of the results."""
-    config = requested.config
-    if config.search.pareto_search:
-        check_searchable(get_metric(requested.task.metric), len(requested.drawn))
-    if config.measuring.energy == "required":
-        check_energy(config.machine.device, config.machine.output_dir, energy)
-    make_output_dir(config.machine.output_dir)
+def measure_settings(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
+    """Measure, pool, summarise and save each setting before the next; returns those that failed.
+
+    Raises:
+        Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
+    """
+    context, measuring, machine = run.context, run.requested.config.measuring, run.requested.config.machine
+    failed = {}
+    with (
+        run.bench.requests,
+        signals_stop(context.stop),
+        Progress(len(settings), len(context.own_ids), shown=context.is_main) as progress,
+    ):
+        try:
+            with progress.step("warming up, measuring the control setting"):
+                run.drift.begin()
+            for place, setting in enumerate(settings):
+                context.stop.raise_if_requested()
+                # d opens and closes the windows of energy, e runs what is measured; each sample goes to the journal.
+                failure = run.measurer.measure_shard(setting, progress, settings[place + 1 :]).failure
+                run.drift.after(is_last=setting == settings[-1])
+                if context.is_main:
+                    failure = pool_and_save(run, setting)
+                if failure is not None:
+                    failed[setting.key] = failure
+                if machine.enable_memory_optimization:
+                    release_cached_memory(run.bench.model.device)
+            if context.is_main and measuring.drift_check_every:
+                others = range(1, context.num_processes)
+                wait_for_last_readings(
+                    machine.output_dir, others, context.experiment_id, machine.worker_timeout, context.stop
+                )
+        finally:
+            if context.is_main:
+                fill_in_drift(machine.output_dir, context.ledger, [setting.key for setting in settings])
+    return failed
 
 
-def make_output_dir(folder: Path) -> None:
-    """Make the folder of the results; raises ConfigurationError where that, or writing into it, is not possible."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigurationError(
-            f"--output_dir {folder} cannot be written to ({error.strerror}); give another folder"
-        ) from error
+def pool_and_save(run: ProfilingRun, setting: KnobSetting) -> SettingFailure | None:
+    """Main process only: k waits for all shards and pools them, the next letters make the result of the whole."""
+    context, config = run.context, run.requested.config
+    shared = context.shared_setting(setting.key, context.shards)
+    merged = merge_parts(
+        collect_parts(shared, config.machine.worker_timeout, context.stop), run.requested.drawn.sample_ids
+    )
+    failure = merged.failure or failure_where_no_sample_ran(merged, config.measuring.max_config_retries + 1)
+    if failure is None:
+        summarise_and_save(run, setting, merged)
+    else:
+        context.ledger.mark_failed(setting.key, failure)
+    if merged.failure is None:
+        # Otherwise they stay: tried again by a later run, the setting resumes after the samples that did run.
+        remove_journals(context.journals, setting.key)
+    return failure
+
+
+def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: MeasuredSetting) -> str:
+    """Score all samples of a setting; g, h and i say what they come to, j saves the result; returns its file's name."""
+    requested, model, metric, ledger = run.requested, run.bench.model, run.bench.metric, run.context.ledger
+    config, is_search = requested.config, requested.config.search.pareto_search
+    answers = [answer_of(sample) for sample in merged.samples]
+    scoring = metric.score(answers)
+    accuracy = summarise_accuracy(answers, scoring, metric)
+    summary = summarise(merged.samples, accuracy, len(merged.failures))
+    compute = setting_compute(setting, merged, model, run.provenance.model.dtype)
+    energy = with_correct_answers(energy_of(merged.energy), accuracy)
+    steadiness = steadiness_part(
+        setting.key, requested.order, config.measuring.until_precision, merged, is_search=is_search
+    )
+    caveats = conditions_caveats(steadiness.conditions) + discarded_caveats(merged.samples) + energy_caveats(energy)
+    if is_search:
+        caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
+    provenance = run.provenance.with_keys(
+        preparation=run.bench.requests.describe(), experiment_ids=list(merged.experiment_ids)
+    ).with_caveats(caveats)
+    result = setting_result(
+        setting,
+        model.num_total_blocks,
+        merged,
+        scoring.scores,
+        summary,
+        requested.drawn,
+        compute,
+        energy,
+        steadiness,
+        run.drift.unfilled(),
+        provenance,
+    )
+    name = setting_file_name(requested.task.name, setting, merged.samples)
+    save_setting_result(result, config.machine.output_dir / name)
+    ledger.mark_done(setting.key, name)
+    ledger.remove_others(name)
+    return name
+
+
+def search_front(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
+    """Search the front, then save every setting that was measured and what was found; returns those that failed.
+
+    Raises:
+        As `measure_settings`.
+    """
+    context, bench, config = run.context, run.bench, run.requested.config
+    rules = SearchRules(margin=config.search.pareto_margin, alpha=config.search.pareto_alpha, best=bench.metric.best)
+    order = random_order(run.requested.drawn.sample_ids, config.task.seed)
+    search = FrontSearch(config.measuring, config.machine, context, bench, run.measurer, settings, order, rules)
+    with bench.requests, signals_stop(context.stop):
+        result = search.run()
+    if context.is_main:
+        files = {}
+        for setting in settings:
+            if setting.key in search.failures:
+                context.ledger.mark_failed(setting.key, search.failures[setting.key])
+            else:
+                files[setting.key] = summarise_and_save(run, setting, search.measured[setting.key])
+        search.close(result, files)
+    return search.failures

@@ -105,7 +105,7 @@ LONGEST_FILES = (
     "test_multi_datasets.py",
     "test_run_text_generation.py",
     "test_decode_kernels.py",
-    "test_front.py",
+    "test_search_rounds.py",
     "test_counted.py",
     "test_hf_runs.py",
     "test_two_machines.py",

@@ -5,9 +5,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
+from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import setting_result
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.records.compute import ComputePart, Memory
+from experiment_core_utils.records.provenance import Provenance, TaskDescription
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     KnobProof,
@@ -16,15 +19,8 @@ from experiment_core_utils.records.requests import (
     StageFlops,
     VisionGeometry,
 )
-from experiment_core_utils.records.setting_result import (
-    ComputePart,
-    FailedSample,
-    Memory,
-    Provenance,
-    SettingResult,
-    SteadinessPart,
-    TaskDescription,
-)
+from experiment_core_utils.records.sample_result import FailedSample
+from experiment_core_utils.records.setting_result import SettingResult, SteadinessPart
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingFailure, SettingSummary
 from experiment_core_utils.tasks.interface import Answer, Score, Scoring, answer_of
 from experiment_core_utils.tasks.sampling import SampledDataset, Sampling
@@ -164,6 +160,7 @@ def result_of(
             compute_utilisation=[],
             memory_timeline=None,
         ),
+        with_correct_answers(energy_of(merged.energy), summary.accuracy),
         SteadinessPart(),
         [],
         Provenance(task=TaskDescription(name=task, split="validation", metric="read_off")),

@@ -148,3 +148,8 @@ caveat = Caveat.of
 def sentences(caveats: Sequence[Caveat]) -> list[str]:
     """The sentence of each caveat, in their order."""
     return [each.sentence for each in caveats]
+
+
+def caveat_fields(caveats: Sequence[Caveat]) -> dict[str, Any]:
+    """What a file says of its caveats: their sentences under `caveats`, the records under `caveat_records`."""
+    return {"caveats": sentences(caveats), "caveat_records": [each.model_dump() for each in caveats]}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from experiment_core_utils.primitives.statistics import highest_of
-from experiment_core_utils.records.setting_result import MemoryTimeline
+from experiment_core_utils.records.json_record import Amount, Count, Number, Peak, Record
 
 
 class GenerationFlops(TypedDict):
@@ -76,6 +76,89 @@ class ComputeUtilisation(TypedDict):
     num_samples: int  #: readings in the window; 0 for a single one without a window
     sample_interval_s: float | None  #: time between two readings; None without a window
     reason: str | None  #: why a GPU has no value; None if all have one
+
+
+class Memory(Record):
+    """Memory of a setting in bytes."""
+
+    peak_memory_bytes: Amount | None  #: most memory that torch had allocated on the GPU; None if on the CPU
+    #: most that torch's allocator had reserved on the GPU; None if on the CPU
+    peak_reserved_bytes: Amount | None = None
+    process_rss_bytes: Amount | None = None  #: resident memory of the process when the window closed
+    reason: str | None = None  #: why a figure is null; None if no figure is
+    #: parameters and buffers as stored, those of blocks that did not run among them; None if the model does not report
+    #: it
+    weights_bytes: Amount | None = None
+    #: keys and values of the longest sample at its end, by formula; None if samples were answered in batches
+    kv_cache_bytes: Amount | None = None
+    #: `peak_memory_bytes` without these two: a lower bound of other memory; None if one of the three is null
+    activation_bytes: Amount | None = None
+    parts_reason: str | None = None  #: why one of these three is null; None if none is
+
+
+class ProcessLoad(Record):
+    """Load along one window in which a process measured samples."""
+
+    rank: Count | None = None  #: the process
+    experiment_id: str | None = None  #: the run
+    window_s: Number | None = None  #: length of the window: warm-up, samples, and waiting for their requests
+    #: list, for each GPU that the process uses: mean over the window of the driver's figure, `[]` without a GPU; one is
+    #: null where the GPU does not report it
+    gpu_utilization_percent: list[Number | None] | None = None
+    gpu_utilization_percent_max: list[Number | None] | None = None  #: the highest reading of each; None if as above
+    #: mean of all CPUs of the host, of all programs; None if the host counted no time in the window
+    cpu_usage_percent: Number | None = None
+    cpu_usage_percent_max: Number | None = None  #: the highest reading; None if as above
+    cpu_memory_usage_bytes: Count | None = None  #: mean resident memory of the process
+    cpu_memory_usage_bytes_max: Count | None = None  #: the highest reading
+    num_samples: Count | None = None  #: readings
+    sample_interval_s: Number | None = None  #: time between two readings
+    reason: str | None = None  #: why a figure of a GPU is missing; None if none is
+
+
+class MemoryTimeline(Record):
+    """Memory along one window in which a process measured samples."""
+
+    rank: Count | None = None  #: the process
+    experiment_id: str | None = None  #: the run
+    interval_s: Number | None = None  #: time between two readings
+    #: list of objects of `seconds` (since the window opened), `allocated_bytes`, `reserved_bytes` (torch's on the GPUs
+    #: that the process uses; null without one) and `process_rss_bytes`
+    samples: list[dict[str, Number | None]] | None = None
+
+
+class HardwareUtilisation(Record):
+    """Model FLOPs utilisation (MFU) and model bandwidth utilisation (MBU), fractions of the peaks of the data sheet."""
+
+    #: `vision_flops` / `T_vision_total` as a fraction of `peak_flops_per_s`; None without a known peak, or where no
+    #: sample has a picture
+    mfu_vision: Amount | None = None
+    mfu_prefill: Amount | None = None  #: the same of the prefill; None without a known peak
+    #: the same of all decode steps; None without a known peak, or where no sample has 2 output tokens
+    mfu_decode: Amount | None = None
+    #: weights and cache that the decode steps must read / `T_LLM_decode` as a fraction of `peak_bytes_per_s`; None as
+    #: above
+    mbu_decode: Amount | None = None
+    #: of the GPU, by its data sheet; None on the CPU, on a GPU that is not in the table, or for a number format that it
+    #: has no peak for
+    peak_flops_per_s: Peak | None
+    peak_bytes_per_s: Peak | None  #: of its memory; None on the CPU, or on a GPU that is not in the table
+    #: number format of the peak: that of the weights, `tf32` where torch may use it for float32; None where that of the
+    #: model's products is not known
+    peak_dtype: str | None = None
+    utilisation_reason: str | None  #: why the figures are null; None where none is
+
+
+class ComputePart(Record):
+    """Memory, load and utilisation of a setting."""
+
+    memory: Memory | None  #: memory of the setting; None if no process has a reading
+    #: list: load along each window in which a process measured samples of the setting, [below](#compute-utilisation),
+    #: may be `[]`
+    compute_utilisation: list[ProcessLoad] | None = None
+    #: list: memory along the same windows, [below](#memory-timeline); None if `--memory_timeline` was not given
+    memory_timeline: list[MemoryTimeline] | None = None
+    hardware_utilisation: HardwareUtilisation | None = None  #: MFU and MBU, [below](#hardware-utilisation)
 
 
 def utilisation_of(trace: LoadTrace) -> ComputeUtilisation:

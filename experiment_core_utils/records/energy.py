@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from experiment_core_utils.primitives.statistics import Distribution
+from experiment_core_utils.records.json_record import Amount, Count, Number, Record
 
 EnergySource = Literal["nvml_counter", "power_integral", "rapl", "codecarbon_estimate", "simulated"]
 EnergyKind = Literal["measured", "estimated"]
@@ -228,3 +229,112 @@ class RunsEnergy:
     source: str | None
     basis: str | None
     reason: str | None  #: why a figure is None
+
+
+class EnergyOfSource(Record):
+    """The source, device and basis of an energy figure."""
+
+    device: str | None = None  #: id of a GPU, RAPL zone, or `all`
+    component: str | None = None  #: `gpu`, `cpu` or `dram`
+    source: str | None = None  #: `nvml_counter`, `power_integral` or `rapl`
+    kind: str | None = None  #: `measured`
+    basis: str | None = None  #: `counter`, `instant_power` or `averaged_power`
+
+
+class StageFigure(EnergyOfSource):
+    """Energy of one stage by one source."""
+
+    gross_j: Number | None = None  #: mean over windows of the energy of one act; None if no window gave a figure
+    #: 95 % interval of it, Student's t over windows; None if fewer than 2 windows
+    gross_j_ci95_low: Number | None = None
+    gross_j_ci95_high: Number | None = None  #: its upper end; None if fewer than 2 windows
+    #: standard uncertainty: spread over windows, and bound of the ticks; None if fewer than 2 windows, or ticks not
+    #: known
+    uncertainty_j: Number | None = None
+    idle_w: Number | None = None  #: idle power, mean of before and after; None if not measured
+    idle_j: Number | None = None  #: idle power over the time of an act; None if `idle_w` is
+    net_j: Number | None = None  #: `gross_j` - `idle_j`; may be negative; None if one of them is
+    net_uncertainty_j: Number | None = None  #: with that of the idle power; None if as `uncertainty_j`
+    act_s: Number | None = None  #: mean time of an act; None if `gross_j` is
+    #: acts in all windows; not whole where windows lie between ticks; None if `gross_j` is
+    num_acts: Number | None = None
+    window_s: Number | None = None  #: length of all windows; None if `gross_j` is
+    num_windows: Count | None = None  #: windows that gave a figure
+    reason: str | None = None  #: why there is no figure, or fewer windows; None if all gave one
+    #: how many windows something was done to or is weak in, and what it was in the first of them: a wrap that was
+    #: undone, an error above the goal, another source that does not agree; None if nothing was
+    remark: str | None = None
+    #: error of the resolution that windows were made long enough for, as a fraction of the energy; the largest of all
+    #: windows; None if no figure, or the windows' length was chosen by another source
+    window_error: Number | None = None
+
+
+class EnergySummary(EnergyOfSource):
+    """The energy figures of one source."""
+
+    vision_j: Number | None = None  #: gross energy of the stage; None if no picture, or not measured
+    prefill_j: Number | None = None  #: gross energy of the stage; None if not measured
+    #: gross energy of all decode steps; None if fewer than 2 output tokens, or not measured
+    decode_j: Number | None = None
+    decode_j_per_token: Number | None = None  #: `decode_j` / (output tokens - 1); None if `decode_j` is
+    end_to_end_j: Number | None = None  #: gross energy of the whole request, from windows of its own
+    end_to_end_uncertainty_j: Amount | None = None  #: its standard uncertainty; None if as in the figures
+    end_to_end_idle_j: Number | None = None  #: idle power over its time; None if not measured
+    end_to_end_net_j: Number | None = None  #: gross less idle; None if not measured
+    j_per_output_token: Number | None = None  #: `end_to_end_j` / output tokens
+    #: `end_to_end_j` / (accuracy / best score): [what it is](energy.md#joules-per-correct-answer); None if no answer is
+    #: correct or has a score, or the metric's best score is not 1
+    j_per_correct_answer: Number | None = None
+    #: lower end of its 95 % interval, from those of energy and accuracy; None if it is, or an uncertainty is not known
+    j_per_correct_answer_ci95_low: Number | None = None
+    #: its upper end; None if as the lower one, or the accuracy's interval reaches 0
+    j_per_correct_answer_ci95_high: Number | None = None
+    j_per_correct_answer_reason: str | None = None  #: why one of the three is null; None if none is
+    #: (`end_to_end_j` - sum of the stages) / `end_to_end_j`; None if a stage was not measured
+    closure_residual_share: Number | None = None
+    #: integrated power / counter of the whole request; None if one of the two is missing, or not of GPUs
+    source_ratio: Number | None = None
+
+
+class EnergyClosure(EnergyOfSource):
+    """The whole request against the sum of its stages, by one source."""
+
+    end_to_end_j: Number | None = None  #: gross energy of the whole request; None if not measured
+    stages_j: Number | None = None  #: sum over its stages; None if one was not measured
+    residual_j: Number | None = None  #: `end_to_end_j` - `stages_j`; None if one of them is
+    residual_share: Number | None = None  #: `residual_j` / `end_to_end_j`; None if one of them is
+    uncertainty_j: Number | None = None  #: standard uncertainty of `residual_j`; None if one is not known
+    reason: str | None = None  #: why a figure is null; None if none is
+
+
+class EnergyIdle(EnergyOfSource):
+    """Idle power by one source."""
+
+    #: mean power while nothing runs, model loaded, before the first window; None if not measured
+    before_w: Number | None = None
+    after_w: Number | None = None  #: the same after the last; None if not measured
+    seconds: Number | None = None  #: length of each of the two windows
+    reason: str | None = None  #: why a power is null; None if none is
+
+
+class Energy(Record):
+    """Energy of the stages of one request."""
+
+    experiment_id: str | None = None  #: the run that measured it
+    rank: Count | None = None  #: the process that measured it
+    sample_id: Count | None = None  #: whose request; None if no sample can be read
+    output_tokens: Count | None = None  #: of that request; None if `reason` says why
+    #: the figures of one source, [below](#energy-summary); None if no source measured the whole request
+    summary: EnergySummary | None = None
+    #: `vision`, `prefill`, `decode` and `end_to_end`, as far as the request has them -> list of
+    #: [figures](#energy-figures), `{}` where nothing was measured
+    stages: dict[str, list[StageFigure]] = {}
+    #: list, for each source over its devices: [end-to-end against the sum of the stages](#energy-closures), may be `[]`
+    closures: list[EnergyClosure] = []
+    #: what `window_error` of the stages was to be at most; None if nothing was measured
+    error_goal: Number | None = None
+    #: stage -> integrated power / counter of the GPUs, may be `{}`; a ratio is null where one of the two is missing
+    source_ratios: dict[str, Number | None] = {}
+    idle: list[EnergyIdle] = []  #: list of [idle powers](#energy-idle), may be `[]`
+    missing: dict[str, str] = {}  #: source that is not there -> why, may be `{}`
+    reason: str | None = None  #: why nothing was measured; None if something was

@@ -19,7 +19,8 @@ from experiment_core_utils.records.requests import (
     StagedRun,
     StageFlops,
 )
-from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, FailedSample
+from experiment_core_utils.records.sample_result import FailedSample
+from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart
 
 When = Literal["open", "between", "close"]
 

@@ -8,9 +8,9 @@ from pydantic import Field, ValidationError
 
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.compute import ComputeUtilisation, MemoryParts
+from experiment_core_utils.records.json_record import Amount, Count, Name, Record
 from experiment_core_utils.records.requests import ArchitectureSizes
 from experiment_core_utils.records.result_files import field_fault
-from experiment_core_utils.records.setting_result import Amount, Count, Name, Record
 
 T = TypeVar("T")
 

@@ -14,13 +14,10 @@ from typing import Any, TypeVar
 from experiment_core_utils.g_metrics_inference import summarise_accuracy
 from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, score_part
-from experiment_core_utils.l_results_csv_cleaning import (
-    read_results,
-    setting_key,
-    write_tables,
-)
+from experiment_core_utils.l_results_csv_cleaning import read_results, setting_key, write_tables
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
-from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SampleResult, SettingResult
+from experiment_core_utils.records.sample_result import SampleResult
+from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SettingResult
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
@@ -130,14 +127,6 @@ def by_task(results: Iterable[AnyResult]) -> dict[str, list[AnyResult]]:
     return dict(groups)
 
 
-def by_task_and_split(results: Iterable[SettingResult]) -> dict[tuple[str, str], list[SettingResult]]:
-    """Results grouped by task and split."""
-    groups: dict[tuple[str, str], list[SettingResult]] = defaultdict(list)
-    for result in results:
-        groups[result.provenance.task.name, result.provenance.task.split].append(result)
-    return dict(groups)
-
-
 def compare_folder(folder: Path, baseline: str | None) -> list[Compared]:
     """Every setting in `folder` against one, task by task.
 
@@ -148,7 +137,9 @@ def compare_folder(folder: Path, baseline: str | None) -> list[Compared]:
         ConfigurationError: no such setting, or none has all knobs at their largest.
         ResultsError: no results there, not of this schema, or samples of one id that are different questions.
     """
-    groups = by_task_and_split(read_results(folder).values())
+    groups: dict[tuple[str, str], list[SettingResult]] = defaultdict(list)
+    for result in read_results(folder).values():
+        groups[result.provenance.task.name, result.provenance.task.split].append(result)
     return [_compare(task, results, baseline) for (task, _), results in groups.items()]
 
 

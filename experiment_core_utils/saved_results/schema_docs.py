@@ -27,7 +27,17 @@ from experiment_core_utils.config.profiling import ProfilingConfig, build_parser
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
-from experiment_core_utils.records import caveats, compute, energy, ledger, requests, setting_result, text
+from experiment_core_utils.records import (
+    caveats,
+    compute,
+    energy,
+    ledger,
+    provenance,
+    requests,
+    sample_result,
+    setting_result,
+    text,
+)
 from experiment_core_utils.records.journal import LINE_KINDS
 
 PAGES = (REPOSITORY / "docs" / "results_schema.md", REPOSITORY / "docs" / "reference" / "command_line.md")
@@ -35,7 +45,7 @@ PAGES = (REPOSITORY / "docs" / "results_schema.md", REPOSITORY / "docs" / "refer
 DOTTED = ("TaskDescription", "ExecutionStages", "Hardware", "Model", "Preparation", "Variables")
 RECORDS: dict[str, type] = {
     name: each
-    for module in (caveats, compute, energy, ledger, requests, setting_result, text)
+    for module in (caveats, compute, energy, ledger, provenance, requests, sample_result, setting_result, text)
     for name, each in vars(module).items()
     if isinstance(each, type) and each.__module__ == module.__name__
 }

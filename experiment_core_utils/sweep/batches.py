@@ -12,7 +12,7 @@ from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest
-from experiment_core_utils.records.setting_result import FailedSample
+from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Sample, answer_to

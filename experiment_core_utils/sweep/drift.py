@@ -9,7 +9,7 @@ next run does.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from experiment_core_utils.primitives.interruption import StopRequest, time_limi
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.result_files import field_fault, read_json
+from experiment_core_utils.records.result_files import field_fault, read_versioned_object
 from experiment_core_utils.records.setting_result import Drift
 from experiment_core_utils.records.settings import DriftReading
 from experiment_core_utils.sweep.batches import Bench
@@ -40,8 +40,18 @@ _MOST_CANDIDATES = 12
 # Why the result of a run that was killed, or that still runs, has no readings.
 _POLL_S = 0.1
 NOT_CLOSED = "run not closed: the next run of the same command fills this in"
-_READINGS = TypeAdapter(tuple[DriftReading, ...])
 Totals = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class DriftFile:
+    """All readings of one process, of every run in a folder."""
+
+    schema_version: int
+    readings: tuple[DriftReading, ...]
+
+
+_FILE = TypeAdapter(DriftFile)
 
 
 def drift_path(folder: Path, rank: int) -> Path:
@@ -57,15 +67,11 @@ def read_drift(path: Path) -> tuple[DriftReading, ...]:
     """
     if not path.exists():
         return ()
-    content = read_json(path, "move it away")
+    content = read_versioned_object(path, "a file of drift readings", DRIFT_VERSION)
     try:
-        if content["schema_version"] != DRIFT_VERSION:
-            raise ResultsRefused(f"{path} is of schema {content['schema_version']}, not {DRIFT_VERSION}; move it away")
-        return _READINGS.validate_json(to_json(content["readings"]), strict=True)
+        return _FILE.validate_json(to_json(content), strict=True).readings
     except ValidationError as error:
         raise ResultsRefused(f"{path} {field_fault(error)}; move it away") from error
-    except (KeyError, TypeError) as error:
-        raise ResultsRefused(f"{path} is not a file of drift readings; move it away") from error
 
 
 class ControlRuns:
@@ -133,13 +139,8 @@ class DriftCheck:
         run_control: Callable[[], Totals],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder = folder
-        self._context = context
-        self._control = control
-        self._every = every
-        self._run_control = run_control
-        self._clock = clock
-        self._began = clock()
+        self._folder, self._context, self._control, self._every = folder, context, control, every
+        self._run_control, self._clock, self._began = run_control, clock, clock()
         self._num_measured = 0
         self._first: Totals | None = None
 
@@ -155,7 +156,12 @@ class DriftCheck:
             self._read("end" if is_last else "between")
 
     def _read(self, when: str) -> None:
-        totals, reason = self._totals_or_reason()
+        totals: Totals = {}
+        reason: str | None = "none of this process's first samples can be read"
+        try:
+            totals = self._run_control()
+        except SettingError as error:  # the check may fail, the run continues
+            reason = f"{type(error).__name__}: {error}"
         if self._first is None and totals:
             self._first = totals
         ratio = drift_ratio(self._first, totals) if self._first is not None else None
@@ -170,20 +176,10 @@ class DriftCheck:
             sample_ids=tuple(totals),
             total_s=tuple(totals.values()),
             ratio=ratio,
-            reason=reason,
+            reason=None if totals else reason,
         )
         path = drift_path(self._folder, self._context.rank)
-        readings = (*read_drift(path), reading)
-        content = {"schema_version": DRIFT_VERSION, "readings": [asdict(each) for each in readings]}
-        write_json_atomically(content, path)
-
-    def _totals_or_reason(self) -> tuple[Totals, str | None]:
-        """Times, or why there are none: the check may fail, the run continues."""
-        try:
-            totals = self._run_control()
-        except SettingError as error:
-            return {}, f"{type(error).__name__}: {error}"
-        return totals, None if totals else "none of this process's first samples can be read"
+        write_json_atomically(asdict(DriftFile(DRIFT_VERSION, (*read_drift(path), reading))), path)
 
     def unfilled(self) -> list[Drift]:
         """The drift record of the setting that `after` got last, until `fill_in_drift` knows the readings."""
@@ -228,11 +224,8 @@ def wait_for_last_readings(
     """
     missing, deadline = set(ranks), time.monotonic() + timeout_s
     while missing and time.monotonic() < deadline:
-        missing -= {
-            rank
-            for rank in missing
-            if any(each.when == "end" for each in _readings_of_run(folder, rank, experiment_id))
-        }
+        runs = {rank: _readings_of_run(folder, rank, experiment_id) for rank in missing}
+        missing -= {rank for rank, readings in runs.items() if any(each.when == "end" for each in readings)}
         stop.raise_if_requested("while waiting for the other processes' last readings")
         time.sleep(_POLL_S if missing else 0.0)
 

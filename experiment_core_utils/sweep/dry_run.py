@@ -24,7 +24,7 @@ from experiment_core_utils.primitives.device import (
     set_cpu_threads,
 )
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.setting_result import Provenance
+from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.sweep.estimate import (
     EarlierResults,
     PlanSize,
@@ -40,7 +40,7 @@ from experiment_core_utils.sweep.estimate import (
     work_of,
 )
 from experiment_core_utils.sweep.plan import agreed_fingerprint, max_new_tokens_of, requested_run
-from experiment_core_utils.sweep.power import pair_spread, power_sentences
+from experiment_core_utils.sweep.statistical_power import pair_spread, power_sentences
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import get_metric
 

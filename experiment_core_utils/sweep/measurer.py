@@ -27,7 +27,7 @@ from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape
-from experiment_core_utils.records.setting_result import FailedSample
+from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import (
     FinishedSample,
     JournalHeader,

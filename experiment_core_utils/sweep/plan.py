@@ -1,7 +1,9 @@
 """The plan of a run: settings, samples and digest, and which settings still lack a result."""
 
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +15,10 @@ from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoi
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import distinct, plan_settings
+from experiment_core_utils.d_energy_tracking import check_energy
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.meters.stability import measuring_order
+from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_stamp
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
@@ -27,8 +31,9 @@ from experiment_core_utils.records.journal import finished_samples, journals_in,
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.drift import fill_in_drift
-from experiment_core_utils.sweep.front import finished_search
+from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
 
 
@@ -180,20 +185,51 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     return RequestedRun(config, source, settings, task, drawn)
 
 
-def due_and_tidy(folder: Path, order: MeasuringOrder, ledger: Ledger, *, is_search: bool) -> tuple[str, ...]:
-    """Keys of the settings that have no result yet, in `order`, once the files in the folder are put in order.
+def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | None) -> None:
+    """Refuse what can be known to fail before anything is written, then make the folder of the results.
 
-    A search is one piece of work: until it is finished all its settings are due, and their journals are kept.
+    Raises:
+        ConfigurationError: the samples or the metric do not suit a search, or the folder cannot be made or written to.
+        MeterUnavailable: energy is required and nothing on this machine measures it.
+    """
+    config = requested.config
+    folder = config.machine.output_dir
+    if config.search.pareto_search:
+        check_searchable(get_metric(requested.task.metric), len(requested.drawn))
+    if config.measuring.energy == "required":
+        check_energy(config.machine.device, folder, energy)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"--output_dir {folder} cannot be written to ({error.strerror}); give another folder"
+        ) from error
+
+
+def due_keys(folder: Path, order: MeasuringOrder, ledger: Ledger, *, is_search: bool) -> tuple[str, ...]:
+    """Keys of the settings that have no result yet, in `order`.
+
+    A search is one piece of work: until it is finished all its settings are due.
+    """
+    due = tuple(key for key in order.keys if ledger.result(key) is None)
+    if not is_search:
+        return due
+    search = finished_search(folder, order.keys, ledger)
+    return order.keys if search is None or search["failed"] else ()
+
+
+def tidy_folder(folder: Path, ledger: Ledger, keys: Collection[str], due: Collection[str]) -> None:
+    """Put the files of earlier runs in order; of the settings' journals those that are `due` are kept.
+
+    Raises:
+        ResultsError: a process of another run is writing here.
     """
     remove_leftovers(folder)
     ledger.list_found()
-    fill_in_drift(folder, ledger, order.keys)
-    is_saved = {key: ledger.result(key) is not None for key in order.keys}
-    if is_search:
-        search = finished_search(folder, order.keys, ledger)
-        is_saved = dict.fromkeys(is_saved, search is not None and not search["failed"])
-    tidy_journals(folder / PARTS_FOLDER, ledger.fingerprint, lambda key: is_saved.get(key, False))
-    return tuple(key for key, saved in is_saved.items() if not saved)
+    fill_in_drift(folder, ledger, keys)
+    tidy_journals(folder / PARTS_FOLDER, ledger.fingerprint, lambda key: key in keys and key not in due)
 
 
 def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSetting]:
@@ -249,7 +285,10 @@ def agreed_fingerprint(
     by_place = fingerprint_parts(config, source, task, sample_ids, accelerator, data_by_place=True)
     digest, stamp = model_digest(source.folder), (str(source.folder.resolve()), weights_stamp(source.folder))
     own, *former = (short_digest(repr(each)) for each in ((parts, digest), (by_place, digest), (by_place, stamp)))
-    begun = _fingerprint_of_last(config.machine.output_dir)
+    begun = None
+    # A folder in which nothing can be read as a plan was not begun.
+    with suppress(ResultsError):
+        begun = read_plan(config.machine.output_dir).fingerprint
     found = all_gather((own, begun if begun in former else own), accelerator)
     others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
     if others:
@@ -258,14 +297,6 @@ def agreed_fingerprint(
             "arguments, weights, data, versions and kind of device"
         )
     return found[0][1]
-
-
-def _fingerprint_of_last(output_dir: Path) -> str | None:
-    """Of the last run in the folder; None where nothing can be read as its plan."""
-    try:
-        return read_plan(output_dir).fingerprint
-    except ResultsError:
-        return None
 
 
 def fingerprint_parts(
@@ -287,45 +318,56 @@ def fingerprint_parts(
     if not data_by_place and (sizes_of := getattr(task, "picture_sizes", None)) is not None:
         of_task.pop("path", None)
         data = str(sorted(sizes_of(sample_ids).items()) or None)
-    choice, threads = block_choice_of(config.knobs, config.model.random_weights, source.folder), environment_threads()
+    requested, model, measuring, search = config.task, config.model, config.measuring, config.search
+    choice = block_choice_of(config.knobs, model.random_weights, source.folder)
+    named = requested.dataset_name, task.split, requested.dataset_revision, requested.prompt_template, task.metric
+    warm_up = measuring.num_warmup_runs, measuring.max_warmup_runs
     return (
         source.revision,
-        config.model.random_weights,
-        config.task.dataset_name,
-        task.split,
-        config.task.dataset_revision,
-        config.task.prompt_template,
-        task.metric,
+        model.random_weights,
+        *named,
         sorted(of_task.items()),
         fingerprint_of_ids(sample_ids),
-        max_new_tokens_of(config.task, task),
-        config.measuring.num_runs_per_sample,
-        config.measuring.num_warmup_runs,
-        config.measuring.max_warmup_runs,
-        config.measuring.until_precision,
-        answered_in_batches(config.measuring, len(sample_ids)),
+        max_new_tokens_of(requested, task),
+        measuring.num_runs_per_sample,
+        *warm_up,
+        measuring.until_precision,
+        answered_in_batches(measuring, len(sample_ids)),
         config.machine.device,
         config.machine.num_threads,
-        config.model.precision,
-        config.model.experts_implementation,
-        config.model.attn_implementation,
+        model.precision,
+        model.experts_implementation,
+        model.attn_implementation,
         sorted((choice.scores or {}).items()),
         [(name, size) for name, size, _ in weights_stamp(source.folder)],
         data,
         most_processes_per_device(accelerator),
-        (config.measuring.profiler, config.measuring.use_profiler_on_all_samples),
-        (config.search.pareto_margin, config.search.pareto_alpha) if config.search.pareto_search else None,
+        (measuring.profiler, measuring.use_profiler_on_all_samples),
+        (search.pareto_margin, search.pareto_alpha) if search.pareto_search else None,
         environment_stamp(accelerator.device),
-        # Not where it is off: results from before the flag was there still count.
-        *((("energy", config.measuring.energy),) if config.measuring.energy != "off" else ()),
-        *((("quantization", config.model.quantization),) if config.model.quantization != "none" else ()),
-        *((("OMP_NUM_THREADS", threads),) if config.machine.num_threads is None and threads is not None else ()),
-        *((("execution", config.model.execution),) if config.model.execution != "eager" else ()),
-        *((("task_module", short_digest(config.task.task_module.read_bytes())),) if config.task.task_module else ()),
-        *((("max_repeats", config.measuring.max_repeats),) if config.measuring.max_repeats != 2 else ()),
-        *(("memory_timeline",) if config.measuring.memory_timeline else ()),
-        *((("block_sets", sorted(choice.sets.items())),) if choice.sets is not None else ()),
+        *_later_parts(config, choice),
     )
+
+
+def _later_parts(config: ProfilingConfig, choice: BlockChoice) -> Iterator[object]:
+    """What counts only where it is not as it was before its flag was there: results from then still count."""
+    model, measuring, module, threads = config.model, config.measuring, config.task.task_module, environment_threads()
+    if measuring.energy != "off":
+        yield "energy", measuring.energy
+    if model.quantization != "none":
+        yield "quantization", model.quantization
+    if config.machine.num_threads is None and threads is not None:
+        yield "OMP_NUM_THREADS", threads
+    if model.execution != "eager":
+        yield "execution", model.execution
+    if module:
+        yield "task_module", short_digest(module.read_bytes())
+    if measuring.max_repeats != 2:
+        yield "max_repeats", measuring.max_repeats
+    if measuring.memory_timeline:
+        yield "memory_timeline"
+    if choice.sets is not None:
+        yield "block_sets", sorted(choice.sets.items())
 
 
 def refuse_other_engines(

@@ -3,15 +3,14 @@
 A profiled run is slower than a measured one, so it is one more run, kept in its two files only: no statistic counts it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
-from torch.utils.hooks import RemovableHandle
 
 from experiment_core_utils.config.parts import ProfilerMode
 from experiment_core_utils.models.common.greedy import generate_greedily
@@ -22,78 +21,39 @@ from experiment_core_utils.primitives.files import replaced_whole, write_text_at
 LONGEST_NAME = 80
 
 
-@dataclass(frozen=True)
-class StagesInRanges:
-    """A model whose stages appear in a profile as the ranges `vision`, `prefill` and `decode` (one a step).
+def stages_in_ranges(model: Stages) -> Any:
+    """A model for `generate_greedily` whose stages are the ranges `vision`, `prefill` and `decode` (one a step).
 
-    A range covers the model's own work on the host; choosing the token lies between the ranges.
+    A range covers the model's own work on the host; choosing the token lies between the ranges. Without a picture
+    `vision` is there and nearly empty.
     """
-
-    model: Stages
-
-    @property
-    def device(self) -> torch.device:
-        """The model's."""
-        return self.model.device
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """The model's."""
-        return self.model.eos_token_ids
-
-    def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
-        """The model's."""
-        return self.model.components()
-
-    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """The model's, as range `vision`; without a picture it is there and nearly empty."""
-        with record_function("vision"):
-            return self.model.encode_image(inputs)
-
-    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
-        """The model's, as range `prefill`."""
-        with record_function("prefill"):
-            return self.model.prefill(inputs, features)
-
-    def decoding(self) -> AbstractContextManager[None]:
-        """The model's."""
-        return self.model.decoding()
-
-    def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
-        """The model's, as range `decode`."""
-        with record_function("decode"):
-            return self.model.decode_step(token, state)
+    return SimpleNamespace(
+        eos_token_ids=model.eos_token_ids,
+        encode_image=record_function("vision")(model.encode_image),
+        prefill=record_function("prefill")(model.prefill),
+        decoding=model.decoding,
+        decode_step=record_function("decode")(model.decode_step),
+    )
 
 
-class ComponentRanges:
-    """While it is entered, every call of a component of the decoder appears in a profile as a range of its name."""
+@contextmanager
+def component_ranges(components: Mapping[Component, Sequence[torch.nn.Module]]) -> Iterator[None]:
+    """Inside, every call of a component of the decoder appears in a profile as a range of its name."""
+    opened: list[record_function] = []
 
-    def __init__(self, components: Mapping[Component, Sequence[torch.nn.Module]]) -> None:
-        self._components = components
-        self._handles: list[RemovableHandle] = []
-        self._open: list[record_function] = []
+    def enter(name: Component) -> None:
+        opened.append(record_function(name))
+        opened[-1].__enter__()
 
-    def __enter__(self) -> "ComponentRanges":
-        for name, modules in self._components.items():
+    def leave(*_: object) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    with ExitStack() as hooks:
+        for name, modules in components.items():
             for module in modules:
-                self._handles.append(module.register_forward_pre_hook(self._opener(name)))
-                self._handles.append(module.register_forward_hook(self._close, always_call=True))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _opener(self, name: Component) -> Callable[[torch.nn.Module, Any], None]:
-        def opened(_module: torch.nn.Module, _inputs: Any) -> None:
-            entered = record_function(name)
-            entered.__enter__()
-            self._open.append(entered)
-
-        return opened
-
-    def _close(self, _module: torch.nn.Module, _inputs: Any, _output: Any) -> None:
-        self._open.pop().__exit__(None, None, None)
+                hooks.enter_context(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
+                hooks.enter_context(module.register_forward_hook(leave, always_call=True))
+        yield
 
 
 class TorchProfiles:
@@ -115,10 +75,8 @@ class TorchProfiles:
         setting_keys: Sequence[str],
         sample_ids: Sequence[int],
     ) -> None:
-        self._folder = folder
-        self._mode = mode
-        self._every_sample = every_sample
-        self._is_main_process = is_main_process
+        self._folder, self._mode = folder, mode
+        self._every_sample, self._is_main_process = every_sample, is_main_process
         self._config_idx = {key: place for place, key in enumerate(setting_keys)}
         self._sample_idx = {sample_id: place for place, sample_id in enumerate(sample_ids)}
         self._profiled: set[str] = set()
@@ -153,8 +111,8 @@ class TorchProfiles:
 def profiled_run(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, mode: ProfilerMode) -> profile:
     """One run of the request under the profiler, with ranges of its components; the device is idle at both ends."""
     synchronize(model.device)
-    with ComponentRanges(model.components()), new_profiler(model.device, mode) as profiler:
-        generate_greedily(StagesInRanges(model), inputs, max_new_tokens, NoMarks())
+    with component_ranges(model.components()), new_profiler(model.device, mode) as profiler:
+        generate_greedily(stages_in_ranges(model), inputs, max_new_tokens, NoMarks())
         synchronize(model.device)
     return profiler
 

@@ -24,8 +24,8 @@ from experiment_core_utils.primitives.device import available_memory_bytes
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange
+from experiment_core_utils.records.provenance import Preparation
 from experiment_core_utils.records.requests import PreparedRequest
-from experiment_core_utils.records.setting_result import Preparation
 from experiment_core_utils.tasks.interface import Sample, Task
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -361,7 +361,10 @@ class RequestSource:
 
     def _prefetch(self) -> None:
         """Keep the workers busy with what comes next, as far as there is a place for the results."""
-        while self._upcoming and self._workers and self._num_in_flight() < _PREFETCHED_PER_WORKER * len(self._workers):
+        while self._upcoming and self._workers:
+            in_flight = len(self._arrived) + sum(len(worker.pending) for worker in self._workers)
+            if in_flight >= _PREFETCHED_PER_WORKER * len(self._workers):
+                return
             key = self._upcoming.pop()
             worker = self._worker_of(key)
             if worker is None or key in self._cached or key in self._arrived or key in worker.pending:
@@ -370,9 +373,6 @@ class RequestSource:
                 worker.submit(key)
             except WorkerExited:
                 self._drop(worker)
-
-    def _num_in_flight(self) -> int:
-        return len(self._arrived) + sum(len(worker.pending) for worker in self._workers)
 
     def _worker_of(self, key: RequestKey) -> PreparationWorker | None:
         """The one that prepares it, else the one that had the sample before, so that its picture is there."""

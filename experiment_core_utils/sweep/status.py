@@ -18,7 +18,7 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.journal import JournalContent, has_run, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
-from experiment_core_utils.records.setting_result import FailedSample
+from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import SettingFailure
 
 FAILURES_SHOWN = 5
@@ -78,7 +78,7 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
     )
     failures = {key: failure for key in plan.keys if (failure := ledger.failure(key)) is not None}
     failed = {key: failure for key, failure in failures.items() if at_work is None or key != at_work.key}
-    written = ledger_written_unix_s(ledger)
+    written = ledger.path.stat().st_mtime if ledger.path.exists() else 0.0
     # Failures of an earlier run are tried again: they count once this run has written about any.
     settled = set(done) | (set(failed) if written >= plan.started_unix_s else set())
     handled = handled_by_run(plan, settled, at_work)
@@ -88,9 +88,7 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
     by_run = (
         sum(plan.num_samples if key in done else finished.get(key, 0) for key in plan.due) - plan.num_samples_before
     )
-    last_s = max(
-        [plan.started_unix_s, *(each.written_unix_s for each in journals), written],
-    )
+    last_s = max([plan.started_unix_s, *(each.written_unix_s for each in journals), written])
     return Status(
         plan=plan,
         is_running=has_run(output_dir / PARTS_FOLDER),
@@ -111,14 +109,6 @@ def handled_by_run(plan: RunPlan, settled: set[str], at_work: SettingJournals | 
     if at_work is None or at_work.key not in plan.due:
         return settled
     return set(plan.due[: plan.due.index(at_work.key)])
-
-
-def ledger_written_unix_s(ledger: Ledger) -> float:
-    """When the ledger was written last; 0 where there is none yet."""
-    try:
-        return ledger.path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def read_journals(folder: Path, plan: RunPlan) -> list[SettingJournals]:

@@ -1,8 +1,9 @@
 """The steadiness of a setting's measurement: order, warm-up, conditions and precision."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
+from typing import TypeVar
 
 from experiment_core_utils.meters.nvml import THROTTLING
 from experiment_core_utils.primitives.statistics import highest_of, relative_half_width
@@ -17,6 +18,8 @@ from experiment_core_utils.records.settings import (
     WarmUp,
 )
 
+T = TypeVar("T")
+Span = tuple[ConditionsReading, ConditionsReading]
 # Load of others above which, and time with clocks held down above which, a result carries a caveat.
 BACKGROUND_LOAD = 0.10
 THROTTLED_FRACTION = 0.01
@@ -78,29 +81,29 @@ def process_conditions(readings: Sequence[ConditionsReading]) -> Conditions:
     """One process's readings in one run, in order of time; each `open` begins a window of its own."""
     first = readings[0]
     spans = [(a, b) for a, b in pairwise(readings) if b.when != "open"]
-    gpus = [reading.gpu for reading in readings if reading.gpu is not None]
-    opened = [reading.gpu for reading in readings if reading.gpu is not None and reading.when == "open"]
-    gpu_spans = [(a.gpu, b.gpu) for a, b in spans if a.gpu is not None and b.gpu is not None]
-    reasons = {reading.gpu_reason for reading in readings} | {gpu.reason for gpu in gpus}
+    gpus = _known(reading.gpu for reading in readings)
+    opened = _known(reading.gpu for reading in readings if reading.when == "open")
+    reasons = {*_known(reading.gpu_reason for reading in readings), *_known(gpu.reason for gpu in gpus)}
+    throttle_reasons = _known(gpu.throttle_reasons for gpu in gpus)
     return Conditions.model_construct(
         rank=first.rank,
         experiment_id=first.experiment_id,
         opened=first.wall_time,
         num_readings=len(readings),
         window_s=sum(b.monotonic_s - a.monotonic_s for a, b in spans),
-        sm_clock_mhz=_ends([gpu.sm_clock_mhz for gpu in gpus]),
-        memory_clock_mhz=_ends([gpu.memory_clock_mhz for gpu in gpus]),
+        sm_clock_mhz=_ends(gpu.sm_clock_mhz for gpu in gpus),
+        memory_clock_mhz=_ends(gpu.memory_clock_mhz for gpu in gpus),
         temperature_c_max=highest_of([gpu.temperature_c for gpu in gpus]),
         power_w_max=highest_of([gpu.power_w for gpu in gpus]),
-        throttle_reasons=_union([gpu.throttle_reasons for gpu in gpus]),
-        power_throttled_s=_increase([(a.power_throttled_s, b.power_throttled_s) for a, b in gpu_spans]),
-        thermal_throttled_s=_increase([(a.thermal_throttled_s, b.thermal_throttled_s) for a, b in gpu_spans]),
+        throttle_reasons=sorted({*chain(*throttle_reasons)}) if throttle_reasons else None,
+        power_throttled_s=_increase(spans, "power_throttled_s"),
+        thermal_throttled_s=_increase(spans, "thermal_throttled_s"),
         utilisation_percent_at_open=highest_of([gpu.utilisation_percent for gpu in opened]),
         foreign_gpu_processes_max=highest_of([gpu.foreign_processes for gpu in gpus]),
         foreign_gpu_memory_bytes_max=highest_of([gpu.foreign_memory_bytes for gpu in gpus]),
-        gpu_reason="; ".join(sorted(reason for reason in reasons if reason is not None)) or None,
+        gpu_reason="; ".join(sorted(reasons)) or None,
         foreign_cpu_share=_background_cpu_fraction(spans),
-        cpu_frequency_mhz=_ends([reading.cpu.frequency_mhz for reading in readings]),
+        cpu_frequency_mhz=_ends(reading.cpu.frequency_mhz for reading in readings),
     )
 
 
@@ -152,23 +155,24 @@ def _shares_gpu(entry: Conditions) -> bool:
     return bool(processes) and utilisation is not None and utilisation > 100 * BACKGROUND_LOAD
 
 
-def _background_cpu_fraction(spans: Sequence[tuple[ConditionsReading, ConditionsReading]]) -> float | None:
+def _background_cpu_fraction(spans: Sequence[Span]) -> float | None:
     """Busy time of the host's CPUs that was not this process's, as a fraction of all that there was."""
     total_s = sum(b.cpu.total_s - a.cpu.total_s for a, b in spans)
     background_s = sum((b.cpu.busy_s - a.cpu.busy_s) - (b.cpu.own_s - a.cpu.own_s) for a, b in spans)
     return min(max(background_s / total_s, 0.0), 1.0) if total_s > 0 else None
 
 
-def _ends(values: Sequence[float | None]) -> list[float] | None:
-    known = [value for value in values if value is not None]
+def _known(values: Iterable[T | None]) -> list[T]:
+    return [value for value in values if value is not None]
+
+
+def _ends(values: Iterable[float | None]) -> list[float] | None:
+    known = _known(values)
     return [min(known), max(known)] if known else None
 
 
-def _union(names: Sequence[Sequence[str] | None]) -> list[str] | None:
-    known = [each for each in names if each is not None]
-    return sorted({name for each in known for name in each}) if known else None
-
-
-def _increase(pairs: Sequence[tuple[float | None, float | None]]) -> float | None:
-    known = [after - before for before, after in pairs if before is not None and after is not None]
+def _increase(spans: Sequence[Span], figure: str) -> float | None:
+    """Of a figure of the GPU that only grows, over the spans at both ends of which it is known."""
+    ends = [[getattr(each.gpu, figure, None) for each in span] for span in spans]
+    known = [after - before for before, after in ends if before is not None and after is not None]
     return sum(known) if known else None

@@ -29,7 +29,7 @@ from experiment_core_utils.meters.load import LoadSampler, load_sampler
 from experiment_core_utils.models.common.text_generation import logits_fault
 from experiment_core_utils.primitives.collectives import all_gather, all_or_raise, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
-from experiment_core_utils.records.caveats import Caveat, caveat, sentences
+from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
@@ -57,7 +57,7 @@ def measure_experiment(
         MeterUnavailable: energy is required and nothing on this machine measures it; nothing was loaded then.
         WorkerLost: a process is gone or late.
     """
-    config = due.config
+    config, device = due.config, accelerator.device
     energy = TextEnergy(config, accelerator, sources or EnergySources())
     experiment_id = generate_unique_id(accelerator, results_dir=results_dir)
     save = partial(_save, experiment_id, accelerator, results_dir)
@@ -68,35 +68,33 @@ def measure_experiment(
     tokenised = due.chosen.tokenised
     shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
     sampler = load_sampler()
-    with MemoryWindow(accelerator.device):
+    with MemoryWindow(device):
         own = energy.measured(lambda: _sampled(shard, accelerator, sampler), experiment_id, folder)
-    compute = combine_comp_metrics(model, accelerator.device, tokenised, accelerator, config, own, sampler.trace)
+    compute = combine_comp_metrics(model, device, tokenised, accelerator, config, own, sampler.trace)
     save(energy_metrics(experiment_id, accelerator, folder, energy.reason), "local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(all_gather(own, accelerator))
     memories = all_gather(compute["memory"], accelerator)
-    caveats = _caveats(accelerator, pooled, config)
-    entry: dict[str, Any] = {}
-    if accelerator.is_main_process:
-        reason = logits_fault(model, tokenised, accelerator.device)
-        caveats += [] if reason is None else [caveat("model_output", problem=reason)]
-        flops, utilisation = generation_metrics(model, accelerator.device, pooled, config)
-        fractions = {"hardware_utilisation": utilisation.content()}
-        if config.memory_timeline:
-            save(memory_timeline(sampler.trace).content(), "memory_timeline")
-        total_energy = load_and_aggregate_per_process_energy_results(
+    caveats = shared_cores_caveats(device, processes_on_this_machine(accelerator))
+    name = f"experiment_{experiment_id}"
+    if not accelerator.is_main_process:
+        return name, {}
+    flops, utilisation = generation_metrics(model, device, pooled, config)
+    if config.memory_timeline:
+        save(memory_timeline(sampler.trace).content(), "memory_timeline")
+    fractions = {"hardware_utilisation": utilisation.content()}
+    parts: dict[str, Any] = {
+        "experiment_setup": gather_experiment_info(config, accelerator, experiment_id),
+        "experiment_variables": gather_experimental_variables(config),
+        "model_architecture": get_model_architecture_info(model),
+        "inference_metrics": {**combine_inference_metrics(pooled), **allocated_energy_metrics(pooled)},
+        "compute_metrics": {**compute, **flops, **fractions, "memory_by_process": memories},
+        "global_energy_results": load_and_aggregate_per_process_energy_results(
             experiment_id, accelerator.num_processes, results_dir=results_dir
-        )
-        parts: dict[str, Any] = {
-            "experiment_setup": gather_experiment_info(config, accelerator, experiment_id),
-            "experiment_variables": gather_experimental_variables(config),
-            "model_architecture": get_model_architecture_info(model),
-            "inference_metrics": {**combine_inference_metrics(pooled), **allocated_energy_metrics(pooled)},
-            "compute_metrics": {**compute, **flops, **fractions, "memory_by_process": memories},
-            "global_energy_results": total_energy,
-        }
-        entry = _entry(due, pooled, parts, experiment_id, caveats, save)
-    return f"experiment_{experiment_id}", entry
+        ),
+    }
+    caveats += _caveats(pooled, config, logits_fault(model, tokenised, device))
+    return name, _entry(due, pooled, parts, experiment_id, caveats, save)
 
 
 def _save(
@@ -134,8 +132,7 @@ def _entry(
         "experiment_id": experiment_id,
         "digest": due.digest,
         "varied": dict(due.varied),
-        "caveats": sentences(caveats),
-        "caveat_records": [each.model_dump() for each in caveats],
+        **caveat_fields(caveats),
         "prompts": {
             **due.prompts.source,
             "num_prompts": len(due.chosen.texts),
@@ -147,10 +144,9 @@ def _entry(
     }
 
 
-def _caveats(accelerator: Accelerator, pooled: InferenceResults, config: TextConfig) -> list[Caveat]:
-    """What a reader must know before quoting the figures."""
-    here = processes_on_this_machine(accelerator)
-    found = shared_cores_caveats(accelerator.device, here)
-    if pooled["simulated_delay_s"] > 0 and config.energy_mode != "off":
-        found.append(caveat("simulated_waiting", waiting_s=pooled["simulated_delay_s"]))
-    return found
+def _caveats(pooled: InferenceResults, config: TextConfig, problem: str | None) -> list[Caveat]:
+    """What a reader must know before quoting the figures; `problem` is what the model's output shows."""
+    waiting_s = pooled["simulated_delay_s"]
+    is_counted = waiting_s > 0 and config.energy_mode != "off"
+    found = [caveat("simulated_waiting", waiting_s=waiting_s)] if is_counted else []
+    return found + ([] if problem is None else [caveat("model_output", problem=problem)])

@@ -20,7 +20,10 @@ from experiment_core_utils.l_results_csv_cleaning import settings_frame as table
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.knobs import own_target
-from experiment_core_utils.records.setting_result import HardwareUtilisation, Record, RunTimes, SettingResult
+from experiment_core_utils.records.compute import HardwareUtilisation
+from experiment_core_utils.records.json_record import Record
+from experiment_core_utils.records.sample_result import RunTimes
+from experiment_core_utils.records.setting_result import SettingResult
 
 # Folders inside a run's folder that contain other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")

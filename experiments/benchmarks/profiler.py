@@ -17,7 +17,7 @@ from experiment_core_utils.config.parts import ProfilerMode
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import NoMarks, set_cpu_threads, synchronize
-from experiment_core_utils.sweep.profiles import StagesInRanges, new_profiler
+from experiment_core_utils.sweep.profiles import new_profiler, stages_in_ranges
 from experiments.benchmarks.shared import add_model_flags, config_of, endless_model, first_inputs, quartiles
 
 # "again" is a second run without a profiler in each round: its ratio to the first is the noise of the others.
@@ -37,7 +37,7 @@ def timed_run(
         return seconds, seconds
     with new_profiler(model.device, mode):
         run_started = time.perf_counter()
-        generate_greedily(StagesInRanges(model), inputs, max_new_tokens, NoMarks())
+        generate_greedily(stages_in_ranges(model), inputs, max_new_tokens, NoMarks())
         synchronize(model.device)
         run_s = time.perf_counter() - run_started
     return run_s, time.perf_counter() - started

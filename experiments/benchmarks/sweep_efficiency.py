@@ -46,7 +46,7 @@ STEPS: tuple[tuple[Any, str, str], ...] = (
     (RequestSource, "take", "preparation, or waiting for it"),
     (measurement, "run_staged", RUNS),
     (Journal, "append", "journal"),
-    (profiling_run.ProfilingRun, "_merge_and_save", "merging, scoring, saving"),
+    (pipeline, "pool_and_save", "merging, scoring, saving"),
     (pipeline, "write_tables", "CSV"),
 )
 

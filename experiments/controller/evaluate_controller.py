@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_fraction, check_within
-from experiment_core_utils.records.caveats import sentences
+from experiment_core_utils.records.caveats import caveat_fields
 from experiments.analyses.charts.matplotlib_charts import save_chart
 from experiments.analyses.files import add_output_flags, finding_lines
 from experiments.controller.caveats import ControllerCaveat
@@ -204,7 +204,7 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[ControllerCave
     caveats = [*caveats_of(grid, lookup), *notes]
     written = write(given, evaluation, grid, grid.caption, {
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
-        "num_without_states": num_without_states, **_caveat_fields(caveats),
+        "num_without_states": num_without_states, **caveat_fields(caveats),
     }, further)  # fmt: skip
     return evaluation, _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)), written
 
@@ -252,7 +252,7 @@ def measured_live(
         "metrics": {job.task.name: job.metric.name},
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
-        **_caveat_fields([
+        **caveat_fields([
             *_few(len(ids)), *_seen(seen, len(ids)), *task_caveats(grid, job.task.name, job.task.split),
             *live_caveats(job, given.learned, controllers),
         ]),
@@ -288,10 +288,6 @@ def _few(number: int) -> list[ControllerCaveat]:
 
 def _seen(seen: int, number: int) -> list[ControllerCaveat]:
     return [ControllerCaveat.of("lookup_of_the_same", num_seen=seen, num_requests=number)] * (seen > 0)
-
-
-def _caveat_fields(caveats: Sequence[ControllerCaveat]) -> Mapping[str, Any]:
-    return {"caveats": sentences(caveats), "caveat_records": [each.model_dump() for each in caveats]}
 
 
 def write(

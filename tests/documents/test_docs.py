@@ -18,7 +18,7 @@ from experiment_core_utils.meters.energy_files import ENERGY_VERSION
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.statistics import describe
-from experiment_core_utils.records.compute import ComputeUtilisation, GenerationFlops, MemoryParts
+from experiment_core_utils.records.compute import ComputeUtilisation, GenerationFlops, HardwareUtilisation, MemoryParts
 from experiment_core_utils.records.energy import (
     END_TO_END,
     Closure,
@@ -33,13 +33,8 @@ from experiment_core_utils.records.energy import (
     WindowFigure,
 )
 from experiment_core_utils.records.ledger import Ledger, RunPlan
-from experiment_core_utils.records.setting_result import (
-    SCHEMA_VERSION,
-    TIME_NAMES,
-    AccuracyPart,
-    FailedSample,
-    HardwareUtilisation,
-)
+from experiment_core_utils.records.sample_result import FailedSample
+from experiment_core_utils.records.setting_result import SCHEMA_VERSION, TIME_NAMES, AccuracyPart
 from experiment_core_utils.records.text import (
     AllocatedEnergy,
     ComputeMetrics,

@@ -3,7 +3,7 @@
 import copy
 from pathlib import Path
 
-from experiment_core_utils.records.caveats import caveat, sentences
+from experiment_core_utils.records.caveats import caveat, caveat_fields
 from tests.experiments.hand_made_sweep import FLOPS, PROVENANCE, result, setting, write
 from tests.hand_made_records import VisionGeometry, measured_sample, staged_run
 
@@ -35,7 +35,6 @@ def reported_folder(folder: Path, random_weights: bool = False, num_settings: in
         provenance["command"] = f"python3 acc_lat_profiling.py {HOSTILE}"
         provenance["experimental_variables"]["random_weights"] = random_weights
         found = [caveat("few_samples", num_samples=4, least=500), caveat("throttled", reasons=[HOSTILE])]
-        provenance["caveats"] = sentences(found)
-        provenance["caveat_records"] = [each.model_dump() for each in found]
+        provenance.update(caveat_fields(found))
         results.append(stored | {"provenance": provenance})
     return write(folder, *results)

@@ -18,6 +18,7 @@ from experiment_core_utils.records.energy import (
     Basis,
     Closure,
     Component,
+    Energy,
     EnergyFigure,
     EnergyKind,
     EnergyOrigin,
@@ -26,7 +27,7 @@ from experiment_core_utils.records.energy import (
     SettingEnergy,
     StageEnergies,
 )
-from experiment_core_utils.records.setting_result import AccuracyPart, Energy
+from experiment_core_utils.records.setting_result import AccuracyPart
 from tests.hand_made_records import measured_sample, staged_run
 
 

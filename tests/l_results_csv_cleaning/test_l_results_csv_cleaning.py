@@ -22,8 +22,10 @@ from experiment_core_utils.l_results_csv_cleaning import (
 )
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
+from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.records.setting_result import FailedSample, HardwareUtilisation, SettingResult
+from experiment_core_utils.records.sample_result import FailedSample
+from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.terminal import closing_table, comparison_table, few_samples_warning
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats

@@ -3,8 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
+from experiment_core_utils.records.json_record import Record
 from experiment_core_utils.records.result_files import field_fault
-from experiment_core_utils.records.setting_result import Record
 
 
 class Part(Record):

@@ -10,7 +10,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.records.setting_result import Metadata, SampleResult
+from experiment_core_utils.records.sample_result import Metadata, SampleResult
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore, stored_answer
 from experiment_core_utils.tasks.interface import Answer, Scoring
 from experiment_core_utils.tasks.registry import get_metric

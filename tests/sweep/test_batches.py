@@ -8,7 +8,7 @@ import pytest
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import BatchedAnswer
-from experiment_core_utils.records.setting_result import FailedSample
+from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.batches import BatchAnswerer, Bench, batching_caveats
 from experiment_core_utils.sweep.requests import RequestSource

@@ -2,8 +2,9 @@
 
 import pytest
 
+from experiment_core_utils.records.compute import Memory
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.records.setting_result import Memory, SettingResult
+from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.sweep.estimate import (
     EarlierResults,
     PlanSize,

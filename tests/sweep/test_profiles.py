@@ -13,7 +13,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.interface import COMPONENTS
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused
-from experiment_core_utils.sweep.profiles import ComponentRanges, TorchProfiles, profiled_run
+from experiment_core_utils.sweep.profiles import TorchProfiles, component_ranges, profiled_run
 from tests.scripted.scripted_model import EOS, ScriptedModel
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
@@ -58,7 +58,7 @@ def test_only_a_full_profile_knows_shapes_and_stacks(mode: str, tmp_path: Path) 
 def test_components_are_ranges_while_it_lasts_also_when_a_call_fails() -> None:
     inner = torch.nn.Linear(2, 2)
     outer = torch.nn.Sequential(inner, torch.nn.ReLU())
-    with ComponentRanges({"ffn": [outer], "experts": [inner]}), torch.profiler.profile() as profiler:
+    with component_ranges({"ffn": [outer], "experts": [inner]}), torch.profiler.profile() as profiler:
         outer(torch.zeros(1, 2))
         with pytest.raises(RuntimeError):
             outer(torch.zeros(1, 3))
@@ -113,7 +113,9 @@ def without_times(value: Any) -> Any:
     """A result without what differs between any two runs, and without the record that profiling was requested."""
     if isinstance(value, dict):
         steadiness = ("warmup", "conditions", "drift", "precision", "compute_utilisation")
-        own = ("fingerprint", "memory", "provenance", "runs", *steadiness)
+        # What a busy machine makes runs repeat.
+        repeats = ("num_discarded_runs", "disturbances", "num_disturbed_samples")
+        own = ("fingerprint", "memory", "provenance", "runs", *steadiness, *repeats)
         return {key: without_times(each) for key, each in value.items() if key not in own and not key.startswith("T_")}
     return [without_times(each) for each in value] if isinstance(value, list) else value
 

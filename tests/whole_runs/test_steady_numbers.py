@@ -11,7 +11,7 @@ from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import draw_samples
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.meters.stability import shuffled
-from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.pipeline import measure_settings, run_profiling
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.sweep.drift import drift_path, read_drift
 from experiment_core_utils.sweep.plan import RequestedRun, plan_for
@@ -88,9 +88,11 @@ def measure(config: ProfilingConfig, breaks_after: int, experiment_id: str) -> C
     source, task = find_model(config.model.model_path), CountingTask(breaks_after)
     ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir / "trackers")
     drawn = draw_samples(task, config.task, may_stop_early=True)
-    requested = RequestedRun(config, source, plan_for(config, source), task, drawn)
+    # The control setting's reads would count.
+    own = config.replaced(drift_check_every=0)
+    requested = RequestedRun(own, source, plan_for(config, source), task, drawn)
     run = run_alone(requested, ledger, experiment_id)
-    run.measure_all([setting for setting in requested.settings if ledger.result(setting.key) is None])
+    measure_settings(run, [setting for setting in requested.settings if ledger.result(setting.key) is None])
     return task
 
 

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from experiment_core_utils.sweep.power import accuracy_shown, samples_for_accuracy
+from experiment_core_utils.sweep.statistical_power import accuracy_shown, samples_for_accuracy
 from experiments.analyses.charts.chart import milliseconds, thinned
 from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_noise
 from experiments.analyses.knobs.grid import KNOB_NAMES

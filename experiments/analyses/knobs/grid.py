@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.records.setting_result import SampleResult
+from experiment_core_utils.records.sample_result import SampleResult
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, read_table
 from experiments.analyses.stages.records import source_fields

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.csv_tables import Cell
-from experiment_core_utils.records.caveats import sentences
+from experiment_core_utils.records.caveats import caveat_fields
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
 from experiments.analyses.knobs.coupling import Coupling, FixedValue, SingleKnob
@@ -111,8 +111,7 @@ def _left_out_of_many(analysis: TaskAnalysis) -> list[AnalysisCaveat]:
 def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequence[AnalysisCaveat]) -> dict[str, Any]:
     """The content of `e2_knob_grid_results.json`."""
     return shared.entry() | {
-        "caveats": sentences(caveats),
-        "caveat_records": [each.model_dump() for each in caveats],
+        **caveat_fields(caveats),
         "tasks": [
             {
                 "task": each.grid.task,

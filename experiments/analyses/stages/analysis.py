@@ -7,7 +7,7 @@ import pandas as pd
 
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.errors import ResultsRefused
-from experiment_core_utils.records.setting_result import SampleResult
+from experiment_core_utils.records.sample_result import SampleResult
 from experiments.analyses.charts.chart import milliseconds
 from experiments.analyses.stages import operations
 from experiments.analyses.stages.fractions import (

@@ -14,7 +14,7 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.pipeline import PARTS_FOLDER, RunReport, run_profiling
+from experiment_core_utils.pipeline import PARTS_FOLDER, RunReport, measure_settings, run_profiling
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SettingError, Stopped
 from experiment_core_utils.records.journal import journal_path, read_journal
 from experiment_core_utils.records.ledger import Ledger
@@ -67,7 +67,7 @@ def config(tiny_checkpoint: Path, tmp_path: Path) -> ProfilingConfig:
         ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path / "results"), "--tier_list", "low",
          "--top_k_list", "4", "--num_active_blocks_list", "4", "--num_samples", "4", "--num_runs_per_sample", "1",
          "--num_warmup_runs", "0", "--max_new_tokens", "2", "--config_retry_delay", "0", "--max_config_retries", "2",
-         "--num_threads", "1"]
+         "--num_threads", "1", "--drift_check_every", "0"]
     )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def profile(config: ProfilingConfig, task: ScriptedTask) -> tuple[dict[str, Sett
     requested = RequestedRun(config, source, plan_for(config, source), task, drawn(0, 1, 2, 3))
     ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir.parent / "trackers")
     run = run_alone(requested, ledger, "0001")
-    return run.measure_all(requested.settings), ledger
+    return measure_settings(run, requested.settings), ledger
 
 
 def saved(ledger: Ledger) -> dict:

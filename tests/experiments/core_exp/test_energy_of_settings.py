@@ -18,9 +18,10 @@ from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.setting_result import AccuracyPart, Energy
+from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.sweep.plan import plan_for, requested_run
 from experiment_core_utils.sweep.run import ProfilingRun
 from tests.processes.one_process import run_alone
@@ -187,7 +188,7 @@ def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_ch
         run = new_run(config, experiment_id)
         (setting,) = plan_for(config, find_model(config.model.model_path))
         ids = run.context.own_ids
-        with run.requests, Progress(1, 2, shown=False) as progress:
+        with run.bench.requests, Progress(1, 2, shown=False) as progress:
             for share in (ids[:1], ids):
                 run.measurer.measure_shard(setting, progress, sample_ids=share)
     (path,) = (tmp_path / ".parts").glob("*.rank0.jsonl")

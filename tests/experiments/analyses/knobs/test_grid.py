@@ -8,7 +8,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.records.setting_result import SampleResult
+from experiment_core_utils.records.sample_result import SampleResult
 from experiments.analyses.knobs.grid import grids_of, knobs_of, levels_of, load_study, request_flops
 from experiments.analyses.sweeps import load_sweep
 from tests.experiments.hand_made_grid import point

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from experiment_core_utils.sweep.power import (
+from experiment_core_utils.sweep.statistical_power import (
     PairSpread,
     accuracy_shown,
     latency_shown,

@@ -16,11 +16,12 @@ from experiment_core_utils.config.parts import MachineConfig, MeasuringConfig
 from experiment_core_utils.k_results_aggregation import collect_finished, merge_parts
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused, first_line
-from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
+from experiment_core_utils.primitives.files import read_regular_file, write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.records.journal import remove_journals
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import parsed_json
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
@@ -85,9 +86,7 @@ class FrontSearch:
         rules: SearchRules,
     ) -> None:
         self._measuring, self._machine = measuring, machine
-        self._context = context
-        self._bench = bench
-        self._measurer = measurer
+        self._context, self._bench, self._measurer = context, bench, measurer
         self._settings = {setting.key: setting for setting in settings}
         self._search = ParetoSearch(list(self._settings), sample_ids, rules)
         self._requested: dict[str, set[int]] = {key: set() for key in self._settings}
@@ -100,7 +99,27 @@ class FrontSearch:
         Raises:
             Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
         """
-        return run_search(self._search, self._measure_round)
+        result = run_search(self._search, self._measure_round)
+        announce_end(self._context.journals, self._context.rank, self._context.experiment_id)
+        return result
+
+    def close(self, result: SearchResult, files: Mapping[str, str]) -> None:
+        """Main process only: write what was found, and remove the journals once no process looks at them any more.
+
+        Where a setting failed they stay: a stopped search resumes from them.
+
+        Args:
+            files: names of the settings' result files.
+        """
+        context, machine = self._context, self._machine
+        content = search_content(result, self._search.rules, context.fingerprint, files, self.failures)
+        write_json_atomically(content, machine.output_dir / SEARCH_FILE)
+        is_over = wait_until_all_are_over(
+            context.journals, context.num_processes, context.experiment_id, machine.worker_timeout, context.stop
+        )
+        if is_over and not self.failures:
+            for key in self._settings:
+                remove_journals(context.journals, key)
 
     def _measure_round(self, requested: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
         context = self._context

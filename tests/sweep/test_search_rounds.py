@@ -23,16 +23,16 @@ from experiment_core_utils.records.setting_result import read_setting
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
 from experiment_core_utils.saved_results.terminal import closing_table, positions_of, search_sentence
 from experiment_core_utils.sweep.batches import Bench
-from experiment_core_utils.sweep.front import (
+from experiment_core_utils.sweep.front_search import SearchRules
+from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
+from experiment_core_utils.sweep.requests import RequestSource
+from experiment_core_utils.sweep.search_rounds import (
     SEARCH_FILE,
     FrontSearch,
     announce_end,
     check_searchable,
     wait_until_all_are_over,
 )
-from experiment_core_utils.sweep.front_search import SearchRules
-from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
-from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.documents.test_docs import SCHEMA, first_cells
 from tests.hand_made_records import failed_sample

@@ -1,0 +1,167 @@
+"""How a setting was measured: the run, the machine, the model, the task and the requested parameters."""
+
+from typing import Any, Self
+
+from experiment_core_utils.records.caveats import Caveat, sentences
+from experiment_core_utils.records.json_record import Count, Name, Record
+
+
+class TaskDescription(Record):
+    """The task and how it is scored; `name` is part of file names."""
+
+    name: Name  #: task
+    split: str  #: split
+    metric: str | None = None  #: metric that scores it
+    max_new_tokens: Count | None = None  #: the task's own limit of tokens
+    #: object of texts: where the samples come from (hub id and the commit that it gave, files, or the generator's seed)
+    source: dict[str, Any] | None = None
+    #: object of texts: `style`, Molmo's name of the kind of question, and the templates that were used, `open` and,
+    #: with options, `choice`; each sample has its whole prompt; None if the task does not report it
+    prompt_form: dict[str, Any] | None = None
+
+
+class ExecutionStages(Record):
+    """The engine of each stage of the model."""
+
+    #: the engine: `modules`, `reference`, `cpu blocks` or `cuda graph` ([execution.md](execution.md#what-is-recorded));
+    #: results from before say `cpu rows`, `eager`, `straight` or `captured`
+    vision: str | None = None
+    prefill: str | None = None  #: the same
+    decode: str | None = None  #: the same, or `cpu step`
+
+
+class Model(Record):
+    """The model as it is loaded; models of transformers have further keys."""
+
+    name: str | None = None  #: folder or hub id as given
+    revision: str | None = None  #: commit on the hub; None if a local folder
+    model_class: str | None = None  #: Python class
+    total_parameters: Count | None = None  #: parameters of all blocks and experts, active or not
+    dtype: str | None = None  #: number format of the weights
+    attn_implementation: str | None = None  #: attention implementation of the loaded decoder
+    #: experts implementation of the loaded model; engines compute experts by kernels of their own; None if the model
+    #: chose none, or is dense
+    experts_implementation: str | None = None
+    #: the same in decode steps: on a GPU `batched_mm` where the model has `grouped_mm`, as `generate()` has it; None if
+    #: the model chose none, or is dense
+    experts_implementation_decode: str | None = None
+    #: experts per token in block 0, of models of transformers in the first block with experts; None if a dense model
+    first_block_top_k: Count | None = None
+    num_experts: Count | None = None  #: experts in each block that has some; None if a dense model
+    num_total_blocks: Count | None = None  #: blocks of the decoder
+    #: kind of key-value cache: `dynamic`, it grows token by token; `static`, of fixed size, made before anything is
+    #: timed
+    cache: str | None = None
+    #: how the model really ran: `eager`, by its modules; else by what runs decode steps: `graph`, CUDA graphs; `cpu`,
+    #: compiled C++; `reference`, plain torch on fused weights ([execution.md](execution.md)); results from before say
+    #: `straight` for the last two
+    execution: str | None = None
+    execution_asked: str | None = None  #: `--execution`
+    #: why it is not `graph` in all stages, though that or `auto` was requested; None if it is, or was not requested
+    execution_reason: str | None = None
+    execution_stages: ExecutionStages | None = None  #: object, next rows
+    #: that own GPU kernels run on another card than the one that they were tuned on; None if they do not, or none run
+    execution_untuned: str | None = None
+    runs_unused_vision_blocks: bool | None = None  #: whether vision blocks without effect on the output run
+
+
+class Hardware(Record):
+    """The device and the host."""
+
+    device: str | None = None  #: device of the main process
+    gpu_name: str | None = None  #: its name; None if on the CPU
+    gpu_memory_bytes: Count | None = None  #: its whole memory; None if on the CPU
+    cuda: str | None = None  #: CUDA version that torch was built for; None if a build without CUDA
+    num_gpus: Count | None = None  #: GPUs that torch sees, used or not
+    cpu: str | None = None  #: name of the processor; None if it cannot be read
+    cpu_count: Count | None = None  #: logical processors of the machine; None if it cannot be read
+    torch_threads: Count | None = None  #: torch's CPU threads in the main process
+    ram_bytes: Count | None = None  #: memory of the machine
+
+
+class Variables(Record):
+    """The parameters of a run as they were requested."""
+
+    num_samples: Any = None  #: `--num_samples`, also where the split has fewer or `--ids` chose
+    sample_by: Any = None  #: `--sample_by`
+    seed: Any = None  #: `--seed`
+    ids: Any = None  #: `--ids`, each once and ascending; None if not given
+    prompt_template: Any = None  #: `--prompt_template`; None if not given
+    dataset_revision: Any = None  #: `--dataset_revision`; None if not given
+    max_new_tokens: Any = None  #: the limit that was used: `--max_new_tokens`, else the task's own
+    num_runs_per_sample: Any = None  #: `--num_runs_per_sample`
+    num_warmup_runs: Any = None  #: `--num_warmup_runs`
+    max_warmup_runs: Any = None  #: `--max_warmup_runs`
+    max_repeats: Any = None  #: `--max_repeats`
+    until_precision: Any = None  #: `--until_precision`; None if not given
+    drift_check_every: Any = None  #: `--drift_check_every`
+    energy: Any = None  #: `--energy`
+    num_latency_samples: Any = None  #: `--num_latency_samples`; None if not given
+    accuracy_batch_size: Any = None  #: `--accuracy_batch_size`, without effect where all are measured
+    precision: Any = None  #: `--precision`; what came of `auto` is `model.dtype`
+    execution: Any = None  #: `--execution`; what is used is `model.execution`
+    quantization: Any = None  #: `--quantization`; what is used is `model.quantisation`
+    #: `--num_threads`; what came of it, or of `OMP_NUM_THREADS`, is `hardware.torch_threads`; None if not given
+    num_threads: Any = None
+    batch_size: Any = None  #: 1: of measured samples
+    decoding: Any = None  #: `greedy`
+    sampling_strategy: Any = None  #: `--sampling_strategy`
+    pareto_search: Any = None  #: `--pareto_search`: the setting has the samples of its rounds only
+    #: the scores that were used: path as given, or that of the model's own; None if neither, `none`, or sets
+    importance_scores_file: Any = None
+    block_sets_file: Any = None  #: path as given; None if not given
+    random_weights: bool = False  #: `--random_weights`
+    enable_memory_optimization: Any = None  #: `--enable_memory_optimization`
+    max_config_retries: Any = None  #: `--max_config_retries`
+    sample_timeout_s: Any = None  #: `--sample_timeout`, in seconds; None if not given
+    #: `minimal` or `full`, the mode of the profiled runs beside the measured ones; None if nothing was profiled
+    profiler: Any = None
+    use_profiler_on_all_samples: Any = None  #: `--use_profiler_on_all_samples`
+    #: the rule in words: the first block with experts keeps the model's own top-k (in MolmoE block 0;
+    #: `provenance.model.first_routed_block` says which in other models); nothing follows from it in a dense one
+    first_block_top_k_rule: Any = None
+
+
+class Preparation(Record):
+    """How requests were prepared."""
+
+    workers: Count | None = None  #: processes that prepared requests ahead; 0: prepared between samples
+    #: host memory granted to prepared requests and pictures (`--request_cache_gb`)
+    cache_budget_bytes: Count | None = None
+    cache_used_bytes: Count | None = None  #: memory of the requests kept, without the pictures
+
+
+class Provenance(Record):
+    """How a setting was measured."""
+
+    experiment_id: str | None = None  #: id of the run that put the result together, such as "0001"
+    #: ids of the runs that measured its samples, ascending; more than one where a run was resumed
+    experiment_ids: list[str] | None = None
+    timestamp: str | None = None  #: UTC, when it was gathered
+    command: str | None = None  #: interpreter and arguments, without the launcher
+    #: commit of the checkout, with `+changes` where tracked files differ from it; None if not a checkout
+    git_commit: str | None = None
+    python: str | None = None  #: version
+    #: of `torch`, `transformers`, `accelerate`, `numpy`, `pillow`; null for one that is not installed
+    versions: dict[str, str | None] = {}
+    num_processes: Count | None = None  #: processes of the run
+    hardware: Hardware = Hardware()  #: object, next rows
+    model: Model = Model()  #: object, next rows
+    task: TaskDescription  #: object, next rows
+    experimental_variables: Variables = Variables()  #: object, next rows: the requested parameters
+    #: object, next rows: how requests were prepared by the main process when the setting was saved
+    preparation: Preparation | None = None
+    caveats: list[str] = []  #: the sentences of `caveat_records`, which belong beside the numbers; `[]` for none
+    #: list of objects, below: what weakens the numbers of this setting or of the whole run; `[]` for none, and in files
+    #: from before the key was there
+    caveat_records: list[Caveat] = []
+
+    def with_caveats(self, found: list[Caveat]) -> Self:
+        """The result with these caveats in place of those of the same kinds; a file without records keeps sentences
+        alone.
+        """
+        if self.caveats and not self.caveat_records:
+            return self.with_keys(caveats=[*self.caveats, *sentences(found)])
+        kinds = {each.kind for each in found}
+        records = [*(each for each in self.caveat_records if each.kind not in kinds), *found]
+        return self.with_keys(caveats=sentences(records), caveat_records=records)

@@ -1,0 +1,143 @@
+"""One sample of a setting's result: its request, answer, score, times and energy, or how it failed."""
+
+from typing import Any
+
+from experiment_core_utils.records.json_record import (
+    Count,
+    Delay,
+    Flops,
+    Knob,
+    Positive,
+    Record,
+    Text,
+    TextOrNumber,
+    Time,
+)
+
+
+class Metadata(Record):
+    """What a sample's answer is scored against, and what the task says of the sample."""
+
+    question: Text = ""  #: the question without the prompt's template
+    answers: list[Text]  #: reference answers
+    image_id: TextOrNumber  #: name of the picture
+    options: list[Text] = []  #: the choices, in the order of their letters; [] for none
+    #: which option is right, counted from 0; None if not known, or there are no options
+    answer_index: Count | None = None
+    #: the prompt before a chat template; None if in older files
+    prompt: Text | None = None
+
+
+class SampleRequest(Record):
+    """The request of a sample at a setting: its tokens and its picture's crops."""
+
+    sample_id: Count  #: position in the task's split
+    #: N of a token target; for a tier `theoretical_vision_tokens`; None if a tier, and no picture
+    target_vision_tokens: Count | None = None
+    target_crops: Count | None  #: crops that the rule gives; None if no picture, or one that is not cut
+    actual_vision_tokens: Count  #: image features that entered the language model, 0 without a picture
+    vision_tokens_diff: int | None = None  #: `theoretical_vision_tokens` - `actual_vision_tokens`; None if no picture
+    pooled_image_features: Count | None  #: features that the vision stage computed; None if no picture
+    top_k: Knob | None  #: as at the top level; None if a dense model
+    num_active_blocks: Knob  #: as at the top level
+    input_text_tokens: Count  #: prompt tokens other than image tokens, beginning-of-text included
+    image_marker_tokens: Count  #: start, end and row-end tokens of the image part, 0 without a picture
+    prompt_tokens: Count  #: sum of `actual_vision_tokens`, `image_marker_tokens` and `input_text_tokens`
+    actual_num_crops: Count | None  #: crops, read off the tensors; None if no picture, or one that is not cut
+    actual_tiling: list[Count] | None = None  #: [rows, columns], read off the tensors; None if no picture
+    actual_image_size: list[Count] | None = None  #: canvas of that tiling; None if no picture
+
+
+class TheoreticalGeometry(Record):
+    """What the rule gives for a picture."""
+
+    #: crops that the rule gives; at the top level those of the geometry that most samples have; None if no picture
+    theoretical_num_crops: Count | None = None
+    theoretical_tiling: list[Count] | None = None  #: [rows, columns] that it gives; None if no picture
+    theoretical_image_size: list[Count] | None = None  #: canvas for it, [height, width] in pixels; None if no picture
+    theoretical_vision_tokens: Count | None = None  #: (crops + 1) x 144 for it; None if no picture
+
+
+class SampleScore(Record):
+    """How a sample's answer is scored."""
+
+    #: score of `pred`, from 0 to `metric_best`; 0 where it could not be parsed; None if the metric has none (CIDEr of
+    #: fewer than two pictures)
+    accuracy: Positive | None
+    #: how `pred` was read as an answer: `text` where any text is one, otherwise a word of the metric's, such as
+    #: `letter` or `unparsed`
+    parse_status: str | None = None
+    #: further numbers of the same answer by name, such as `anls` and `em`; `{}` for none
+    score_details: dict[str, Any] | None = None
+
+
+class StageTimes(Record):
+    """The times of a request's stages in milliseconds."""
+
+    T_vision_total: Delay | None  #: vision stage; None if no picture
+    T_LLM_prefill: Time | None  #: prefill up to the first token; None if answered in a batch
+    T_LLM_decode: Time | None  #: first token to last token; None if fewer than 2 output tokens
+    T_total: Time | None  #: request handed to the model, to last token; None if answered in a batch
+    T_decode_per_token: Time | None  #: `T_LLM_decode` / (output tokens - 1); None if fewer than 2 output tokens
+
+
+class RunTimes(StageTimes):
+    """The times of one run in milliseconds."""
+
+    T_LLM_prefill: Time  #: as above, of this run
+    T_total: Time  #: as above, of this run
+    T_inter_token: list[Delay]  #: list of the times between neighbouring tokens; `[]` for one token
+
+
+class SampleEnergy(Record):
+    """The energy of a sample's run."""
+
+    #: energy of the run whose times are these, idle power included: the integral of power readings taken beside it; see
+    #: [energy.md](energy.md#windows); None if `--energy off`, no power reading, or answered in a batch
+    energy_j: Positive | None = None
+    #: error bound from the time between readings; None if `energy_j` is
+    energy_bound_j: Positive | None = None
+    energy_method: str | None = None  #: `apportioned`: not from a window of its own; None if `energy_j` is
+    #: source and, in brackets, basis, such as `power_integral (instant_power)`; those of devices that differ are joined
+    #: by `+`; None if `energy_j` is
+    energy_source: str | None = None
+    energy_reason: str | None = None  #: why there is no energy; None if there is, or `--energy off`
+
+
+class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, SampleRequest):
+    """One sample at a setting: its question, answer, score and times."""
+
+    output_tokens: Count  #: tokens generated, end-of-sequence included where it came; in a batch without the padding
+    output_ended: bool | None = None  #: whether end-of-sequence came in the first run, or in the answer in a batch
+    pred: Text  #: text of the first run, or of the answer in a batch
+    question_type: Text  #: the task's category of the question
+    metadata: Metadata  #: what the task says about the sample, below
+    T_first_token: Time | None  #: `T_vision_total` + `T_LLM_prefill`; None if answered in a batch
+    T_preprocess: Delay  #: resizing, cutting and tokenising on the host; not in `T_total`
+    T_transfer: Delay | None  #: host to device; not in `T_total`; None if answered in a batch
+    vision_flops: Flops | None  #: operations of the vision stage; None if no picture, or unknown architecture
+    prefill_flops: Flops | None  #: operations of the prefill; None if unknown architecture
+    #: mean operations of a decode step, for the first run's number of output tokens; None if fewer than 2 output
+    #: tokens, or unknown architecture
+    decode_flops_per_token: Positive | None
+    outputs_identical: bool | None = None  #: whether all runs gave the same tokens; None if answered in a batch
+    outlier_runs: list[Count] | None = None  #: indices in `runs` of outliers; None if fewer than 3 runs
+    #: samples that were answered together with it, itself included; None if measured
+    accuracy_batch_size: Count | None = None
+    #: most that were allowed together then: `--accuracy_batch_size`, less where memory had run out; None if measured
+    accuracy_batch_limit: Count | None = None
+    #: runs that were discarded and measured again (`--max_repeats`), which are in no statistic; None if answered in a
+    #: batch
+    num_discarded_runs: Count | None = None
+    #: what disturbed the runs that are kept, after the last repeat allowed: reasons of throttling, `other load`;
+    #: `[]` for nothing; None if answered in a batch
+    disturbances: list[str] | None = None
+    runs: list[RunTimes]  #: every measured run, in order, `[]` where answered in a batch
+
+
+class FailedSample(Record):
+    """A sample that could not be read or run; excluded from the means, and counted."""
+
+    sample_id: Count  #: position in the task's split
+    error: Text  #: class of the error
+    reason: Text  #: its message
