@@ -33,7 +33,7 @@ from experiment_core_utils.meters.power import energy_of_trace
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.records.energy import ActEnergy, Alignment, DeviceEnergy, EnergyWindow, IdlePower, PowerTrace
-from experiment_core_utils.records.text import ApportionedEnergy, all_absent
+from experiment_core_utils.records.text import PartEnergy, all_absent
 
 RELATIVE_ERROR = 0.02
 LONGEST_WINDOW_S = 60.0
@@ -41,7 +41,7 @@ LONGEST_WINDOW_S = 60.0
 # window before.
 WARM_UP_S = 0.3
 WARM_AGAIN_S = 0.05
-# Power readings of an H200 show the load for another tenth of a second; a window at rest begins behind that.
+# Power readings of an H200 show the load for another tenth of a second; a window at rest begins after that.
 SETTLE_S = 0.5
 
 
@@ -144,7 +144,7 @@ def _poll_s(using: Instruments) -> float:
 def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll_s: float) -> list[ActEnergy]:
     sampler = using.power_sampler()
     uncertain_s = 2 * poll_s + acts.shortest_s
-    # Power is read once within the act before the window and once behind it.
+    # Power is read once within the act before the window and once after it.
     margin_s = 2 * using.sample_every_s if using.probes else 0.0
     sampler.start()
     try:
@@ -317,7 +317,7 @@ class InstrumentWindow:
             self._meter.open()
 
     def close(self, is_idle_requested: bool = True) -> EnergyWindow:
-        """End it; waits for a tick of the counters behind it, then measures idle power where it was before.
+        """End it; waits for a tick of the counters after it, then measures idle power where it was before.
 
         Args:
             is_idle_requested: False where the devices are not at rest.
@@ -341,7 +341,7 @@ class InstrumentWindow:
 NOT_REQUESTED = "energy was not requested"
 
 
-def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> ApportionedEnergy:
+def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> PartEnergy:
     """Energy of all traced devices between two moments of the traces' clock; None where that of any is missing.
 
     Where devices report their power in several ways, source and basis name all of them, joined by "+".
@@ -353,7 +353,7 @@ def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, r
     missing = [f"{part.origin.device}: {part.reason}" for part in parts if part.joules is None]
     if missing or not parts:
         return no_energy("; ".join(missing) or reason)
-    return ApportionedEnergy(
+    return PartEnergy(
         energy_j=math.fsum(part.joules for part in parts if part.joules is not None),
         energy_bound_j=math.fsum(part.bound_j for part in parts if part.bound_j is not None),
         energy_method="apportioned",
@@ -367,13 +367,13 @@ def _labels(names: Sequence[str]) -> str:
     return "+".join(dict.fromkeys(names))
 
 
-def no_energy(reason: str | None) -> ApportionedEnergy:
+def no_energy(reason: str | None) -> PartEnergy:
     """No figure."""
-    return all_absent(ApportionedEnergy, energy_reason=reason)
+    return all_absent(PartEnergy, energy_reason=reason)
 
 
 def why_no_power(using: Instruments) -> str | None:
-    """Why nothing can be apportioned with these instruments; None where they read power."""
+    """Why nothing can be allocated with these instruments; None where they read power."""
     if using.probes:
         return None
     known = [why for name, why in using.missing.items() if not name.startswith("energy counter")]

@@ -108,7 +108,7 @@ class TokenCopies:
         return len(self._tokens)
 
     def send(self, place: int, token: torch.Tensor) -> None:
-        """Behind what the current stream has been given so far; `token` [1] may be overwritten after it."""
+        """After what the current stream has been given so far; `token` [1] may be overwritten after it."""
         self._tokens[place : place + 1].copy_(token, non_blocking=True)
         if self._is_cuda:
             self._events[place].record()

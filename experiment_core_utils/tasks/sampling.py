@@ -14,7 +14,7 @@ import numpy as np
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.caveats import Caveat, caveat
 
-# Below this, differences between settings are mostly noise: the published minimum behind a Pareto comparison.
+# Below this, differences between settings are mostly noise: the published minimum for a Pareto comparison.
 LEAST_SAMPLES_TO_COMPARE = 500
 SampleT_co = TypeVar("SampleT_co", covariant=True)
 How = Literal["all", "random", "question_type", "ids"]

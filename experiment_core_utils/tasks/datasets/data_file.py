@@ -206,7 +206,7 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 def _parquet_rows(path: Path, cache_dir: Path | None) -> FileRows:
-    # The library behind it takes seconds to import, and no other form needs it.
+    # Its library takes seconds to import, and no other form needs it.
     from experiment_core_utils.tasks.datasets.hub_tables import read_parquet
 
     try:

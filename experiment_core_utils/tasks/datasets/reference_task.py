@@ -114,7 +114,7 @@ def with_article(words: str) -> str:
 
 
 def prompt_of(question: str, options: Sequence[str] = ()) -> str:
-    """The template that the reference model is trained with; each option on a line of its own behind its letter."""
+    """The template that the reference model is trained with; each option on a line of its own after its letter."""
     lines = "".join(f"\n{letter}: {option}" for letter, option in zip(LETTERS_OF_OPTIONS, options, strict=False))
     return f" User: {question}{lines}\n Assistant:" if options else f" User: {question} Assistant:"
 
