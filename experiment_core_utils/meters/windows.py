@@ -184,12 +184,7 @@ def _act_between(
 ) -> ActEnergy:
     begin, end = edges
     seconds = end.at_s - begin.at_s
-    reason = begin.reason or end.reason
-    if reason is not None:
-        return _absent(DeviceEnergy(counter.origin, None, None, reason), "ticks")
-    last = CounterReading(end.earliest_s, end.earliest_s, end.before_j)
-    ticks = [CounterReading(each.earliest_s, each.latest_s, each.joules) for each in edges]
-    delta = rise_along([ticks[0], *looks, last, ticks[1]], counter.wraps_at_j, counter.limit_w)
+    delta = rise_along([begin.readings[1], *looks, *end.readings], counter.wraps_at_j, counter.limit_w)
     if delta.joules is None:
         return _absent(DeviceEnergy(counter.origin, None, None, delta.reason), "ticks")
     count = acts.count_at(end.at_s) - acts.count_at(begin.at_s)
