@@ -115,11 +115,11 @@ def distinct(values: Sequence[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def thin(values: Sequence[T], most: int = BALANCED_VALUES) -> tuple[T, ...]:
-    """At most `most` of the values, evenly spread by position, first and last among them."""
-    if len(values) <= most:
+def thin(values: Sequence[T]) -> tuple[T, ...]:
+    """At most `BALANCED_VALUES` of the values, evenly spread by position, first and last among them."""
+    if len(values) <= BALANCED_VALUES:
         return tuple(values)
-    places = [round(step * (len(values) - 1) / (most - 1)) for step in range(most)]
+    places = [round(step * (len(values) - 1) / (BALANCED_VALUES - 1)) for step in range(BALANCED_VALUES)]
     return tuple(values[place] for place in places)
 
 

@@ -78,9 +78,7 @@ IDLE_S = 5.0
 READINGS_TIMED = 20
 
 
-def selftest_lines(
-    using: Instruments, loads: Mapping[str, KnownLoad], goal: WindowGoal, idle_s: float = IDLE_S
-) -> Iterator[str]:
+def selftest_lines(using: Instruments, loads: Mapping[str, KnownLoad], goal: WindowGoal) -> Iterator[str]:
     """One line for each thing found, as it is found; a device that fails on the way gets a line that says so.
 
     Args:
@@ -91,10 +89,10 @@ def selftest_lines(
         own = using.of_device(device)
         try:
             yield from _source_lines(own)
-            yield from _idle_lines(own, idle_s, "idle before")
+            yield from _idle_lines(own, "idle before")
             if device in loads:
                 yield from _closure_lines(own, loads[device], goal)
-                yield from _idle_lines(own, idle_s, "idle after")
+                yield from _idle_lines(own, "idle after")
             else:
                 yield f"{device}  no closure: no work is run on this device alone"
         except MeterUnavailable as error:
@@ -126,8 +124,8 @@ def _tick_text(tick: TickCalibration) -> str:
     return f"tick {tick.tick_s * 1e3:.2f} ms (longest of {tick.num_ticks}: {tick.longest_tick_s * 1e3:.2f}){cost}"
 
 
-def _idle_lines(own: Instruments, seconds: float, label: str) -> Iterator[str]:
-    for each in idle_power(own, seconds):
+def _idle_lines(own: Instruments, label: str) -> Iterator[str]:
+    for each in idle_power(own, IDLE_S):
         if each.watts is None:
             yield f"{_name(each.origin)}: {label}: none, {each.reason}"
         else:

@@ -141,6 +141,7 @@ class CounterWatch:
 POLL_EVERY_S = 0.0005
 # The longest tick that was met is 100 ms.
 PATIENCE_S = 2.0
+CALIBRATION_TICKS = 20
 
 
 @dataclass(frozen=True)
@@ -183,12 +184,12 @@ class EdgeWatch:
         edges: of the counters that are done, by their place.
     """
 
-    def __init__(self, counters: Sequence[EnergyCounter], clock: Clock, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, counters: Sequence[EnergyCounter], clock: Clock) -> None:
         self._counters = tuple(counters)
         self._clock = clock
         self._last: dict[int, tuple[float, float] | None] = dict.fromkeys(range(len(self._counters)))
         self.edges: dict[int, Edge] = {}
-        self._given_up_s = clock.now_s() + patience_s
+        self._given_up_s = clock.now_s() + PATIENCE_S
         self._polling = clock.every(POLL_EVERY_S, self._poll)
 
     @property
@@ -237,7 +238,7 @@ def wait_for_edges(
     return tuple(watch.edges[place] for place in range(len(counters)))
 
 
-def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = 20) -> TickCalibration:
+def calibrate_tick(counter: EnergyCounter, clock: Clock) -> TickCalibration:
     """Poll a counter through some of its ticks.
 
     A counter that is slower to read than to advance shows a tick with every reading; what is found is then the time of
@@ -246,7 +247,7 @@ def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = 20) ->
     moments, costs, last_j = list[float](), list[float](), None
     given_up_s = clock.now_s() + PATIENCE_S
     reason: str | None = None
-    while len(moments) <= num_ticks and reason is None:
+    while len(moments) <= CALIBRATION_TICKS and reason is None:
         started_s, ended_s, joules, reason = read_counter(counter, clock)
         if joules is None:
             break

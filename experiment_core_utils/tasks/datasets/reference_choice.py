@@ -6,6 +6,7 @@ a label with one other character, a neighbouring number, a colour and a kind tha
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from experiment_core_utils.tasks.datasets.reference_counting import digits_question, digits_sum, has_number
@@ -30,8 +31,9 @@ def _choice(
     options = [right, *wrong]
     rng.shuffle(options)
     index = options.index(right)
-    stored = {"references": (right,), "options": tuple(options), "answer_index": index}
-    return scene_question(item, question, LETTERS_OF_OPTIONS[index], kind, text=text, **stored)
+    answer = LETTERS_OF_OPTIONS[index]
+    made = scene_question(item, question, answer, kind, text=text, references=(right,))
+    return replace(made, options=tuple(options), answer_index=index)
 
 
 def make_questions(scene: SceneContent, rng: random.Random) -> list[QuestionAnswer]:

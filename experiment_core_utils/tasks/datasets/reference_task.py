@@ -58,14 +58,20 @@ class QuestionAnswer:
 
 
 def scene_question(
-    item: Item | None, question: str, answer: str, kind: str, family: str | None = None, *, text: bool, **given: Any
+    item: Item | None,
+    question: str,
+    answer: str,
+    kind: str,
+    family: str | None = None,
+    *,
+    text: bool,
+    references: tuple[str, ...] = (),
 ) -> QuestionAnswer:
     """A question about one item, or, with None, about no single one.
 
     Args:
         kind: the question's type, which is its family too where no other is given.
         text: whether a label has to be read.
-        given: the other fields of `QuestionAnswer`.
     """
     facts = {
         "family": family or kind,
@@ -74,7 +80,7 @@ def scene_question(
         "text_height_px": item.text_height_px if item else None,
         "h_rel": item.h_rel if item else None,
     }
-    return QuestionAnswer(question, answer, kind, facts, **given)
+    return QuestionAnswer(question, answer, kind, facts, references)
 
 
 def reading_order(items: Sequence[Item]) -> list[Item]:
