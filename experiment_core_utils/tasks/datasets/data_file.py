@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.primitives.files import parse_json, refuse_unreadable
+from experiment_core_utils.primitives.files import parse_json, read_given, refuse_unreadable
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.pictures import PictureFolders
 from experiment_core_utils.tasks.datasets.questions import (
@@ -145,7 +145,7 @@ def read_rows(path: Path, cache_dir: Path | None) -> FileRows:
     if path.suffix not in (".jsonl", ".csv"):
         raise ConfigurationError(f"--data_file {path} is read by its ending: give a .jsonl, .csv or .parquet file")
     # What is no UTF-8 is reported with its row.
-    text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    text = read_given(path, "--data_file").decode("utf-8-sig", errors="surrogateescape")
     found = list(_jsonl_rows(text) if path.suffix == ".jsonl" else _csv_rows(text, path))
     images = [None if isinstance(row, str) else row.get("image") for _, row in found]
     return FileRows([row for _, row in found], [line for line, _ in found], images.__getitem__)
