@@ -48,11 +48,6 @@ def aligned_bound_j(open_jitter_s: float, close_jitter_s: float, act_s: float, p
     return (open_jitter_s + close_jitter_s + act_s) * power_w
 
 
-def window_for_error(uncertain_s: float, relative: float) -> float:
-    """Length at which an error of `uncertain_s` at the window's power is `relative` of its energy."""
-    return uncertain_s / relative
-
-
 def combined_uncertainty(values: Sequence[float], bound: float, baseline: float = 0.0) -> float | None:
     """Standard uncertainty of the mean of repeats: u^2 = s^2 / n + bound^2 + baseline^2; None for fewer than 2.
 

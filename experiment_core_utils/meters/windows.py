@@ -24,7 +24,6 @@ from experiment_core_utils.meters.counters import (
 from experiment_core_utils.meters.energy_statistics import (
     LEAST_WINDOW_S,
     aligned_bound_j,
-    window_for_error,
     with_disagreements,
 )
 from experiment_core_utils.meters.instruments import Instruments
@@ -57,7 +56,7 @@ class WindowGoal:
 
     def length_s(self, uncertain_s: float) -> float:
         """Seconds at which an error of `uncertain_s` at the window's power is small enough, within the limits."""
-        return min(max(window_for_error(uncertain_s, self.relative_error), self.least_s), self.longest_s)
+        return min(max(uncertain_s / self.relative_error, self.least_s), self.longest_s)
 
     def remark(self, uncertain_s: float) -> str | None:
         """That the longest window does not meet the error."""

@@ -170,12 +170,8 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 on a GPU and float32 on the CPU; beside `float8` weights the rest is bfloat16."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "float8": torch.bfloat16,
-    }[precision]
+    dtype: torch.dtype = torch.bfloat16 if precision == "float8" else getattr(torch, precision)
+    return dtype
 
 
 def gpu_uuid(device: torch.device) -> str | None:
