@@ -37,7 +37,7 @@ class Combination:
     reason: str | None  #: why they are not
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Mapping[str, Any]:
     """The mapping in a YAML file; raises ConfigurationError for everything else, a key given twice included."""
     try:
         size = path.stat().st_size
@@ -48,7 +48,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def parse_yaml(text: str, name: str) -> dict[str, Any]:
+def parse_yaml(text: str, name: str) -> Mapping[str, Any]:
     """The mapping that a YAML text contains; `name` is for messages."""
     content = _parsed(text, name)
     if content is None:
@@ -58,7 +58,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
     return content
 
 
-def with_overrides(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def with_overrides(content: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
     """`content` with `key=value` or `group.key=value` put in force, values in YAML; raises ConfigurationError."""
     result = _copied(content)
     for override in overrides:

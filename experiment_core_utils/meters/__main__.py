@@ -277,7 +277,7 @@ def selftest(given: argparse.Namespace, gpus: Sequence[torch.device], using: Ins
             raise MeterUnavailable(f"--require {required}: its energy is not measured here, see above")
 
 
-def _loads(gpus: Sequence[torch.device], using: Instruments) -> dict[str, KnownLoad]:
+def _loads(gpus: Sequence[torch.device], using: Instruments) -> Mapping[str, KnownLoad]:
     """Work for every device that has something to read, by its name; the CPU's where one package is all there is."""
     loads = {uuid: matrix_products(device) for device in gpus if (uuid := gpu_uuid(device)) in using.devices and uuid}
     packages = [each.origin.device for each in using.counters if each.origin.component == "cpu"]
@@ -286,7 +286,7 @@ def _loads(gpus: Sequence[torch.device], using: Instruments) -> dict[str, KnownL
     return loads
 
 
-def _always_missing(using: Instruments) -> dict[str, str]:
+def _always_missing(using: Instruments) -> Mapping[str, str]:
     """What no source here covers."""
     estimate = (
         "codecarbon is installed and estimates" if find_spec("codecarbon") else "codecarbon, not installed, estimates"

@@ -72,7 +72,7 @@ class Instruments:
         return replace(self, ticks=ticks)
 
     @property
-    def longest_ticks_s(self) -> dict[str, float]:
+    def longest_ticks_s(self) -> Mapping[str, float]:
         """Longest ticks of the calibrated counters, by device."""
         found = {device: tick.longest_tick_s for device, tick in self.ticks.items()}
         return {device: seconds for device, seconds in found.items() if seconds is not None}

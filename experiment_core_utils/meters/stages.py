@@ -157,7 +157,7 @@ class StagedRequest:
             self.decode()
 
     @property
-    def acts(self) -> dict[str, Act]:
+    def acts(self) -> Mapping[str, Act]:
         """The stages' acts by name; `vision` is left out without a picture, `decode` where there is one token."""
         acts: dict[str, Act] = {"vision": self.vision} if self._has_vision else {}
         acts["prefill"] = self.prefill
@@ -210,7 +210,7 @@ def _figure(windows: Windows, idle: Sequence[tuple[IdlePower, IdlePower]]) -> En
 
 def _totals(
     rounds: Sequence[Windows], idle: Sequence[tuple[IdlePower, IdlePower]]
-) -> dict[tuple[str, str], tuple[int, EnergyFigure]]:
+) -> Mapping[tuple[str, str], tuple[int, EnergyFigure]]:
     """For each component and basis, the number of its devices and the figure of their sum, window by window."""
     totals = {}
     for component, basis in dict.fromkeys(_group(each.origin) for each in rounds[0]):

@@ -14,25 +14,13 @@ import datasets
 import huggingface_hub.constants
 from datasets.exceptions import DatasetsError
 
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, first_line
 from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.tables import Row
 
 # What `load_dataset` and `load_from_disk` raise: no network, no such dataset or split, broken files, a loading script,
 # a description of the rows that is of other types than the library writes.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    ImportError,
-    MemoryError,
-    DatasetsError,
-)
+_UNREADABLE = (*LIBRARY_ERRORS, MemoryError, DatasetsError)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FORMATS = ("parquet", "arrow")
 UNKNOWN_COMMIT = "unknown"

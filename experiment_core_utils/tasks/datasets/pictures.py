@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from experiment_core_utils.primitives.errors import SampleError, first_line
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, SampleError, first_line
 from experiment_core_utils.primitives.texts import shown
 
 # By their content, not by their names. All are decoded inside this process.
@@ -26,21 +26,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 89_478_485
 
 # What Pillow's decoders raise for broken files, by format and by where the damage is.
-_BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    MemoryError,
-    RuntimeError,
-    struct.error,
-    zlib.error,
-)
+_BROKEN = (*LIBRARY_ERRORS, SyntaxError, EOFError, MemoryError, struct.error, zlib.error)
 _HUGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
@@ -137,7 +123,7 @@ class PictureFolders:
             )
         return inside[0] if inside else candidates[0]
 
-    def sizes(self, pictures: Iterable[Mapping[str, Any] | None]) -> dict[str, int]:
+    def sizes(self, pictures: Iterable[Mapping[str, Any] | None]) -> Mapping[str, int]:
         """The size in bytes of each picture that is a file, by the path that its row gives; no others.
 
         They tell one collection of pictures from another wherever it lies, without reading any.

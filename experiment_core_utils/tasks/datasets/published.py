@@ -314,6 +314,6 @@ def file_stem(picture: Mapping[str, Any] | None) -> str | None:
     return None if picture is None or not picture["path"] else Path(picture["path"]).stem
 
 
-def present(row: Row, names: Sequence[str]) -> dict[str, Any]:
+def present(row: Row, names: Sequence[str]) -> Mapping[str, Any]:
     """The named columns that the row has."""
     return {name: row[name] for name in names if name in row}

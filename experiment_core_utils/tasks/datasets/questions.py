@@ -124,7 +124,7 @@ def literal_list(text: str, what: str) -> list[Any]:
     return found
 
 
-def picture_file(path: str) -> dict[str, Any]:
+def picture_file(path: str) -> Mapping[str, Any]:
     """A picture named by its path, in the hub's form."""
     return {"bytes": None, "path": path}
 

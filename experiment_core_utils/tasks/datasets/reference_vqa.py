@@ -92,7 +92,7 @@ def _reading_questions(scene: SceneContent) -> list[QuestionAnswer]:
     ]
 
 
-def clear_places(scene: SceneContent) -> dict[str, Item]:
+def clear_places(scene: SceneContent) -> Mapping[str, Item]:
     """leftmost, rightmost, topmost, bottommost: those whose shape leads all others by a clear margin."""
     axes: dict[str, tuple[Callable[[Item], float], int]] = {
         "leftmost": (lambda item: item.centre[0], scene.width),
