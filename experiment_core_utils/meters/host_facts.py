@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
@@ -94,13 +94,14 @@ def cpu_name() -> str | None:
 def hardware_info() -> HardwareInfo:
     """The host and its GPUs as this process finds them; memory in 2**30 bytes."""
     host, places = host_hardware().content(), visible_gpus()
-    return HardwareInfo(
-        total_ram_gb=host.pop("ram_bytes") / GIB,
+    found = {
+        "total_ram_gb": host.pop("ram_bytes") / GIB,
         **host,
-        cuda_available=torch.cuda.is_available(),
-        gpu_names=[torch.cuda.get_device_name(place) for place in places],
-        gpus=[_describe_gpu(place) for place in places],
-    )
+        "cuda_available": torch.cuda.is_available(),
+        "gpu_names": [torch.cuda.get_device_name(place) for place in places],
+        "gpus": [_describe_gpu(place) for place in places],
+    }
+    return cast(HardwareInfo, found)
 
 
 def _describe_gpu(place: torch.device) -> Mapping[str, Any]:

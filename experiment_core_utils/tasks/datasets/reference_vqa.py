@@ -12,7 +12,6 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, Item, SceneContent
 from experiment_core_utils.tasks.datasets.reference_task import (
     GeneratedTask,
@@ -227,15 +226,6 @@ def chance_levels() -> Mapping[str, float]:
     return MappingProxyType({name: max(found.values()) / found.total() for name, found in answers.items()})
 
 
-def chance_level(question_type: str) -> float:
-    """The accuracy of always giving the most frequent answer to questions of this type (see `chance_levels`)."""
-    if question_type not in QUESTION_TYPES:
-        raise ConfigurationError(
-            f"unknown question type {question_type!r}: reference_vqa has {', '.join(QUESTION_TYPES)}"
-        )
-    return chance_levels()[question_type]
-
-
 # --- the task -------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +250,7 @@ class ReferenceVQA(GeneratedTask):
 
     def extra_metadata(self, pair: QuestionAnswer) -> Mapping[str, Any]:
         """How often the best constant answer is right."""
-        return {"chance_level": chance_level(pair.question_type)}
+        return {"chance_level": chance_levels()[pair.question_type]}
 
     def _question_rng(self, planned: PlannedScene, image_index: int) -> random.Random:
         # Continues where the plan's own draws ended.
