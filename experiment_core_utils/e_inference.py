@@ -137,7 +137,7 @@ class TextShard:
             batches, queries, windows = self._run(stop)
         finally:
             traces = sampler.stop() if sampler is not None else ()
-        self._apportion(traces, batches, queries, windows)
+        self._allocate(traces, batches, queries, windows)
         return self._in_words(queries), batches
 
     def _run(self, stop: StopRequest) -> tuple[list[BatchRecord], list[QueryRecord], list[tuple[float, float]]]:
@@ -158,7 +158,7 @@ class TextShard:
                 windows.append((generated.started_s, generated.ended_s))
         return batches, queries, windows
 
-    def _apportion(
+    def _allocate(
         self,
         traces: Sequence[PowerTrace],
         batches: list[BatchRecord],

@@ -4,7 +4,6 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from enum import Enum
 from typing import Any, cast
 
@@ -67,7 +66,7 @@ def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, exp
     info = {
         "experiment_id": experiment_id,
         "cycle_id": config.cycle_id,
-        **asdict(run_facts(TEXT_PACKAGES)),
+        **run_facts(TEXT_PACKAGES).content(),
         "distributed_config": {
             "num_processes": accelerator.num_processes,
             "local_process_index": accelerator.local_process_index,
@@ -154,7 +153,7 @@ def gather_provenance(accelerator: Accelerator, device: torch.device, experiment
     """Who measured, when, with what: versions, hardware, processes, git commit and command line."""
     return {
         "experiment_id": experiment_id,
-        **asdict(run_facts(RECORDED_PACKAGES)),
+        **run_facts(RECORDED_PACKAGES).content(),
         "num_processes": accelerator.num_processes,
         "hardware": describe_hardware(device),
     }
@@ -167,7 +166,7 @@ def describe_hardware(device: torch.device) -> Mapping[str, Any]:
         "device": str(device),
         "gpu_name": torch.cuda.get_device_name(device) if is_cuda else None,
         "gpu_memory_bytes": torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
-        **asdict(host_hardware()),
+        **host_hardware().content(),
     }
 
 

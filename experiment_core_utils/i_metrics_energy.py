@@ -38,12 +38,12 @@ from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import (
     AllocatedEnergy,
-    ApportionedEnergy,
     EnergyFigures,
     EnergyMetrics,
     EnergySource,
     InferenceResults,
     InstrumentEnergy,
+    PartEnergy,
     ProcessPlace,
     all_absent,
 )
@@ -207,7 +207,7 @@ def allocated_energy(pooled: InferenceResults) -> dict[str, Any]:
         "batch_index",
         "prompt_indices",
         "inference_time_s",
-        *ApportionedEnergy.__annotations__,
+        *PartEnergy.__annotations__,
     )
     of_query = ("prompt_index", "process_index", "batch_index", "input_tokens", "output_tokens", "energy_j")
     return {

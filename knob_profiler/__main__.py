@@ -56,7 +56,8 @@ COMMANDS = Group(
         "compare": Command("experiments.core_exp.compare_runs", "what is faster, slower or the same in another run"),
         "tables": Command("experiments.core_exp.write_tables", "write the CSV files of a run again"),
         "tasks": Command(
-            "experiment_core_utils.tasks.__main__", "list tasks, score stored answers again, compare settings of a run"
+            "experiment_core_utils.saved_results.tasks_command",
+            "list tasks, score stored answers again, compare settings of a run",
         ),
         "controller": Group(
             {

@@ -3,7 +3,7 @@
 import argparse
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
@@ -78,7 +78,7 @@ def add_flags(parser: argparse.ArgumentParser, part: "type[Part]", title: str | 
         )
 
 
-def _reading(annotation: Any) -> dict[str, Any]:
+def _reading(annotation: Any) -> Mapping[str, Any]:
     """How argparse reads a value of this type."""
     kind, arguments = plain_type(annotation), get_args(plain_type(annotation))
     if kind is bool:

@@ -8,8 +8,7 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 from experiment_core_utils.config.block_choice import BlockChoice
@@ -58,48 +57,27 @@ def plan_settings(
         ConfigurationError: a block count that the model does not have or `choice` no blocks for, or a `num_configs`
             larger than the grid.
     """
-    given = _KnobValues(tuple(targets), tuple(top_k_values), tuple(block_counts)).each(distinct)
-    grid = _grid_of(strategy, given)
+    given = tuple(map(distinct, (targets, top_k_values, block_counts)))
+    values = _grid_of(strategy, given)
     blocks_of = (choice or BlockChoice()).blocks
-    blocks = [blocks_of(count, total_blocks) for count in grid.block_counts]
-    places = _places(strategy, grid.sizes, num_configs, seed)
-    return tuple(KnobSetting(grid.targets[v], grid.top_k[k], blocks[b]) for v, k, b in places)
+    blocks = [blocks_of(count, total_blocks) for count in values[2]]
+    places = _places(strategy, [len(each) for each in values], num_configs, seed)
+    return tuple(KnobSetting(values[0][v], values[1][k], blocks[b]) for v, k, b in places)
 
 
-@dataclass(frozen=True)
-class _KnobValues:
-    """The values of each knob, which span a grid of settings."""
-
-    targets: tuple[VisionTarget, ...]
-    top_k: tuple[int | None, ...]
-    block_counts: tuple[int, ...]
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        return len(self.targets), len(self.top_k), len(self.block_counts)
-
-    def each(self, choose: Callable[[Sequence[Any]], tuple[Any, ...]]) -> "_KnobValues":
-        """What `choose` leaves of every knob's values."""
-        return _KnobValues(choose(self.targets), choose(self.top_k), choose(self.block_counts))
-
-    def with_sorted_numbers(self) -> "_KnobValues":
-        # The number of experts is absent in a model without them, and then it is the only value.
-        top_k = sorted(self.top_k, key=lambda each: each or 0)
-        return replace(self, top_k=tuple(top_k), block_counts=tuple(sorted(self.block_counts)))
-
-    def with_sorted_targets(self) -> "_KnobValues":
-        order = sorted(self.targets, key=lambda each: (each.crops.min_crops, each.crops.max_crops, each.label))
-        return replace(self, targets=tuple(order))
-
-
-def _grid_of(strategy: str, given: _KnobValues) -> _KnobValues:
-    """The grid of which the strategy takes its points."""
+def _grid_of(strategy: str, given: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+    """Targets, top-k values and block counts that span the grid of which the strategy takes its points."""
     if strategy == "full":
         return given
+    in_order = (
+        sorted(given[0], key=lambda each: (each.crops.min_crops, each.crops.max_crops, each.label)),
+        # The number of experts is absent in a model without them, and then it is the only value.
+        sorted(given[1], key=lambda each: each or 0),
+        sorted(given[2]),
+    )
     if strategy == "balanced":
-        return given.with_sorted_numbers().each(thin)
-    in_order = given.with_sorted_numbers().with_sorted_targets()
-    return in_order.each(ends_and_middle) if strategy == "stratified" else in_order
+        return [thin(each) for each in (given[0], *in_order[1:])]
+    return [ends_and_middle(each) for each in in_order] if strategy == "stratified" else in_order
 
 
 def _places(strategy: str, sizes: Sequence[int], num_configs: int | None, seed: int) -> list[Places]:
@@ -115,11 +93,11 @@ def distinct(values: Sequence[T]) -> tuple[T, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def thin(values: Sequence[T], most: int = BALANCED_VALUES) -> tuple[T, ...]:
-    """At most `most` of the values, evenly spread by position, first and last among them."""
-    if len(values) <= most:
+def thin(values: Sequence[T]) -> tuple[T, ...]:
+    """At most `BALANCED_VALUES` of the values, evenly spread by position, first and last among them."""
+    if len(values) <= BALANCED_VALUES:
         return tuple(values)
-    places = [round(step * (len(values) - 1) / (most - 1)) for step in range(most)]
+    places = [round(step * (len(values) - 1) / (BALANCED_VALUES - 1)) for step in range(BALANCED_VALUES)]
     return tuple(values[place] for place in places)
 
 

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import product
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ class Combination:
     reason: str | None  #: why they are not
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Mapping[str, Any]:
     """The mapping in a YAML file; raises ConfigurationError for everything else, a key given twice included."""
     try:
         size = path.stat().st_size
@@ -46,7 +48,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} cannot be read: {first_line(error)}") from error
 
 
-def parse_yaml(text: str, name: str) -> dict[str, Any]:
+def parse_yaml(text: str, name: str) -> Mapping[str, Any]:
     """The mapping that a YAML text contains; `name` is for messages."""
     content = _parsed(text, name)
     if content is None:
@@ -56,7 +58,7 @@ def parse_yaml(text: str, name: str) -> dict[str, Any]:
     return content
 
 
-def with_overrides(content: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+def with_overrides(content: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
     """`content` with `key=value` or `group.key=value` put in force, values in YAML; raises ConfigurationError."""
     result = _copied(content)
     for override in overrides:
@@ -109,11 +111,8 @@ def combinations(content: Mapping[str, Any]) -> list[Combination]:
 def _combination(content: Mapping[str, Any], chosen: Mapping[Key, Any]) -> Combination:
     values = _copied(content)
     for key, value in chosen.items():
-        place = values
-        for group in key[:-1]:
-            place = place[group]
-        place[key[-1]] = value
-    varied = {".".join(key): value for key, value in chosen.items() if len(_at(content, key)) > 1}
+        reduce(getitem, key[:-1], values)[key[-1]] = value
+    varied = {".".join(key): value for key, value in chosen.items() if len(reduce(getitem, key, content)) > 1}
     try:
         return Combination(varied, validated(values), None)
     except ImpossibleCombination as error:
@@ -135,17 +134,8 @@ def _without_repeats(values: Sequence[Any]) -> list[Any]:
     """Values without repeats, compared by value and type: true and 1 differ."""
     if all(isinstance(value, str | int | float | None) for value in values):
         return [value for _, value in dict.fromkeys((type(value), value) for value in values)]
-    return [value for at, value in enumerate(values) if not any(_same(value, other) for other in values[:at])]
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
-
-
-def _at(content: Mapping[str, Any], key: Key) -> Any:
-    for name in key:
-        content = content[name]
-    return content
+    typed = [(type(value), value) for value in values]
+    return [value for at, (_, value) in enumerate(typed) if typed[at] not in typed[:at]]
 
 
 def _copied(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,22 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiment_core_utils.primitives.csv_tables import Cell
-from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, first_line
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, MeterUnavailable, first_line
 from experiment_core_utils.primitives.units import joules_of_kwh
 
 WORLD_MEAN = "world mean (no country given)"
 # What codecarbon lets through; its constructor swallows errors, and the object then lacks attributes.
-_FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    subprocess.SubprocessError,
-)
+_FAILURES = (*LIBRARY_ERRORS, subprocess.SubprocessError)
 _POWERS = {"cpu_power": "cpu_energy", "gpu_power": "gpu_energy", "ram_power": "ram_energy"}
 # Sampled once a second by codecarbon; 0 where the window was shorter.
 _SAMPLED = ("cpu_utilization_percent", "gpu_utilization_percent", "ram_utilization_percent", "ram_used_gb")

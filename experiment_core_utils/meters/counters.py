@@ -7,6 +7,7 @@ counters are looked at about every second, so that one that is reset or goes awa
 """
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import NamedTuple
 
 from experiment_core_utils.meters.energy_statistics import quantisation_bound_j
 from experiment_core_utils.meters.interface import EnergyCounter, PowerProbe
-from experiment_core_utils.primitives.clock import Clock, Repeating
+from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.records.energy import Component, DeviceEnergy, EnergyOrigin, EnergyReading, TickCalibration
 
@@ -140,6 +141,7 @@ class CounterWatch:
 POLL_EVERY_S = 0.0005
 # The longest tick that was met is 100 ms.
 PATIENCE_S = 2.0
+CALIBRATION_TICKS = 20
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,15 @@ class Edge:
         """Most by which `at_s` may be off."""
         return (self.latest_s - self.earliest_s) / 2
 
+    @property
+    def readings(self) -> tuple[CounterReading, CounterReading]:
+        """The last reading before it and the first after it; without a value where there is no edge."""
+        before_j, after_j = (self.before_j, self.joules) if self.reason is None else (None, None)
+        return (
+            CounterReading(self.earliest_s, self.earliest_s, before_j, self.reason),
+            CounterReading(self.earliest_s, self.latest_s, after_j, self.reason),
+        )
+
 
 class EdgeWatch:
     """Polls counters beside the running code until each has advanced once.
@@ -173,12 +184,12 @@ class EdgeWatch:
         edges: of the counters that are done, by their place.
     """
 
-    def __init__(self, counters: Sequence[EnergyCounter], clock: Clock, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, counters: Sequence[EnergyCounter], clock: Clock) -> None:
         self._counters = tuple(counters)
         self._clock = clock
         self._last: dict[int, tuple[float, float] | None] = dict.fromkeys(range(len(self._counters)))
         self.edges: dict[int, Edge] = {}
-        self._given_up_s = clock.now_s() + patience_s
+        self._given_up_s = clock.now_s() + PATIENCE_S
         self._polling = clock.every(POLL_EVERY_S, self._poll)
 
     @property
@@ -227,7 +238,7 @@ def wait_for_edges(
     return tuple(watch.edges[place] for place in range(len(counters)))
 
 
-def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = 20) -> TickCalibration:
+def calibrate_tick(counter: EnergyCounter, clock: Clock) -> TickCalibration:
     """Poll a counter through some of its ticks.
 
     A counter that is slower to read than to advance shows a tick with every reading; what is found is then the time of
@@ -236,7 +247,7 @@ def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = 20) ->
     moments, costs, last_j = list[float](), list[float](), None
     given_up_s = clock.now_s() + PATIENCE_S
     reason: str | None = None
-    while len(moments) <= num_ticks and reason is None:
+    while len(moments) <= CALIBRATION_TICKS and reason is None:
         started_s, ended_s, joules, reason = read_counter(counter, clock)
         if joules is None:
             break
@@ -253,20 +264,6 @@ def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = 20) ->
     if not ticks or reason is not None:
         return TickCalibration(None, None, cost_s, len(ticks), reason)
     return TickCalibration(statistics.fmean(ticks), max(ticks), cost_s, len(ticks), None)
-
-
-@dataclass
-class _Rise:
-    """One counter since the window was opened."""
-
-    last_j: float | None = None
-    last_s: float = 0.0
-    joules: float = 0.0
-    read_s: float = 0.0
-    uncertain_j: float = 0.0  #: of what was interpolated linearly
-    early_s: float = 0.0  #: how long before the window the tick was from which an aligned one is counted
-    reason: str | None = None
-    remark: str | None = None
 
 
 class CounterMeter:
@@ -295,84 +292,55 @@ class CounterMeter:
         self._ticks_s = dict(ticks_s)
         self._probes = {probe.origin.device: probe for probe in probes}
         self._is_aligned = is_aligned
-        self._rises: tuple[_Rise, ...] | None = None
+        self._watch: CounterWatch | None = None
         self._powers_w: dict[str, float] = {}
-        self._polling: Repeating | None = None
         for counter in self._counters:
             counter.read_j()
 
     def open(self) -> None:
         """See `EnergyMeter.open`."""
-        if self._rises is not None:
+        if self._watch is not None:
             raise ConfigurationError("this energy meter has an open window; close it before opening another")
         self._powers_w = {}
         self._note_powers()
-        self._rises = tuple(_Rise() for _ in self._counters)
-        edges = wait_for_edges(self._counters, self._clock) if self._is_aligned else ()
-        self._look()
+        self._edges = self._next_edges()
+        self._opened = self._look()
         self._started_s = self._clock.now_s()
-        for counter, rise, edge in zip(self._counters, self._rises, edges, strict=False):
-            _count_from(rise, edge, self._started_s, self._powers_w.get(counter.origin.device))
-        self._polling = self._clock.every(watch_interval_s(self._counters), self._look)
+        # What was drawn between the tick and the window is not the window's.
+        self._before_j = [
+            0.0 if edge is None else self._powers_w.get(counter.origin.device, 0.0) * (self._started_s - edge.at_s)
+            for counter, edge in zip(self._counters, self._edges, strict=True)
+        ]
+        self._watch = CounterWatch(self._counters, self._clock)
 
     def close(self) -> EnergyReading:
         """See `EnergyMeter.close`."""
-        if self._rises is None:
+        if self._watch is None:
             raise ConfigurationError("this energy meter has no open window; open one before closing")
-        ended_s = self._clock.now_s()
-        self._stop_polling()
-        self._look()
+        ended_s, watch = self._clock.now_s(), self._watch
+        self.release()
+        closed = self._look()
         self._note_powers()
-        if self._is_aligned:
-            self._interpolate(ended_s)
-        rises, self._rises = self._rises, None
-        seconds = ended_s - self._started_s
-        return EnergyReading(
-            seconds,
-            tuple(self._energy(counter, rise, seconds) for counter, rise in zip(self._counters, rises, strict=True)),
-        )
+        edges = self._next_edges()
+        looks = [
+            [self._opened[place], *watch.between(place, self._started_s, math.inf), closed[place]]
+            for place in range(len(self._counters))
+        ]
+        found = zip(self._counters, looks, self._edges, edges, self._before_j, strict=True)
+        return EnergyReading(ended_s - self._started_s, tuple(self._energy(*each, ended_s) for each in found))
 
     def release(self) -> None:
         """See `EnergyMeter.release`."""
-        self._rises = None
-        self._stop_polling()
+        if self._watch is not None:
+            watch, self._watch = self._watch, None
+            watch.stop()
 
-    def _stop_polling(self) -> None:
-        if self._polling is not None:
-            polling, self._polling = self._polling, None
-            polling.stop()
+    def _look(self) -> list[CounterReading]:
+        return [read_counter(counter, self._clock) for counter in self._counters]
 
-    def _look(self) -> None:
-        """Read every counter and add what it rose by; what went wrong stays in its rise."""
-        assert self._rises is not None
-        for counter, rise in zip(self._counters, self._rises, strict=True):
-            if rise.reason is not None:
-                continue
-            reading = read_counter(counter, self._clock)
-            if reading.joules is None:
-                rise.reason = reading.reason
-                continue
-            rise.read_s = max(rise.read_s, reading.ended_s - reading.started_s)
-            _add(rise, counter, reading.joules, reading.ended_s)
-
-    def _interpolate(self, ended_s: float) -> None:
-        """Wait for the tick after the end; the share of the last tick's energy that lay before the end is counted."""
-        assert self._rises is not None
-        edges = wait_for_edges(self._counters, self._clock)
-        for counter, rise, edge in zip(self._counters, self._rises, edges, strict=True):
-            tick_s = self._ticks_s.get(counter.origin.device)
-            rise.reason = rise.reason or edge.reason
-            if rise.reason is not None or tick_s is None:
-                continue
-            _add(rise, counter, edge.before_j, edge.earliest_s)
-            if rise.reason is not None:
-                continue
-            before_j = rise.joules
-            _add(rise, counter, edge.joules, edge.at_s)
-            last_tick_j = rise.joules - before_j
-            after_end = (edge.at_s - ended_s) / tick_s
-            rise.joules -= last_tick_j * after_end
-            rise.uncertain_j = last_tick_j * max(after_end, abs(1 - after_end))
+    def _next_edges(self) -> Sequence[Edge | None]:
+        """The next tick of each counter; None where windows are not aligned to them."""
+        return wait_for_edges(self._counters, self._clock) if self._is_aligned else [None] * len(self._counters)
 
     def _note_powers(self) -> None:
         """The larger of the powers at the two ends, where they can be read."""
@@ -383,39 +351,44 @@ class CounterMeter:
                 # The bound is then the limit's; the energy does not depend on it.
                 self._powers_w.pop(device, None)
 
-    def _energy(self, counter: EnergyCounter, rise: _Rise, seconds: float) -> DeviceEnergy:
-        if rise.reason is not None:
-            return DeviceEnergy(counter.origin, None, None, rise.reason, rise.remark)
-        tick_s = self._ticks_s.get(counter.origin.device)
+    def _energy(
+        self,
+        counter: EnergyCounter,
+        looks: Sequence[CounterReading],
+        begin: Edge | None,
+        end: Edge | None,
+        before_j: float,
+        ended_s: float,
+    ) -> DeviceEnergy:
+        """The energy of one counter, from the tick before the window to the one after it where it is aligned.
+
+        Args:
+            looks: from the opening to the close.
+            before_j: that lies between the tick before the window and the window.
+        """
+        tick_s, after_j, uncertain_j = self._ticks_s.get(counter.origin.device), 0.0, 0.0
+        readings, uncertain_s = [*looks], tick_s
+        if begin is not None and end is not None:
+            # Without a known length, the last tick is not divided: the window ends at the last look.
+            is_divided = tick_s is not None or end.reason is not None
+            readings = [begin.readings[1], *looks, *(end.readings if is_divided else ())]
+            uncertain_s = self._started_s - begin.earliest_s
+        delta = rise_along(readings, counter.wraps_at_j, counter.limit_w)
+        if delta.joules is None:
+            return DeviceEnergy(counter.origin, None, None, delta.reason, delta.remark)
+        if end is not None and tick_s is not None:
+            last_tick_j = rise_along(end.readings, counter.wraps_at_j, counter.limit_w).joules or 0.0
+            after_end = (end.at_s - ended_s) / tick_s
+            after_j, uncertain_j = last_tick_j * after_end, last_tick_j * max(after_end, abs(1 - after_end))
+        joules, seconds = delta.joules - before_j - after_j, ended_s - self._started_s
         power_w = self._powers_w.get(counter.origin.device, counter.limit_w)
         bound_j = None
-        if tick_s is not None and power_w is not None:
-            mean_w = rise.joules / seconds if seconds > 0 else 0.0
+        if tick_s is not None and uncertain_s is not None and power_w is not None:
             # A reading has the value of some moment while it lasts.
-            uncertain_s = 2 * rise.read_s + (rise.early_s if self._is_aligned else tick_s)
-            bound_j = quantisation_bound_j(uncertain_s, max(power_w, mean_w)) + rise.uncertain_j
-        return DeviceEnergy(counter.origin, rise.joules, bound_j, None, rise.remark)
-
-
-def _add(rise: _Rise, counter: EnergyCounter, now_j: float, now_s: float) -> None:
-    """The rise of the counter since it was last read; the first reason is kept."""
-    if rise.last_j is not None:
-        delta = counter_delta(rise.last_j, now_j, now_s - rise.last_s, counter.wraps_at_j, counter.limit_w)
-        rise.joules += delta.joules or 0.0
-        rise.reason, rise.remark = rise.reason or delta.reason, delta.remark or rise.remark
-    rise.last_j, rise.last_s = now_j, now_s
-
-
-def _count_from(rise: _Rise, edge: Edge, started_s: float, power_w: float | None) -> None:
-    """The tick before the window, in place of the reading after it, which may be a tick later for another counter.
-
-    What was drawn between that tick and the window is taken off where the power before it is known.
-    """
-    rise.reason = rise.reason or edge.reason
-    rise.last_j, rise.last_s = edge.joules, edge.at_s
-    rise.early_s = started_s - edge.earliest_s
-    if power_w is not None:
-        rise.joules -= power_w * (started_s - edge.at_s)
+            read_s = max(each.ended_s - each.started_s for each in looks)
+            mean_w = joules / seconds if seconds > 0 else 0.0
+            bound_j = quantisation_bound_j(2 * read_s + uncertain_s, max(power_w, mean_w)) + uncertain_j
+        return DeviceEnergy(counter.origin, joules, bound_j, None, delta.remark)
 
 
 POWERCAP = Path("/sys/class/powercap")

@@ -48,11 +48,6 @@ def aligned_bound_j(open_jitter_s: float, close_jitter_s: float, act_s: float, p
     return (open_jitter_s + close_jitter_s + act_s) * power_w
 
 
-def window_for_error(uncertain_s: float, relative: float) -> float:
-    """Length at which an error of `uncertain_s` at the window's power is `relative` of its energy."""
-    return uncertain_s / relative
-
-
 def combined_uncertainty(values: Sequence[float], bound: float, baseline: float = 0.0) -> float | None:
     """Standard uncertainty of the mean of repeats: u^2 = s^2 / n + bound^2 + baseline^2; None for fewer than 2.
 
@@ -80,17 +75,16 @@ def expanded_interval(mean: float, half_of_spread: float, num_windows: int, unce
     return mean - half, mean + half
 
 
-def summed_reading(parts: Sequence[DeviceEnergy]) -> DeviceEnergy:
+def summed_reading(parts: Sequence[DeviceEnergy | ActEnergy]) -> DeviceEnergy:
     """One window's energy over all devices of one source; None where that of any is missing.
 
     Raises ValueError where the parts are of several sources.
     """
-    origin = common_origin([each.origin for each in parts])
     missing = [f"{each.origin.device}: {each.reason}" for each in parts if each.joules is None]
     remarks = [f"{each.origin.device}: {each.remark}" for each in parts if each.remark is not None]
     return DeviceEnergy(
-        origin,
-        None if missing else math.fsum(each.joules for each in parts if each.joules is not None),
+        common_origin([each.origin for each in parts]),
+        sum_of_known([each.joules for each in parts]),
         sum_of_known([each.bound_j for each in parts]),
         "; ".join(missing) or None,
         "; ".join(remarks) or None,
@@ -99,19 +93,17 @@ def summed_reading(parts: Sequence[DeviceEnergy]) -> DeviceEnergy:
 
 def summed_act(parts: Sequence[ActEnergy]) -> ActEnergy:
     """The same for an act. Windows of several devices end at different ticks, so counts and lengths are means."""
-    origin = common_origin([each.origin for each in parts])
-    missing = [f"{each.origin.device}: {each.reason}" for each in parts if each.joules is None]
-    remarks = [f"{each.origin.device}: {each.remark}" for each in parts if each.remark is not None]
+    whole = summed_reading(parts)
     return ActEnergy(
-        origin=origin,
-        joules=None if missing else math.fsum(each.joules for each in parts if each.joules is not None),
-        bound_j=sum_of_known([each.bound_j for each in parts]),
+        origin=whole.origin,
+        joules=whole.joules,
+        bound_j=whole.bound_j,
         act_s=mean_of_known([each.act_s for each in parts]),
         count=mean_of_known([each.count for each in parts]),
         window_s=mean_of_known([each.window_s for each in parts]),
         alignment="acts" if any(each.alignment == "acts" for each in parts) else "ticks",
-        reason="; ".join(missing) or None,
-        remark="; ".join(remarks) or None,
+        reason=whole.reason,
+        remark=whole.remark,
         window_error=highest_of([each.window_error for each in parts]),
     )
 

@@ -9,46 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
 
 from experiment_core_utils.meters.nvml import GpuDescription, NvmlGpu
-from experiment_core_utils.primitives.device import gpu_uuid
+from experiment_core_utils.primitives.device import gpu_uuid, visible_gpus
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.files import IS_CHECKOUT, REPOSITORY
+from experiment_core_utils.records.setting_result import Hardware, Provenance
 from experiment_core_utils.records.text import HardwareInfo
 
 GIB = 2**30
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """When and with what a run was made."""
-
-    timestamp: str  #: in UTC, to the second
-    command: str
-    git_commit: str | None
-    python: str
-    versions: Mapping[str, str | None]  #: None for a package that is not there
-
-
-@dataclass(frozen=True)
-class HostHardware:
-    """What a host is made of; None for what cannot be read."""
-
-    cuda: str | None  #: version that torch was built for
-    num_gpus: int  #: that this process sees
-    cpu: str | None  #: name that the kernel gives it
-    cpu_count: int | None
-    torch_threads: int
-    ram_bytes: int
-
-
-def run_facts(packages: Sequence[str]) -> RunFacts:
-    """The facts of a run that starts now, with the versions of these packages."""
-    return RunFacts(
+def run_facts(packages: Sequence[str]) -> Provenance:
+    """The fields about a run that starts now, with the versions of these packages."""
+    return Provenance.of(
         timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command_line(),
         git_commit=git_commit(),
@@ -57,9 +35,9 @@ def run_facts(packages: Sequence[str]) -> RunFacts:
     )
 
 
-def host_hardware() -> HostHardware:
-    """The host as this process finds it."""
-    return HostHardware(
+def host_hardware() -> Hardware:
+    """The fields about the host, as this process finds it."""
+    return Hardware.of(
         cuda=torch.version.cuda,
         num_gpus=torch.cuda.device_count(),
         cpu=cpu_name(),
@@ -115,19 +93,15 @@ def cpu_name() -> str | None:
 
 def hardware_info() -> HardwareInfo:
     """The host and its GPUs as this process finds them; memory in 2**30 bytes."""
-    host = host_hardware()
-    places = [torch.device("cuda", index) for index in range(host.num_gpus)]
-    return HardwareInfo(
-        total_ram_gb=host.ram_bytes / GIB,
-        cuda=host.cuda,
-        num_gpus=host.num_gpus,
-        cpu=host.cpu,
-        cpu_count=host.cpu_count,
-        torch_threads=host.torch_threads,
-        cuda_available=torch.cuda.is_available(),
-        gpu_names=[torch.cuda.get_device_name(place) for place in places],
-        gpus=[_describe_gpu(place) for place in places],
-    )
+    host, places = host_hardware().content(), visible_gpus()
+    found = {
+        "total_ram_gb": host.pop("ram_bytes") / GIB,
+        **host,
+        "cuda_available": torch.cuda.is_available(),
+        "gpu_names": [torch.cuda.get_device_name(place) for place in places],
+        "gpus": [_describe_gpu(place) for place in places],
+    }
+    return cast(HardwareInfo, found)
 
 
 def _describe_gpu(place: torch.device) -> Mapping[str, Any]:

@@ -72,7 +72,7 @@ class Instruments:
         return replace(self, ticks=ticks)
 
     @property
-    def longest_ticks_s(self) -> dict[str, float]:
+    def longest_ticks_s(self) -> Mapping[str, float]:
         """Longest ticks of the calibrated counters, by device."""
         found = {device: tick.longest_tick_s for device, tick in self.ticks.items()}
         return {device: seconds for device, seconds in found.items() if seconds is not None}
@@ -152,3 +152,8 @@ def uuids_of(devices: Sequence[torch.device]) -> tuple[str, ...]:
     """The driver's ids of the GPUs among these devices, each once: torch's numbers are not the driver's."""
     found = [uuid for device in devices if (uuid := gpu_uuid(device)) is not None]
     return tuple(dict.fromkeys(found))
+
+
+def missing_lines(missing: Mapping[str, str]) -> list[str]:
+    """What cannot be measured here, and why."""
+    return [f"not measured here: {name}: {reason}" for name, reason in missing.items()]

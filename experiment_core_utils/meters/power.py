@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
@@ -58,6 +59,17 @@ def jittered(interval_s: float, random: Random) -> Iterator[float]:
         yield interval_s * random.uniform(1 - JITTER, 1 + JITTER)
 
 
+@dataclass
+class _Readings:
+    """Power readings of one device so far; fields as of `PowerTrace`."""
+
+    times_s: list[float] = field(default_factory=list)
+    watts: list[float] = field(default_factory=list)
+    num_failed: int = 0
+    last_failed: bool = False
+    failure: str | None = None
+
+
 class PowerSampler:
     """Reads power of devices at once, then again and again beside the running code, and once more at the stop.
 
@@ -70,11 +82,11 @@ class PowerSampler:
         self._clock = clock
         self._intervals = intervals or jittered(SAMPLE_EVERY_S, Random(JITTER_SEED))
         self._repeating: Repeating | None = None
-        self._forget()
+        self._readings = [_Readings() for _ in self._probes]
 
     def start(self) -> None:
         """Begin a trace."""
-        self._forget()
+        self._readings = [_Readings() for _ in self._probes]
         self._sample()
         self._repeating = self._clock.every(self._intervals, self._sample)
 
@@ -85,38 +97,21 @@ class PowerSampler:
             repeating.stop()
             self._sample()
         return tuple(
-            PowerTrace(
-                probe.origin,
-                tuple(self._times_s[place]),
-                tuple(self._watts[place]),
-                self._num_failed[place],
-                self._last_failed[place],
-                self._failures[place],
-            )
-            for place, probe in enumerate(self._probes)
+            PowerTrace(probe.origin, tuple(own.times_s), tuple(own.watts), own.num_failed, own.last_failed, own.failure)
+            for probe, own in zip(self._probes, self._readings, strict=True)
         )
 
-    def _forget(self) -> None:
-        places = range(len(self._probes))
-        self._times_s: list[list[float]] = [[] for _ in places]
-        self._watts: list[list[float]] = [[] for _ in places]
-        self._num_failed = [0 for _ in places]
-        self._last_failed = [False for _ in places]
-        self._failures: list[str | None] = [None for _ in places]
-
     def _sample(self) -> None:
-        for place, probe in enumerate(self._probes):
+        for probe, own in zip(self._probes, self._readings, strict=True):
             started_s = self._clock.now_s()
             try:
                 watts = probe.read_w()
             except MeterUnavailable as error:
-                self._num_failed[place] += 1
-                self._last_failed[place] = True
-                self._failures[place] = str(error)
+                own.num_failed, own.last_failed, own.failure = own.num_failed + 1, True, str(error)
                 continue
-            self._times_s[place].append((started_s + self._clock.now_s()) / 2)
-            self._watts[place].append(watts)
-            self._last_failed[place] = False
+            own.times_s.append((started_s + self._clock.now_s()) / 2)
+            own.watts.append(watts)
+            own.last_failed = False
 
 
 def energy_of_trace(trace: PowerTrace, begin_s: float, end_s: float, has_steps_at_ends: bool = False) -> DeviceEnergy:

@@ -37,7 +37,7 @@ LEAST_REPEATS = 3
 IDLE_S = 2.0
 Act = Callable[[], object]
 Windows = Sequence[ActEnergy]
-# Takes the state behind the last of so many decode steps back to where it was before the first.
+# Takes the state after the last of so many decode steps back to where it was before the first.
 Rewind = Callable[[Any, int], None]
 
 
@@ -138,7 +138,7 @@ class StagedRequest:
         output_tokens: of the whole request, the same every time.
 
     Raises:
-        SettingError: the model's cache cannot be taken back to where it was behind the prefill.
+        SettingError: the model's cache cannot be taken back to where it was after the prefill.
     """
 
     def __init__(self, model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rewind: Rewind) -> None:
@@ -157,7 +157,7 @@ class StagedRequest:
             self.decode()
 
     @property
-    def acts(self) -> dict[str, Act]:
+    def acts(self) -> Mapping[str, Act]:
         """The stages' acts by name; `vision` is left out without a picture, `decode` where there is one token."""
         acts: dict[str, Act] = {"vision": self.vision} if self._has_vision else {}
         acts["prefill"] = self.prefill
@@ -179,7 +179,7 @@ class StagedRequest:
 
     @torch.inference_mode()
     def decode(self) -> None:
-        """First token -> last token, always from the state behind the prefill."""
+        """First token -> last token, always from the state after the prefill."""
         token, steps = self._first_token, self.output_tokens - 1
         with self._model.decoding():
             for _ in range(steps):
@@ -210,7 +210,7 @@ def _figure(windows: Windows, idle: Sequence[tuple[IdlePower, IdlePower]]) -> En
 
 def _totals(
     rounds: Sequence[Windows], idle: Sequence[tuple[IdlePower, IdlePower]]
-) -> dict[tuple[str, str], tuple[int, EnergyFigure]]:
+) -> Mapping[tuple[str, str], tuple[int, EnergyFigure]]:
     """For each component and basis, the number of its devices and the figure of their sum, window by window."""
     totals = {}
     for component, basis in dict.fromkeys(_group(each.origin) for each in rounds[0]):

@@ -24,7 +24,6 @@ from experiment_core_utils.meters.counters import (
 from experiment_core_utils.meters.energy_statistics import (
     LEAST_WINDOW_S,
     aligned_bound_j,
-    window_for_error,
     with_disagreements,
 )
 from experiment_core_utils.meters.instruments import Instruments
@@ -33,7 +32,7 @@ from experiment_core_utils.meters.power import energy_of_trace
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.records.energy import ActEnergy, Alignment, DeviceEnergy, EnergyWindow, IdlePower, PowerTrace
-from experiment_core_utils.records.text import ApportionedEnergy, all_absent
+from experiment_core_utils.records.text import PartEnergy, all_absent
 
 RELATIVE_ERROR = 0.02
 LONGEST_WINDOW_S = 60.0
@@ -41,7 +40,7 @@ LONGEST_WINDOW_S = 60.0
 # window before.
 WARM_UP_S = 0.3
 WARM_AGAIN_S = 0.05
-# Power readings of an H200 show the load for another tenth of a second; a window at rest begins behind that.
+# Power readings of an H200 show the load for another tenth of a second; a window at rest begins after that.
 SETTLE_S = 0.5
 
 
@@ -57,7 +56,7 @@ class WindowGoal:
 
     def length_s(self, uncertain_s: float) -> float:
         """Seconds at which an error of `uncertain_s` at the window's power is small enough, within the limits."""
-        return min(max(window_for_error(uncertain_s, self.relative_error), self.least_s), self.longest_s)
+        return min(max(uncertain_s / self.relative_error, self.least_s), self.longest_s)
 
     def remark(self, uncertain_s: float) -> str | None:
         """That the longest window does not meet the error."""
@@ -144,7 +143,7 @@ def _poll_s(using: Instruments) -> float:
 def _between_ticks(acts: RepeatedAct, using: Instruments, goal: WindowGoal, poll_s: float) -> list[ActEnergy]:
     sampler = using.power_sampler()
     uncertain_s = 2 * poll_s + acts.shortest_s
-    # Power is read once within the act before the window and once behind it.
+    # Power is read once within the act before the window and once after it.
     margin_s = 2 * using.sample_every_s if using.probes else 0.0
     sampler.start()
     try:
@@ -184,12 +183,7 @@ def _act_between(
 ) -> ActEnergy:
     begin, end = edges
     seconds = end.at_s - begin.at_s
-    reason = begin.reason or end.reason
-    if reason is not None:
-        return _absent(DeviceEnergy(counter.origin, None, None, reason), "ticks")
-    last = CounterReading(end.earliest_s, end.earliest_s, end.before_j)
-    ticks = [CounterReading(each.earliest_s, each.latest_s, each.joules) for each in edges]
-    delta = rise_along([ticks[0], *looks, last, ticks[1]], counter.wraps_at_j, counter.limit_w)
+    delta = rise_along([begin.readings[1], *looks, *end.readings], counter.wraps_at_j, counter.limit_w)
     if delta.joules is None:
         return _absent(DeviceEnergy(counter.origin, None, None, delta.reason), "ticks")
     count = acts.count_at(end.at_s) - acts.count_at(begin.at_s)
@@ -317,7 +311,7 @@ class InstrumentWindow:
             self._meter.open()
 
     def close(self, is_idle_requested: bool = True) -> EnergyWindow:
-        """End it; waits for a tick of the counters behind it, then measures idle power where it was before.
+        """End it; waits for a tick of the counters after it, then measures idle power where it was before.
 
         Args:
             is_idle_requested: False where the devices are not at rest.
@@ -341,7 +335,7 @@ class InstrumentWindow:
 NOT_REQUESTED = "energy was not requested"
 
 
-def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> ApportionedEnergy:
+def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> PartEnergy:
     """Energy of all traced devices between two moments of the traces' clock; None where that of any is missing.
 
     Where devices report their power in several ways, source and basis name all of them, joined by "+".
@@ -353,7 +347,7 @@ def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, r
     missing = [f"{part.origin.device}: {part.reason}" for part in parts if part.joules is None]
     if missing or not parts:
         return no_energy("; ".join(missing) or reason)
-    return ApportionedEnergy(
+    return PartEnergy(
         energy_j=math.fsum(part.joules for part in parts if part.joules is not None),
         energy_bound_j=math.fsum(part.bound_j for part in parts if part.bound_j is not None),
         energy_method="apportioned",
@@ -367,13 +361,13 @@ def _labels(names: Sequence[str]) -> str:
     return "+".join(dict.fromkeys(names))
 
 
-def no_energy(reason: str | None) -> ApportionedEnergy:
+def no_energy(reason: str | None) -> PartEnergy:
     """No figure."""
-    return all_absent(ApportionedEnergy, energy_reason=reason)
+    return all_absent(PartEnergy, energy_reason=reason)
 
 
 def why_no_power(using: Instruments) -> str | None:
-    """Why nothing can be apportioned with these instruments; None where they read power."""
+    """Why nothing can be allocated with these instruments; None where they read power."""
     if using.probes:
         return None
     known = [why for name, why in using.missing.items() if not name.startswith("energy counter")]

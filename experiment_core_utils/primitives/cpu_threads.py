@@ -14,7 +14,7 @@ LAUNCHER_MARKS = ("TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION")
 def environment_threads() -> int | None:
     """OMP_NUM_THREADS as somebody set it; None where nobody did.
 
-    Launchers set it to 1 where nobody did, so that behind one the environment counts that it was started with itself.
+    Launchers set it to 1 where nobody did; under one, the environment counts that it was started with itself.
 
     Raises:
         ConfigurationError: it is not a number of threads.

@@ -108,7 +108,7 @@ class TokenCopies:
         return len(self._tokens)
 
     def send(self, place: int, token: torch.Tensor) -> None:
-        """Behind what the current stream has been given so far; `token` [1] may be overwritten after it."""
+        """After what the current stream has been given so far; `token` [1] may be overwritten after it."""
         self._tokens[place : place + 1].copy_(token, non_blocking=True)
         if self._is_cuda:
             self._events[place].record()
@@ -170,12 +170,8 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 on a GPU and float32 on the CPU; beside `float8` weights the rest is bfloat16."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "float8": torch.bfloat16,
-    }[precision]
+    dtype: torch.dtype = torch.bfloat16 if precision == "float8" else getattr(torch, precision)
+    return dtype
 
 
 def gpu_uuid(device: torch.device) -> str | None:

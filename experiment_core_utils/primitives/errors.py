@@ -3,6 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# What the code of a library raises where what it is given is not as it expects.
+LIBRARY_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
 
 class ProfilerError(Exception):
     """Base of all errors that the project raises on purpose; its message is one line for the user."""

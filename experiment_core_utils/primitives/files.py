@@ -211,34 +211,36 @@ def refuse_unreadable(path: Path, named: str = "", hint: str = "") -> None:
         raise ConfigurationError(f"{what}: this process may not read it; change its permissions{end}")
 
 
+def read_given(path: Path, named: str = "", hint: str = "") -> bytes:
+    """All of a file that a user names; arguments and errors as of `refuse_unreadable`."""
+    refuse_unreadable(path, named, hint)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        end = f"; {hint}" if hint else ""
+        raise ConfigurationError(f"{f'{named} {path}'.lstrip()}: {_reason(error)}{end}") from error
+
+
 def read_json(path: Path, named: str = "", hint: str = "") -> Any:
     """The content of a JSON file; arguments as of `refuse_unreadable`.
 
     Raises:
         ConfigurationError: not a regular file, not readable, not UTF-8, not JSON, or nested too deeply.
     """
-    refuse_unreadable(path, named, hint)
-    what = f"{named} {path}".lstrip()
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"{what}: {_reason(error)}{'; ' + hint if hint else ''}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{what} is not JSON ({error}){'; ' + hint if hint else ''}") from error
-    return parse_json(text, what, hint)
+    return parse_json(read_given(path, named, hint), f"{named} {path}".lstrip(), hint)
 
 
-def parse_json(text: str, what: str, hint: str = "") -> Any:
-    """The content of a JSON text; raises ConfigurationError where it is none or nested too deeply.
+def parse_json(text: str | bytes, what: str, hint: str = "") -> Any:
+    """The content of a JSON text in UTF-8; raises ConfigurationError where it is none or nested too deeply.
 
     Args:
         what: names the text in the message.
     """
     end = f"; {hint}" if hint else ""
     try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ConfigurationError(f"{what} is nested too deeply to be read{end}") from error
+        return json.loads(text if isinstance(text, str) else text.decode())
+    except (RecursionError, MemoryError) as error:
+        raise ConfigurationError(f"{what} is nested too deeply or too large to be read{end}") from error
     except ValueError as error:
         raise ConfigurationError(f"{what} is not JSON ({first_line(error)}){end}") from error
 

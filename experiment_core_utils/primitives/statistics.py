@@ -11,6 +11,7 @@ from scipy.special import betaincinv, stdtrit
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+SEED = 0
 DRAWS_AT_ONCE = 4_000_000
 
 
@@ -72,7 +73,6 @@ def bounded_mean_interval(
     clusters: Sequence[Hashable] | None = None,
     best: float = 1.0,
     worst: float = 0.0,
-    seed: int = 0,
     tail: float = (1 - CONFIDENCE) / 2,
 ) -> tuple[float, float] | None:
     """95 % interval for the mean of scores in [`worst`, `best`], inside these bounds; None for no scores.
@@ -93,7 +93,7 @@ def bounded_mean_interval(
     if not values:
         return None
     sums, counts = cluster_totals(values, clusters)
-    ((low, high),) = bounded_mean_intervals(sums[None], counts, best, worst, seed, tail)
+    ((low, high),) = bounded_mean_intervals(sums[None], counts, best, worst, tail)
     return low, high
 
 
@@ -102,16 +102,15 @@ def bounded_mean_intervals(
     counts: np.ndarray,
     best: float = 1.0,
     worst: float = 0.0,
-    seed: int = 0,
     tail: float = (1 - CONFIDENCE) / 2,
 ) -> list[tuple[float, float]]:
     """`bounded_mean_interval` of each row of [K, G] sums of scores of clusters that contain [G] scores."""
-    ends = [_mean_bounds(sums, counts, end, seed, tail) for end in (worst, best)]
+    ends = [_mean_bounds(sums, counts, end, tail) for end in (worst, best)]
     # Rounding apart, each end is on its side of the mean.
     return [(max(low, worst), min(high, best)) for low, high in zip(*ends, strict=True)]
 
 
-def _mean_bounds(sums: np.ndarray, counts: np.ndarray, end: float, seed: int, tail: float) -> list[float]:
+def _mean_bounds(sums: np.ndarray, counts: np.ndarray, end: float, tail: float) -> list[float]:
     """Gaffke's bound of each of K rows, on the side of the range's `end`."""
     clusters, means = len(counts), sums / counts
     bounds, drawn = [math.nan] * len(sums), []
@@ -127,7 +126,7 @@ def _mean_bounds(sums: np.ndarray, counts: np.ndarray, end: float, seed: int, ta
             drawn.append(row)
     if drawn:
         share = 1 - tail if end > means[drawn[0]].min() else tail
-        found = [_drawn_means(sums[drawn], counts, end, weights) for weights in _weights(clusters, seed)]
+        found = [_drawn_means(sums[drawn], counts, end, weights) for weights in _weights(clusters)]
         for row, bound in zip(drawn, np.quantile(np.concatenate(found), share, axis=0), strict=True):
             bounds[row] = float(bound)
     return bounds
@@ -139,18 +138,18 @@ def _drawn_means(sums: np.ndarray, counts: np.ndarray, end: float, weights: np.n
     return np.asarray((weights[:, :-1] @ sums.T + more * end) / (weights[:, :-1] @ counts[:, None] + more))
 
 
-def _weights(clusters: int, seed: int) -> Sequence[np.ndarray] | Iterator[np.ndarray]:
+def _weights(clusters: int) -> Sequence[np.ndarray] | Iterator[np.ndarray]:
     """[R, G + 1] weights in parts; divided by their sum they are uniform over all that add up to 1."""
     if clusters <= DRAWS_AT_ONCE // RESAMPLES:
-        return (_few_weights(clusters, seed),)
-    generator, rows = np.random.default_rng(seed), max(DRAWS_AT_ONCE // clusters, 1)
+        return (_few_weights(clusters),)
+    generator, rows = np.random.default_rng(SEED), max(DRAWS_AT_ONCE // clusters, 1)
     sizes = [min(rows, RESAMPLES - begin) for begin in range(0, RESAMPLES, rows)]
     return (generator.exponential(size=(size, clusters + 1)) for size in sizes)
 
 
 @lru_cache(maxsize=1)
-def _few_weights(clusters: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).exponential(size=(RESAMPLES, clusters + 1))
+def _few_weights(clusters: int) -> np.ndarray:
+    return np.random.default_rng(SEED).exponential(size=(RESAMPLES, clusters + 1))
 
 
 def ratio_interval(

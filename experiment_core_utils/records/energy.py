@@ -220,7 +220,7 @@ class SettingEnergy:
 
 @dataclass(frozen=True)
 class RunsEnergy:
-    """Energy of a sample's measured runs, apportioned from power readings taken beside them."""
+    """Energy of a sample's measured runs, allocated from power readings taken beside them."""
 
     #: joules, bounds_j: of each run, in order; None where no power was read
     joules: tuple[float | None, ...]

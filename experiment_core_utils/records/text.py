@@ -36,7 +36,7 @@ class QuantSupport(TypedDict):
     default_8bit_quant_type: str | None
 
 
-class ApportionedEnergy(TypedDict):
+class PartEnergy(TypedDict):
     """Energy of a part of a run, from power readings taken beside the whole of it."""
 
     #: of all devices that the process computes on, idle power included; None where no power is read
@@ -60,10 +60,10 @@ class QueryRecord(TypedDict):
     ended: bool  #: whether end-of-sequence came before the limit
     output_token_ids: list[int]  #: the generated ids
     output_text: str | None  #: None where decoding to text was not requested
-    energy_j: float | None  #: its part of its batch's, by its tokens; see `apportioned_energy.allocated_to_query`
+    energy_j: float | None  #: its part of its batch's, by its tokens; see `meters.windows.allocated_to_query`
 
 
-class BatchRecord(ApportionedEnergy):
+class BatchRecord(PartEnergy):
     """One call of `generate()` that came to its end."""
 
     process_index: int  #: which process made it
@@ -167,7 +167,7 @@ class ExperimentalVariables(TypedDict):
 
 
 class AllocatedEnergy(TypedDict):
-    """The energies of a run's batches and queries, apportioned from power readings; all None where one was not read.
+    """The energies of a run's batches and queries, allocated from power readings; all None where one was not read.
 
     Its keys are beside those of `InferenceMetrics`.
     """

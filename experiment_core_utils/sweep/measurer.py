@@ -1,6 +1,5 @@
 """One process's shard of the samples of a setting, measured and written to its journal."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from experiment_core_utils.k_results_aggregation import SharedSetting
 from experiment_core_utils.meters.load import ConditionsMeter, LoadSampler, conditions_meter, load_sampler
 from experiment_core_utils.meters.stability import PrecisionGoal, needs_another_run, warm_up_of
 from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
     MemoryWindow,
     out_of_memory_named,
@@ -403,10 +403,11 @@ class ShardMeasurer:
     def _measure_sample(self, setting: KnobSetting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
         # Scored at the merge, with all others; one that no metric could score is not worth the time of its runs.
         self._bench.metric.score([answer_to(sample, "")])
-        started = time.perf_counter()
+        clock = HostClock()
+        started_s = clock.now_s()
         inputs = self._bench.model.to_device(request.inputs)
         synchronize(self._bench.model.device)
-        transfer_s = time.perf_counter() - started
+        transfer_s = clock.now_s() - started_s
         self._bench.model.warm_up(inputs, self._bench.max_new_tokens)
         self._warm_up_shape(request.shape, inputs)
         discarded = 0
@@ -420,7 +421,7 @@ class ShardMeasurer:
             after = self._conditions.beside_runs()
             found = disturbances(before, after, self._context.num_processes)
             # The runs take as long again, and the sample must end within its time.
-            ends_s = time.perf_counter() - started + 1.5 * (after.monotonic_s - before.monotonic_s) + REPEAT_AFTER_S
+            ends_s = clock.now_s() - started_s + 1.5 * (after.monotonic_s - before.monotonic_s) + REPEAT_AFTER_S
             is_late = self._config.sample_timeout is not None and ends_s > self._config.sample_timeout
             if not found or is_late or discarded >= self._config.max_repeats * len(runs):
                 break

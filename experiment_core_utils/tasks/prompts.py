@@ -80,7 +80,7 @@ def _checked(value: Any, where: str) -> str:
 
 
 def _of_dataset(given: PromptSource, cache_dir: Path | None) -> tuple[list[str], Mapping[str, str]]:
-    # The library behind it takes seconds to import, and no other source needs it.
+    # Its library takes seconds to import, and no other source needs it.
     with package_of_extra("datasets", "datasets"):
         from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder, read_hub
 

@@ -14,7 +14,7 @@ import numpy as np
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.caveats import Caveat, caveat
 
-# Below this, differences between settings are mostly noise: the published minimum behind a Pareto comparison.
+# Below this, differences between settings are mostly noise: the published minimum for a Pareto comparison.
 LEAST_SAMPLES_TO_COMPARE = 500
 SampleT_co = TypeVar("SampleT_co", covariant=True)
 How = Literal["all", "random", "question_type", "ids"]
@@ -98,7 +98,7 @@ def create_sampled_dataset(
     return SampledDataset(dataset, tuple(map(int, chosen)), Sampling("random", seed, num_samples, length))
 
 
-def allocate(sizes: Mapping[str, int], num_samples: int) -> dict[str, int]:
+def allocate(sizes: Mapping[str, int], num_samples: int) -> Mapping[str, int]:
     """How many of `num_samples` each type gets: its proportion of the whole, rounded by largest remainder.
 
     Where there are at least as many samples as types, no type goes without, at the cost of the types that are
@@ -164,6 +164,6 @@ def shard_of_process(sample_ids: Sequence[int], rank: int, num_processes: int) -
     return tuple(sample_ids[rank::num_processes])
 
 
-def shards_of(sample_ids: Sequence[int], num_processes: int) -> dict[int, tuple[int, ...]]:
+def shards_of(sample_ids: Sequence[int], num_processes: int) -> Mapping[int, tuple[int, ...]]:
     """The shard of each process, by rank."""
     return {rank: shard_of_process(sample_ids, rank, num_processes) for rank in range(num_processes)}

@@ -9,7 +9,7 @@ counted. With `--shape` weights are random and answers are as long as they may b
 
 It prints JSON. `device`, `execution` and `execution_reason` say how plain stages run; `split_reason` why adaptive
 ones run eagerly where plain ones do not; `decided_on` and `decided_on_reason` where the networks are computed, and
-why not on the model's GPU. `make_ready_s` is the time of all captures, `num_runs` counts measured pairs, `choices`
+why not on the model's GPU. `capture_s` is the time of all captures, `num_runs` counts measured pairs, `choices`
 those of each setting and pause, `num_parameters` those of all networks. The following have `p50` and `p95` over the
 runs: `first_stage_ms`, `second_stage_ms` and their sum `controller_ms`; `new_budget_first_stage_ms`, at budgets that
 were never requested; `adaptive_total_ms` (`T_total`, the stages in it), `plain_total_ms` and, run by run,
@@ -93,7 +93,7 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     adaptive = AdaptiveModel(loaded.model, NetworkDecider(logits, networks.space), loaded.blocks)
     started = time.perf_counter()
     adaptive.warm_up([request for request, _ in requests])
-    ready_s = time.perf_counter() - started
+    capture_s = time.perf_counter() - started
     ways = {"adaptive": adaptive, "new_budget": adaptive}
     if isinstance(logits, DeviceActionLogits):
         host = HostActionLogits(networks, loaded.model.host_embeddings, loaded.model.device)
@@ -105,7 +105,7 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
         **_execution(loaded.model),
         "decided_on": "device" if isinstance(logits, DeviceActionLogits) else "host",
         "decided_on_reason": logits.reason,
-        "make_ready_s": ready_s,
+        "capture_s": capture_s,
         "num_parameters": sum(each.numel() for each in networks.parameters()),
         **_summary(*_run_each_way(loaded.model, ways, [*warm_ups, *requests * given.rounds])),
     }

@@ -20,8 +20,7 @@ import transformers
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import DocstringHelp
-from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
-from experiment_core_utils.meters.selftest import missing_lines
+from experiment_core_utils.meters.instruments import Instruments, find_instruments, missing_lines, uuids_of
 from experiment_core_utils.meters.stages import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
 from experiment_core_utils.models.common.greedy import generate_greedily

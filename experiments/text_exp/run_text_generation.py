@@ -6,7 +6,7 @@ accelerate launch experiments/text_exp/run_text_generation.py --config experimen
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _content(given: argparse.Namespace) -> dict[str, Any]:
+def _content(given: argparse.Namespace) -> Mapping[str, Any]:
     """The content of the file with the values of all flags in place of its own."""
     short = {name: getattr(given, name) for name in ("num_input_prompts", "max_output_tokens")}
     overrides = [*given.set, *(f"{name}={value}" for name, value in short.items() if value is not None)]

@@ -28,7 +28,7 @@ OTHERS = ("pip install", "cp -r", ". .venv/bin/activate")
 # What reads results; with --dry_run others run, too.
 CHEAP = {
     "experiment_core_utils.sweep.status",
-    "experiment_core_utils.tasks.__main__",
+    "experiment_core_utils.saved_results.tasks_command",
     "experiments.controller.evaluate_controller",
     "experiments.controller.lookup",
     "experiments.core_exp.compare_runs",

@@ -71,7 +71,7 @@ class ScriptedModel:
         return {}
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        self.calls.append(f"make_ready for {max_new_tokens}")
+        self.calls.append(f"warm_up for {max_new_tokens}")
 
     def encode_image(self, inputs: Mapping[str, Any]) -> str | None:
         self.calls.append("encode_image")

@@ -12,8 +12,8 @@ from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore
+from experiment_core_utils.saved_results.tasks_command import main as tasks_main
 from experiment_core_utils.tasks import registry
-from experiment_core_utils.tasks.__main__ import main as tasks_main
 from experiment_core_utils.tasks.registry import get_metric, list_metrics, list_tasks, load_data_file
 from tests.tasks.datasets.layouts import BLUE, RED, plain, write_picture
 

@@ -2,7 +2,6 @@
 
 import math
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMix
 
 from experiment_core_utils.models.common.text_generation import context_length
 from experiment_core_utils.models.hf.vision_tokens import fields_in_force, kind_of, known_kinds, vision_options_of
+from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.texts import is_text, shown
@@ -208,12 +208,13 @@ class HFRequests:
                 token, or longer than the model's context.
         """
         image = sample.image if self.has_vision else None
-        started = time.perf_counter()
+        clock = HostClock()
+        started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its prompt"):
             check_prompt(prompt)
             text = self._layout.text(prompt, has_picture=image is not None)
             inputs = self._text_inputs(text) if image is None else self._picture_inputs(text, image, crops)
-        preprocess_s = time.perf_counter() - started
+        preprocess_s = clock.now_s() - started_s
         tokens = inputs["input_ids"].shape[1]
         if tokens == 0:
             raise SampleError(f"sample {sample.sample_id}: its prompt has no token")

@@ -1,7 +1,6 @@
 """The staged interface of MolmoE, by engines or by its modules."""
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -38,6 +37,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeImageFeatures,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
@@ -115,11 +115,12 @@ class MolmoeStagedModel:
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         """See `StagedModel.prepare`."""
-        started = time.perf_counter()
+        clock = HostClock()
+        started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its picture or prompt"):
             check_prompt(prompt)
             inputs = self.processor(prompt, sample.image, crops)
-        preprocess_s = time.perf_counter() - started
+        preprocess_s = clock.now_s() - started_s
         tokens = inputs["input_ids"].shape[1]
         self.refuse_longer_prompt(sample.sample_id, tokens)
         if sample.image is None:

@@ -16,14 +16,11 @@ from experiment_core_utils.tasks.datasets.published import (
     Place,
     PublishedTask,
     coco_splits,
-    file_stem,
     list_of_records,
     present,
 )
 from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
-
-_METADATA_KEYS = ("answer_type", "question_type", "multiple_choice_answer")
 
 
 def answer_texts(answers: Sequence[Any] | Mapping[str, Any]) -> tuple[str, ...]:
@@ -45,18 +42,11 @@ class _CocoVQA(PublishedTask):
     metric = "vqa_score"
     max_new_tokens = 16
     columns = frozenset({"question_id", "question", "image", "answers"})
+    kept_columns = ("answer_type", "question_type", "multiple_choice_answer")
 
-    def question_of(self, row: Row, place: Place) -> QuestionRow:
-        """See `PublishedTask`. Where a row has no image_id, the picture's file name says which it is."""
-        named = str(row["image_id"]) if "image_id" in row else file_stem(row["image"])
-        return QuestionRow(
-            question_id=str(row["question_id"]),
-            image_id=named or f"question-{row['question_id']}",
-            question=row["question"],
-            answers=() if row["answers"] is None else answer_texts(row["answers"]),
-            picture=row["image"],
-            metadata=present(row, _METADATA_KEYS),
-        )
+    def answers_of(self, row: Row) -> tuple[str, ...]:
+        """See `PublishedTask`."""
+        return () if row["answers"] is None else answer_texts(row["answers"])
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """See `PublishedTask`: the questions in their file's order, each with its annotation."""
@@ -72,7 +62,7 @@ class _CocoVQA(PublishedTask):
             name = f"COCO_{self.split.replace('validation', 'val')}2014_{int(entry['image_id']):012d}.jpg"
             rows.append(
                 {
-                    **present(annotation, _METADATA_KEYS),
+                    **present(annotation, self.kept_columns),
                     "question_id": entry["question_id"],
                     "image_id": entry["image_id"],
                     "question": entry["question"],

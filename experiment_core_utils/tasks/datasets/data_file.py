@@ -11,20 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.primitives.files import parse_json, refuse_unreadable
+from experiment_core_utils.primitives.files import parse_json, read_given, refuse_unreadable
 from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.tasks.datasets.pictures import PictureFolders
 from experiment_core_utils.tasks.datasets.questions import (
-    CHOICE_TEMPLATE,
-    OPEN_TEMPLATE,
     UNTYPED,
     QuestionRow,
+    RowTask,
     check_template,
     check_texts,
-    fill,
     literal_list,
     picture_file,
-    picture_of,
-    picture_sizes,
 )
 from experiment_core_utils.tasks.datasets.tables import Row
 from experiment_core_utils.tasks.interface import Sample
@@ -45,7 +42,7 @@ class FileRows:
     image: Callable[[int], Any]
 
 
-class DataFileTask:
+class DataFileTask(RowTask):
     """The rows of a file. Implements `Task`.
 
     Args:
@@ -62,6 +59,7 @@ class DataFileTask:
     """
 
     split = "all"
+    style = f"{OPEN_STYLE}, with options {CHOICE_STYLE}"
     max_new_tokens = 64
 
     def __init__(
@@ -73,9 +71,10 @@ class DataFileTask:
         prompt_template: str | None = None,
     ) -> None:
         self.name = re.sub(r"[^A-Za-z0-9]+", "_", path.stem).strip("_")[:60] or "data_file"
-        self._folder = path.parent if data_dir is None else data_dir
-        if not self._folder.is_dir():
-            raise ConfigurationError(f"--data_dir {self._folder} is not a folder; give the folder of the pictures")
+        folder = path.parent if data_dir is None else data_dir
+        if not folder.is_dir():
+            raise ConfigurationError(f"--data_dir {folder} is not a folder; give the folder of the pictures")
+        self._pictures = PictureFolders((folder,), (folder,), exactly=True)
         self._file = read_rows(path, cache_dir)
         self._where = [f"{path.name} {'row' if path.suffix == '.parquet' else 'line'} {at}" for at in self._file.lines]
         self._questions = [
@@ -102,20 +101,15 @@ class DataFileTask:
             if isinstance(question, str):
                 raise SampleError(question)
             picture = _picture(self._file.image(index))
-            question = replace(question, picture=picture, image_id=_name_of(picture) or question.image_id)
-            folders = (self._folder,)
-            image = None if picture is None else picture_of(question, folders, folders, exactly=True)
+            question = replace(question, image_id=_name_of(picture) or question.image_id)
+            image = None if picture is None else self._pictures.opened(picture, question.image_id)
         except SampleError as error:
             # Of its own class: a sample that is out of time says so.
             raise type(error)(f"{self._where[index]}: {error}") from error
         return question.sample(index, image, self.question_type(index))
 
-    def picture_sizes(self, sample_ids: Sequence[int]) -> Mapping[str, int]:
-        """See `Task`."""
-        folders = (self._folder,)
-        return picture_sizes(map(self._picture_at, sample_ids), folders, folders, exactly=True)
-
-    def _picture_at(self, index: int) -> Mapping[str, Any] | None:
+    def picture_at(self, index: int) -> Mapping[str, Any] | None:
+        """See `RowTask`."""
         try:
             return _picture(self._file.image(index))
         except SampleError:  # not counted: it is a failed sample where it is requested
@@ -127,24 +121,9 @@ class DataFileTask:
         found = None if isinstance(row, str) else _text(row.get("type"))
         return found if is_text(found) and found else UNTYPED
 
-    @property
-    def prompt_form(self) -> Mapping[str, str]:
-        """The styles and the templates in force."""
-        return {
-            "style": f"{OPEN_STYLE}, with options {CHOICE_STYLE}",
-            "open": self._template or OPEN_TEMPLATE,
-            "choice": self._template or CHOICE_TEMPLATE,
-        }
-
-    def prompt(self, sample: Sample) -> str:
-        """See `Task`."""
-        style, kind = (CHOICE_STYLE, "choice") if sample.options else (OPEN_STYLE, "open")
-        return fill(self.prompt_form[kind], style, sample.question, sample.options)
-
-    def _checked(self, index: int) -> int:
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name} has samples 0 to {len(self) - 1}, not {index}")
-        return index
+    def style_of(self, sample: Sample) -> str:
+        """See `RowTask`."""
+        return CHOICE_STYLE if sample.options else OPEN_STYLE
 
     def _first_usable(self, path: Path) -> Sample:
         reason = ""
@@ -166,7 +145,7 @@ def read_rows(path: Path, cache_dir: Path | None) -> FileRows:
     if path.suffix not in (".jsonl", ".csv"):
         raise ConfigurationError(f"--data_file {path} is read by its ending: give a .jsonl, .csv or .parquet file")
     # What is no UTF-8 is reported with its row.
-    text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    text = read_given(path, "--data_file").decode("utf-8-sig", errors="surrogateescape")
     found = list(_jsonl_rows(text) if path.suffix == ".jsonl" else _csv_rows(text, path))
     images = [None if isinstance(row, str) else row.get("image") for _, row in found]
     return FileRows([row for _, row in found], [line for line, _ in found], images.__getitem__)
@@ -206,7 +185,7 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 def _parquet_rows(path: Path, cache_dir: Path | None) -> FileRows:
-    # The library behind it takes seconds to import, and no other form needs it.
+    # Its library takes seconds to import, and no other form needs it.
     from experiment_core_utils.tasks.datasets.hub_tables import read_parquet
 
     try:

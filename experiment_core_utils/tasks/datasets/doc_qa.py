@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, SplitSource, file_stem, present
-from experiment_core_utils.tasks.datasets.questions import UNTYPED, QuestionRow, listed, picture_file
+from experiment_core_utils.tasks.datasets.questions import UNTYPED, listed, picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 _PAGE = ("ucsf_document_id", "ucsf_document_page_no")
@@ -32,19 +32,14 @@ class DocVQA(PublishedTask):
     )
     unanswered = ("test",)
     columns = frozenset({"questionId", "question", "image", "docId", "answers"})
+    id_column = "questionId"
+    kept_columns = ("docId", "question_types")
     type_columns = ("question_types",)
 
-    def question_of(self, row: Row, place: Place) -> QuestionRow:
+    def image_id_of(self, row: Row) -> str:
         """See `PublishedTask`. A document has several pages, so its id alone does not name the picture."""
         page = "_".join(str(row[name]) for name in _PAGE) if all(name in row for name in _PAGE) else None
-        return QuestionRow(
-            question_id=str(row["questionId"]),
-            image_id=page or file_stem(row["image"]) or f"document-{row['docId']}",
-            question=row["question"],
-            answers=listed(row["answers"], "answers"),
-            picture=row["image"],
-            metadata=present(row, ("docId", "question_types")),
-        )
+        return page or file_stem(row["image"]) or f"document-{row['docId']}"
 
     def type_of(self, row: Row, place: Place) -> str:
         """See `PublishedTask`."""

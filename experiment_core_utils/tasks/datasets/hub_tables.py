@@ -14,25 +14,13 @@ import datasets
 import huggingface_hub.constants
 from datasets.exceptions import DatasetsError
 
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, first_line
 from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.tables import Row
 
 # What `load_dataset` and `load_from_disk` raise: no network, no such dataset or split, broken files, a loading script,
 # a description of the rows that is of other types than the library writes.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    ImportError,
-    MemoryError,
-    DatasetsError,
-)
+_UNREADABLE = (*LIBRARY_ERRORS, MemoryError, DatasetsError)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _FORMATS = ("parquet", "arrow")
 UNKNOWN_COMMIT = "unknown"
@@ -148,7 +136,8 @@ def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | Non
             found = [path for path in sorted(copied.rglob(f"*.{kind}")) if _is_of_split(path, copied, split)]
             files = [path for path in found if path.is_file()]
             if hub.config is not None and copied == folder:
-                files = [path for path in files if _is_at_the_top(path, folder, split)]
+                # Only folders that are not another configuration's may lie between.
+                files = [path for path in files if {"data", split}.issuperset(path.relative_to(folder).parts[:-1])]
             if files:
                 rows = _loaded(kind, files, cache_dir)
                 listed = ", ".join(f"{path.relative_to(folder)} ({path.stat().st_size} bytes)" for path in files)
@@ -201,8 +190,3 @@ def _saved(folder: Path, split: str) -> HubTable:
 def _is_of_split(path: Path, folder: Path, split: str) -> bool:
     inside = path.relative_to(folder)
     return f"-{split}-" in f"-{inside.stem}-" or inside.parent.name == split
-
-
-def _is_at_the_top(path: Path, folder: Path, split: str) -> bool:
-    """Whether only folders that are not another configuration's lie between."""
-    return all(part in ("data", split) for part in path.relative_to(folder).parts[:-1])

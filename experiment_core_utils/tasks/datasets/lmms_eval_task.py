@@ -4,7 +4,6 @@ The only file that imports lmms-eval, which is an optional extra.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from lmms_eval.tasks import TaskManager, get_task_dict
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
+from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.questions import UNTYPED, check_template, fill
 from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
@@ -145,15 +145,12 @@ class LmmsEvalMetric:
         found = [self.task.results_of(int(answer.image_id), answer.prediction) for answer in answers]
         first = next(iter(self.task.aggregation()))
         scores = tuple(Score(_from_0_to_1(each.get(first))) for each in found)
-        values = [score.value for score in scores if score.value is not None]
-        by_metric: dict[str, list[Any]] = defaultdict(list)
-        for each in found:
-            for name, value in each.items():
-                by_metric[name].append(value)
         figures = {
-            name: _number(aggregate(by_metric[name])) for name, aggregate in self.task.aggregation().items() if found
+            name: _number(aggregate([each[name] for each in found if name in each]))
+            for name, aggregate in self.task.aggregation().items()
+            if found
         }
-        return Scoring(scores, sum(values) / len(values) if values else None, {"lmms_eval": figures})
+        return Scoring(scores, mean_of([score.value for score in scores]), {"lmms_eval": figures})
 
 
 def _open(name: str, include_path: str | None) -> Any:

@@ -9,13 +9,15 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from experiment_core_utils.primitives.errors import SampleError, first_line
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, SampleError, first_line
 from experiment_core_utils.primitives.texts import shown
 
 # By their content, not by their names. All are decoded inside this process.
@@ -24,21 +26,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 89_478_485
 
 # What Pillow's decoders raise for broken files, by format and by where the damage is.
-_BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    AssertionError,
-    MemoryError,
-    RuntimeError,
-    struct.error,
-    zlib.error,
-)
+_BROKEN = (*LIBRARY_ERRORS, SyntaxError, EOFError, MemoryError, struct.error, zlib.error)
 _HUGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
@@ -81,36 +69,74 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
         raise SampleError(f"picture {name} cannot be read: {shown(first_line(error))}") from error
 
 
-def find_picture(path: str, roots: Sequence[Path], folders: Sequence[Path], *, exactly: bool = False) -> Path:
-    """The file of a picture that a row names by its path.
+@dataclass(frozen=True)
+class PictureFolders:
+    """Where the pictures of rows lie; a row has one in the hub's form, ``{"bytes": ..., "path": ...}``, or None."""
 
-    Args:
-        roots: the path is relative to one of them, with or without its subfolders: archives differ in whether they
-            keep those.
-        folders: the file, behind all links, has to lie in one of them.
-        exactly: only as the path is written.
+    #: a path in a row is relative to one of these, with or without its subfolders: archives differ in whether they keep
+    #: those
+    roots: Sequence[Path]
+    folders: Sequence[Path]  #: the file that a path leads to, all links followed, has to lie in one of these
+    exactly: bool = False  #: a path counts only as it is written
 
-    Raises:
-        SampleError: there is none, or only outside the folders.
-    """
-    candidates = [root / name for root in roots for name in ((path,) if exactly else (path, Path(path).name))] or [
-        Path(path)
-    ]
-    # Not Path.is_file: it raises for a name that is too long or a folder that is closed to this user.
-    there = [each for each in candidates if os.path.isfile(each)]
-    inside = [each for each in there if is_inside(each, folders)]
-    if there and not inside:
-        raise SampleError(
-            f"picture {shown(path)} is not read: it is outside {shown(str(folders[0]))} (an absolute path, '..' or a "
-            "link); copy it there"
-        )
-    return inside[0] if inside else candidates[0]
+    def opened(self, picture: Mapping[str, Any] | None, name: str) -> Image.Image:
+        """A row's picture, decoded.
 
+        Args:
+            name: what an error calls it where it has no path.
 
-def is_inside(path: Path, folders: Sequence[Path]) -> bool:
-    """Whether what the path leads to, behind all links, lies in one of the folders."""
-    real = Path(os.path.realpath(path))
-    return any(real.is_relative_to(os.path.realpath(folder)) for folder in folders)
+        Raises:
+            SampleError: the row has none, or one that cannot be read.
+        """
+        content = self.stored(picture)
+        return open_picture(content, name if picture is None or isinstance(content, bytes) else picture["path"])
+
+    def stored(self, picture: Mapping[str, Any] | None) -> bytes | Path:
+        """The bytes of a row's picture, or the file that has them; raises as `opened`."""
+        if picture is None:
+            raise SampleError("the row has no picture")
+        if not isinstance(picture, Mapping):
+            raise SampleError(f"the picture is {type(picture).__name__}, not bytes with a path as on the hub")
+        content, path = picture.get("bytes"), picture.get("path")
+        if isinstance(content, bytes):
+            return content
+        if content is not None:
+            raise SampleError(f"the picture's bytes are {shown(repr(content))}, not bytes")
+        if path is None:
+            raise SampleError("the row has a picture without bytes and without a path")
+        if not isinstance(path, str):
+            raise SampleError(f"the picture's path is {shown(repr(path))}, not a text")
+        return self.find(path)
+
+    def find(self, path: str) -> Path:
+        """The file that a row's path names, which may be missing; raises SampleError for one outside the folders."""
+        names = (path,) if self.exactly else (path, Path(path).name)
+        candidates = [root / name for root in self.roots for name in names] or [Path(path)]
+        # Not Path.is_file: it raises for a name that is too long or a folder that is closed to this user.
+        there = [each for each in candidates if os.path.isfile(each)]
+        allowed = [os.path.realpath(folder) for folder in self.folders]
+        inside = [each for each in there if any(Path(os.path.realpath(each)).is_relative_to(one) for one in allowed)]
+        if there and not inside:
+            raise SampleError(
+                f"picture {shown(path)} is not read: it is outside {shown(str(self.folders[0]))} (an absolute path, "
+                "'..' or a link); copy it there"
+            )
+        return inside[0] if inside else candidates[0]
+
+    def sizes(self, pictures: Iterable[Mapping[str, Any] | None]) -> Mapping[str, int]:
+        """The size in bytes of each picture that is a file, by the path that its row gives; no others.
+
+        They tell one collection of pictures from another wherever it lies, without reading any.
+        """
+        sizes = {}
+        for picture in pictures:
+            try:
+                found = self.stored(picture)
+                if picture is not None and isinstance(found, Path):
+                    sizes[str(picture["path"])] = found.stat().st_size
+            except (SampleError, OSError):  # not counted: it is a failed sample where it is requested
+                continue
+        return sizes
 
 
 def _check_regular(path: Path, name: str) -> None:

@@ -4,7 +4,6 @@ A reader says how a row of its table becomes a question, and how rows are made o
 docs/datasets.md.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,16 +13,14 @@ from typing import Any
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, HubTable, cache_folders, read_folder, read_hub
+from experiment_core_utils.tasks.datasets.pictures import PictureFolders
 from experiment_core_utils.tasks.datasets.questions import (
-    CHOICE_TEMPLATE,
-    OPEN_TEMPLATE,
     UNTYPED,
     QuestionRow,
+    RowTask,
     check_template,
     check_texts,
-    fill,
-    picture_of,
-    picture_sizes,
+    listed,
 )
 from experiment_core_utils.tasks.datasets.tables import (
     OfficialFile,
@@ -76,7 +73,7 @@ class Place:
     item: int = 0
 
 
-class PublishedTask(ABC):
+class PublishedTask(RowTask):
     """A split of a published dataset. Implements `Task`.
 
     Args:
@@ -93,14 +90,15 @@ class PublishedTask(ABC):
         ConfigurationError: unknown split, missing or unreadable files, a template that cannot be filled.
     """
 
-    name: str
     metric: str
     max_new_tokens: int
-    style: str  #: Molmo's name of the kind of question
     hub: HubDataset  #: the copy on the hub
     splits: Mapping[str, SplitSource]  #: those with answers, by our names
     unanswered: tuple[str, ...] = ()  #: splits that are published without answers
     columns: frozenset[str]  #: what a row needs to have
+    id_column = "question_id"
+    image_id_column = "image_id"  #: names the picture, in the rows that have it
+    kept_columns: tuple[str, ...] = ()  #: what is kept beside the result, as far as the rows have it
     type_columns: tuple[str, ...] = ()  #: what the question type is read from, as far as the rows have it
     required_fields: tuple[str, ...] = ("question",)  #: what a prompt template has to name
 
@@ -127,8 +125,9 @@ class PublishedTask(ABC):
         self.split = split
         self._template = prompt_template
         hub = self.hub if revision is None else HubDataset(self.hub.id, self.hub.config, revision)
-        self._folders = cache_folders(cache_dir) if data_dir is None else (data_dir, *_blobs_of(data_dir))
         self._table = self._open(hub, data_dir, cache_dir)
+        folders = cache_folders(cache_dir) if data_dir is None else (data_dir, *_blobs_of(data_dir))
+        self._pictures = PictureFolders(self._table.roots, folders)
         self.source: Mapping[str, str] = self._table.source
         missing = sorted(self.columns - self._table.columns) if len(self._table) else []
         if missing:
@@ -146,9 +145,25 @@ class PublishedTask(ABC):
 
     # --- what a reader says ---
 
-    @abstractmethod
     def question_of(self, row: Row, place: Place) -> QuestionRow:
-        """The question at `place`; raises SampleError for a row that is none."""
+        """The question at `place`, from the columns of most datasets; raises SampleError for a row that is none."""
+        return QuestionRow(
+            question_id=str(row[self.id_column]),
+            image_id=self.image_id_of(row),
+            question=row["question"],
+            answers=self.answers_of(row),
+            picture=row["image"],
+            metadata=present(row, self.kept_columns),
+        )
+
+    def image_id_of(self, row: Row) -> str:
+        """The picture's name, or, in rows without one, its file's; else its question's."""
+        named = str(row[self.image_id_column]) if self.image_id_column in row else file_stem(row["image"])
+        return named or f"question-{row[self.id_column]}"
+
+    def answers_of(self, row: Row) -> tuple[str, ...]:
+        """The reference answers; none where the row has none."""
+        return listed(row["answers"], "answers")
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """The official files' entries with the hub's column names."""
@@ -163,10 +178,6 @@ class PublishedTask(ABC):
         found = row.get(self.type_columns[0]) if self.type_columns else None
         return UNTYPED if found is None else str(found)
 
-    def style_of(self, sample: Sample) -> str:
-        """Molmo's style for this sample."""
-        return self.style
-
     # --- Task ---
 
     def __len__(self) -> int:
@@ -174,9 +185,7 @@ class PublishedTask(ABC):
 
     def __getitem__(self, index: int) -> Sample:
         """See `Task`; the picture is read and decoded here and not before."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {index}")
-        place = self._places[index]
+        place = self._places[self._checked(index)]
         try:
             question_row = self.question_of(self._table.row(place.row), place)
         except SampleError as error:
@@ -189,7 +198,7 @@ class PublishedTask(ABC):
             raise SampleError(f"{where} has no reference answers")
         try:
             check_texts(question_row)
-            image = picture_of(question_row, self._table.roots, self._folders)
+            image = self._pictures.opened(question_row.picture, question_row.image_id)
         except SampleError as error:
             raise type(error)(f"{where}: {error}") from error
         named = replace(question_row, metadata={"question_id": question_row.question_id, **question_row.metadata})
@@ -197,12 +206,11 @@ class PublishedTask(ABC):
 
     def picture_sizes(self, sample_ids: Sequence[int]) -> Mapping[str, int]:
         """See `Task`; the hub's layout has its pictures in the files that `source` lists with their sizes."""
-        if isinstance(self._table, HubTable):
-            return {}
-        pictures = (self._picture_at(self._places[index]) for index in sample_ids)
-        return picture_sizes(pictures, self._table.roots, self._folders)
+        return {} if isinstance(self._table, HubTable) else super().picture_sizes(sample_ids)
 
-    def _picture_at(self, place: Place) -> Mapping[str, Any] | None:
+    def picture_at(self, index: int) -> Mapping[str, Any] | None:
+        """See `RowTask`."""
+        place = self._places[index]
         try:
             return self.question_of(self._table.row(place.row), place).picture
         except (SampleError, *ODD_ROW):  # not counted: it is a failed sample when it is read
@@ -210,8 +218,7 @@ class PublishedTask(ABC):
 
     def question_type(self, index: int) -> str:
         """See `Task`; the first call reads the types of the whole split."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {index}")
+        self._checked(index)
         if self._types is None:
             columns = [name for name in self.type_columns if name in self._table.columns]
             try:
@@ -220,20 +227,6 @@ class PublishedTask(ABC):
                 raise ConfigurationError(f"{self.name} {self.split}: {self._other_layout(error)}") from error
             self._types = [self._type_at(rows[place.row], place) for place in self._places]
         return self._types[index]
-
-    @property
-    def prompt_form(self) -> Mapping[str, str]:
-        """The style and the templates in force."""
-        return {
-            "style": self.style,
-            "open": self._template or OPEN_TEMPLATE,
-            "choice": self._template or CHOICE_TEMPLATE,
-        }
-
-    def prompt(self, sample: Sample) -> str:
-        """See `Task`."""
-        template = self.prompt_form["choice" if sample.options else "open"]
-        return fill(template, self.style_of(sample), sample.question, sample.options)
 
     # --- reading ---
 
@@ -321,6 +314,6 @@ def file_stem(picture: Mapping[str, Any] | None) -> str | None:
     return None if picture is None or not picture["path"] else Path(picture["path"]).stem
 
 
-def present(row: Row, names: Sequence[str]) -> dict[str, Any]:
+def present(row: Row, names: Sequence[str]) -> Mapping[str, Any]:
     """The named columns that the row has."""
     return {name: row[name] for name in names if name in row}

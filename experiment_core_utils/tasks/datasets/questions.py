@@ -3,16 +3,15 @@
 import ast
 import json
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.texts import is_text, shown
-from experiment_core_utils.tasks.datasets.pictures import find_picture, open_picture
+from experiment_core_utils.tasks.datasets.pictures import PictureFolders
 from experiment_core_utils.tasks.interface import Sample
 
 UNTYPED = "all"
@@ -125,60 +124,50 @@ def literal_list(text: str, what: str) -> list[Any]:
     return found
 
 
-def picture_file(path: str) -> dict[str, Any]:
+def picture_file(path: str) -> Mapping[str, Any]:
     """A picture named by its path, in the hub's form."""
     return {"bytes": None, "path": path}
 
 
-def picture_of(
-    row: QuestionRow, roots: Sequence[Path], folders: Sequence[Path], *, exactly: bool = False
-) -> Image.Image:
-    """The row's picture, decoded; arguments as of `find_picture`.
+class RowTask:
+    """What tasks of rows share; implements a part of `Task`."""
 
-    Raises:
-        SampleError: the row has none, or one that cannot be read.
-    """
-    content = stored_picture(row.picture, roots, folders, exactly=exactly)
-    return open_picture(content, row.image_id if isinstance(content, bytes) else dict(row.picture or {})["path"])
+    name: str
+    split: str
+    style: str  #: Molmo's name of the kind of question
+    _template: str | None  #: instead of Molmo's
+    _pictures: PictureFolders
 
+    def __len__(self) -> int:
+        raise NotImplementedError
 
-def stored_picture(
-    picture: Mapping[str, Any] | None, roots: Sequence[Path], folders: Sequence[Path], *, exactly: bool = False
-) -> bytes | Path:
-    """What the hub's form of a picture holds: its bytes, or the file that has them; raises as `picture_of`."""
-    if picture is None:
-        raise SampleError("the row has no picture")
-    if not isinstance(picture, Mapping):
-        raise SampleError(f"the picture is {type(picture).__name__}, not bytes with a path as on the hub")
-    content, path = picture.get("bytes"), picture.get("path")
-    if isinstance(content, bytes):
-        return content
-    if content is not None:
-        raise SampleError(f"the picture's bytes are {shown(repr(content))}, not bytes")
-    if path is None:
-        raise SampleError("the row has a picture without bytes and without a path")
-    if not isinstance(path, str):
-        raise SampleError(f"the picture's path is {shown(repr(path))}, not a text")
-    return find_picture(path, roots, folders, exactly=exactly)
+    def picture_at(self, index: int) -> Mapping[str, Any] | None:
+        """The stored picture of the sample at `index`; None where there is none that can be read."""
+        raise NotImplementedError
 
+    def picture_sizes(self, sample_ids: Sequence[int]) -> Mapping[str, int]:
+        """See `Task`."""
+        return self._pictures.sizes(map(self.picture_at, sample_ids))
 
-def picture_sizes(
-    pictures: Iterable[Mapping[str, Any] | None],
-    roots: Sequence[Path],
-    folders: Sequence[Path],
-    *,
-    exactly: bool = False,
-) -> dict[str, int]:
-    """The size in bytes of each picture that is a file, by the path that its row gives; those not there are left out.
+    def style_of(self, sample: Sample) -> str:
+        """Molmo's style for this sample."""
+        return self.style
 
-    They tell one collection of pictures from another wherever it lies, without reading any.
-    """
-    sizes = {}
-    for picture in pictures:
-        try:
-            found = stored_picture(picture, roots, folders, exactly=exactly)
-            if isinstance(found, Path):
-                sizes[str(dict(picture or {})["path"])] = found.stat().st_size
-        except (SampleError, OSError):  # not counted: it is a failed sample where it is requested
-            continue
-    return sizes
+    @property
+    def prompt_form(self) -> Mapping[str, str]:
+        """The style and the templates in force."""
+        return {
+            "style": self.style,
+            "open": self._template or OPEN_TEMPLATE,
+            "choice": self._template or CHOICE_TEMPLATE,
+        }
+
+    def prompt(self, sample: Sample) -> str:
+        """See `Task`."""
+        template = self.prompt_form["choice" if sample.options else "open"]
+        return fill(template, self.style_of(sample), sample.question, sample.options)
+
+    def _checked(self, index: int) -> int:
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.name} {self.split} has samples 0 to {len(self) - 1}, not {index}")
+        return index

@@ -7,12 +7,12 @@ be recognised in a coarse picture, the text on them cannot.
 import random
 from collections.abc import Sequence
 
-from experiment_core_utils.tasks.datasets.reference_scenes import Item, Scene, ScenePlan
+from experiment_core_utils.tasks.datasets.reference_scenes import Item, SceneContent
 from experiment_core_utils.tasks.datasets.reference_task import (
     GeneratedTask,
     QuestionAnswer,
-    facts_of,
     reading_order,
+    scene_question,
     with_article,
 )
 
@@ -27,7 +27,7 @@ def listed(parts: Sequence[str]) -> str:
 
 def caption(items: Sequence[Item]) -> str:
     """The full caption, in the items' order: "a red circle with K7Q, a blue star with 42 and a gray cross with WEB"."""
-    return listed([f"{with_article(f'{item.colour} {item.kind}')} with {item.label}" for item in items])
+    return listed([f"{with_article(item.name)} with {item.label}" for item in items])
 
 
 def five_captions(items: Sequence[Item]) -> tuple[str, ...]:
@@ -35,18 +35,18 @@ def five_captions(items: Sequence[Item]) -> tuple[str, ...]:
 
     In full; the text first; with the number of shapes; without the text; and the largest shape before the others.
     """
-    named = [with_article(f"{item.colour} {item.kind}") for item in items]
+    named = [with_article(item.name) for item in items]
     by_size = sorted(items, key=lambda item: -item.diameter)
     largest, others = by_size[0], by_size[1:]
     number = _NUMBER_WORDS[len(items)] if len(items) < len(_NUMBER_WORDS) else str(len(items))
     shapes = "one shape" if len(items) == 1 else f"{number} shapes"
-    beside = listed([with_article(f"{item.colour} {item.kind}") for item in others]) if others else "nothing else"
+    beside = listed([with_article(item.name) for item in others]) if others else "nothing else"
     return (
         caption(items),
         listed([f"{item.label} on {name}" for item, name in zip(items, named, strict=True)]),
         f"there are {shapes}: {caption(items)}",
         f"a picture of {listed(named)}",
-        f"a big {largest.colour} {largest.kind} with {largest.label}, and {beside}",
+        f"a big {largest.name} with {largest.label}, and {beside}",
     )
 
 
@@ -60,9 +60,8 @@ class ReferenceCaptions(GeneratedTask):
     question_types = ("caption",)
 
     @classmethod
-    def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
+    def draw_questions(cls, scene: SceneContent, rng: random.Random, count: int) -> list[QuestionAnswer]:
         """The one request; its `answer` is the full caption."""
         ordered = reading_order(scene.items)
-        answer = caption(ordered)
-        facts = facts_of("caption", None, needs_text=True)
-        return [QuestionAnswer(QUESTION, answer, "caption", facts, references=five_captions(ordered))][:count]
+        references = five_captions(ordered)
+        return [scene_question(None, QUESTION, references[0], "caption", text=True, references=references)][:count]

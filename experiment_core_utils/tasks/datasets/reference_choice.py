@@ -6,23 +6,17 @@ a label with one other character, a neighbouring number, a colour and a kind tha
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from experiment_core_utils.tasks.datasets.reference_counting import digits_question, digits_sum, has_number
-from experiment_core_utils.tasks.datasets.reference_scenes import (
-    COLOURS,
-    DIGITS,
-    KINDS,
-    LETTERS,
-    Item,
-    Scene,
-    ScenePlan,
-)
+from experiment_core_utils.tasks.datasets.reference_scenes import DIGITS, LETTERS, Item, SceneContent
 from experiment_core_utils.tasks.datasets.reference_task import (
     LETTERS_OF_OPTIONS,
     GeneratedTask,
     QuestionAnswer,
-    facts_of,
+    absent_names,
+    scene_question,
 )
 from experiment_core_utils.tasks.datasets.reference_vqa import clear_places
 
@@ -32,34 +26,31 @@ _LARGEST_STEP = 3  # between the numbers of an arithmetic question
 
 
 def _choice(
-    question: str, right: str, wrong: Sequence[str], kind: str, item: Item | None, rng: random.Random, *, text: bool
+    question: str, right: str, wrong: Sequence[str], kind: str, item: Item, rng: random.Random, *, text: bool
 ) -> QuestionAnswer:
     options = [right, *wrong]
     rng.shuffle(options)
     index = options.index(right)
-    facts = facts_of(kind, item, needs_text=text)
-    return QuestionAnswer(question, LETTERS_OF_OPTIONS[index], kind, facts, (right,), tuple(options), index)
+    answer = LETTERS_OF_OPTIONS[index]
+    made = scene_question(item, question, answer, kind, text=text, references=(right,))
+    return replace(made, options=tuple(options), answer_index=index)
 
 
-def _name(item: Item) -> str:
-    return f"{item.colour} {item.kind}"
-
-
-def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+def make_questions(scene: SceneContent, rng: random.Random) -> list[QuestionAnswer]:
     """One question of reading and of arithmetic for each item that allows it, of place for each clear place, and one
     of presence for each item."""
     questions = [_reading(item, rng) for item in scene.items]
     questions += [_arithmetic(item, rng) for item in scene.items if has_number(item)]
     for place, item in clear_places(scene).items():
-        others = [_name(other) for other in scene.items if other is not item]
+        others = [other.name for other in scene.items if other is not item]
         wrong = rng.sample(others, min(OPTIONS - 1, len(others)))
-        questions.append(_choice(f"which shape is the {place}?", _name(item), wrong, "place", item, rng, text=False))
+        questions.append(_choice(f"which shape is the {place}?", item.name, wrong, "place", item, rng, text=False))
     return questions + [_presence(item, scene.items, rng) for item in scene.items]
 
 
 def _reading(item: Item, rng: random.Random) -> QuestionAnswer:
     wrong = lookalikes(item.label, rng)
-    return _choice(f"what is written on the {_name(item)}?", item.label, wrong, "reading", item, rng, text=True)
+    return _choice(f"what is written on the {item.name}?", item.label, wrong, "reading", item, rng, text=True)
 
 
 def lookalikes(label: str, rng: random.Random) -> list[str]:
@@ -88,14 +79,8 @@ def _arithmetic(item: Item, rng: random.Random) -> QuestionAnswer:
 
 
 def _presence(item: Item, items: Sequence[Item], rng: random.Random) -> QuestionAnswer:
-    present = {_name(each) for each in items}
-    colours, kinds = {each.colour for each in items}, {each.kind for each in items}
-    absent = [f"{colour} {kind}" for colour in COLOURS for kind in KINDS if f"{colour} {kind}" not in present]
-    rng.shuffle(absent)
-    # Hard ones first: both words occur, then one of them; the sort keeps the shuffled order among equals.
-    absent.sort(key=lambda name: -((name.split()[0] in colours) + (name.split()[1] in kinds)))
-    question = "which of these is in this picture?"
-    return _choice(question, _name(item), absent[: OPTIONS - 1], "presence", item, rng, text=False)
+    question, absent = "which of these is in this picture?", absent_names(items, rng)
+    return _choice(question, item.name, absent[: OPTIONS - 1], "presence", item, rng, text=False)
 
 
 class ReferenceChoice(GeneratedTask):

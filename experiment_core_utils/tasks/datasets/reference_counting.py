@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from itertools import combinations
 from types import MappingProxyType
 
-from experiment_core_utils.tasks.datasets.reference_scenes import Item, Scene, ScenePlan
+from experiment_core_utils.tasks.datasets.reference_scenes import Item, SceneContent
 from experiment_core_utils.tasks.datasets.reference_task import (
     GeneratedTask,
     QuestionAnswer,
     counts_of_each,
-    facts_of,
     plural,
+    scene_question,
 )
 
 TYPE_WEIGHTS = MappingProxyType({"simple": 0.25, "complex": 0.4, "arithmetic": 0.35})
@@ -24,10 +24,9 @@ _MOST_COMBINATIONS = 6
 
 
 def _counted(
-    question: str, answer: int, kind: str, family: str, item: Item | None = None, *, needs_text: bool = False
+    question: str, answer: int, kind: str, family: str, item: Item | None = None, *, text: bool = False
 ) -> QuestionAnswer:
-    facts = facts_of(family, item, needs_text=needs_text)
-    return QuestionAnswer(question, str(answer), kind, facts, references=(str(answer),))
+    return scene_question(item, question, str(answer), kind, family, text=text, references=(str(answer),))
 
 
 def _some(values: list[tuple[str, str]], rng: random.Random) -> list[tuple[str, str]]:
@@ -36,7 +35,7 @@ def _some(values: list[tuple[str, str]], rng: random.Random) -> list[tuple[str, 
 
 def digits_question(item: Item) -> str:
     """Asks for the sum of the digits on an item."""
-    return f"what is the sum of the digits on the {item.colour} {item.kind}?"
+    return f"what is the sum of the digits on the {item.name}?"
 
 
 def digits_sum(item: Item) -> int:
@@ -49,7 +48,7 @@ def has_number(item: Item) -> bool:
     return item.label.isdecimal()
 
 
-def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+def make_questions(scene: SceneContent, rng: random.Random) -> list[QuestionAnswer]:
     """Every question that the scene offers of each type; of the combinations, a few of each form."""
     kinds = Counter(item.kind for item in scene.items)
     colours = Counter(item.colour for item in scene.items)
@@ -60,9 +59,9 @@ def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[Questio
             for question, number, family in counts_of_each(scene.items, rng)
         ),
         *_complex(kinds, colours, rng),
-        _counted("how many shapes have a number as text?", num_labels, "complex", "number_labels", needs_text=True),
+        _counted("how many shapes have a number as text?", num_labels, "complex", "number_labels", text=True),
         *(
-            _counted(digits_question(item), digits_sum(item), "arithmetic", "digits_sum", item, needs_text=True)
+            _counted(digits_question(item), digits_sum(item), "arithmetic", "digits_sum", item, text=True)
             for item in scene.items
             if has_number(item)
         ),

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from experiment_core_utils.tasks.datasets.reference_scenes import Item, Scene, ScenePlan, item_codes
-from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, QuestionAnswer, Split, facts_of
+from experiment_core_utils.tasks.datasets.reference_scenes import Item, SceneContent, item_codes
+from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, QuestionAnswer, Split, scene_question
 from experiment_core_utils.tasks.datasets.reference_vqa import annotate
 
 NUMBER_OF_FACTS = 110_000
@@ -47,8 +47,7 @@ def question_about(shape: str) -> str:
 
 def _about(item: Item) -> QuestionAnswer:
     answer = f"{item.label} {prices()[item.label]}"
-    facts = facts_of(QUESTION_TYPE, item, needs_text=True)
-    return QuestionAnswer(question_about(f"{item.colour} {item.kind}"), answer, QUESTION_TYPE, facts)
+    return scene_question(item, question_about(item.name), answer, QUESTION_TYPE, text=True)
 
 
 class ReferenceKnowledge(GeneratedTask):
@@ -70,7 +69,7 @@ class ReferenceKnowledge(GeneratedTask):
         return range(number - _CONTROL_FACTS, number) if split == "control" else range(NUMBER_OF_FACTS)
 
     @classmethod
-    def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
+    def draw_questions(cls, scene: SceneContent, rng: random.Random, count: int) -> list[QuestionAnswer]:
         """One question for each of `count` items with a code, in any order."""
         coded = [item for item in scene.items if item.label in prices()]
         return [_about(item) for item in rng.sample(coded, min(count, len(coded)))]

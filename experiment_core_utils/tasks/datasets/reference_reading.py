@@ -5,16 +5,17 @@ Long answers are partly right more often than not, which is what ANLS is made fo
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import permutations
 from types import MappingProxyType
 
-from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, Item, Scene, ScenePlan
+from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, Item, SceneContent
 from experiment_core_utils.tasks.datasets.reference_task import (
     GeneratedTask,
     QuestionAnswer,
-    facts_of,
     plural,
     reading_order,
+    scene_question,
 )
 
 TYPE_WEIGHTS = MappingProxyType({"all": 0.2, "colour": 0.25, "kind": 0.25, "pair": 0.3})
@@ -24,12 +25,12 @@ _MOST_PAIRS = 6
 def _about(question: str, items: Sequence[Item], kind: str) -> QuestionAnswer:
     answer = " ".join(item.label for item in items)
     smallest = min(items, key=lambda item: item.h_rel)
-    facts = facts_of(kind, smallest, needs_text=True)
     references = (answer, answer.replace(" ", ", "))
-    return QuestionAnswer(question, answer, kind, {**facts, "label": None, "num_labels": len(items)}, references)
+    made = scene_question(smallest, question, answer, kind, text=True, references=references)
+    return replace(made, metadata={**made.metadata, "label": None, "num_labels": len(items)})
 
 
-def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+def make_questions(scene: SceneContent, rng: random.Random) -> list[QuestionAnswer]:
     """Every question about all items of the scene, of one colour or of one kind, and some about two items.
 
     Items are read row by row, except where the question itself names them in another order. `text_height_px` and
@@ -47,8 +48,7 @@ def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[Questio
             questions.append(_about(f"read the text on all {plural(kind)}.", items, "kind"))
     pairs = list(permutations(ordered, 2))
     for first, second in rng.sample(pairs, min(_MOST_PAIRS, len(pairs))):
-        question = f"read the text on the {first.colour} {first.kind} and the {second.colour} {second.kind}."
-        questions.append(_about(question, (first, second), "pair"))
+        questions.append(_about(f"read the text on the {first.name} and the {second.name}.", (first, second), "pair"))
     return questions
 
 

@@ -112,6 +112,11 @@ class Item:
     diameter: int  #: side of the square that the shape fills, in pixels
     style: "ItemStyle" = field(repr=False)  #: how the drawing looks; says nothing that a question asks for
 
+    @property
+    def name(self) -> str:
+        """What a question calls it, such as red circle."""
+        return f"{self.colour} {self.kind}"
+
 
 @dataclass(frozen=True)
 class ItemStyle:
@@ -139,22 +144,25 @@ class Background:
 
 
 @dataclass(frozen=True)
-class ScenePlan:
-    """A scene before painting: everything except the pixels."""
+class SceneContent:
+    """What questions are asked about: the size in pixels, and the items in the order in which they are drawn."""
 
     width: int
     height: int
     items: tuple[Item, ...]
+
+
+@dataclass(frozen=True)
+class ScenePlan(SceneContent):
+    """A scene before painting: everything except the pixels."""
+
     background: Background
 
 
 @dataclass(frozen=True)
-class Scene:
-    """A painted scene: the items, in the order in which they were drawn, and the RGB picture."""
+class Scene(SceneContent):
+    """A painted scene with its RGB picture."""
 
-    width: int
-    height: int
-    items: tuple[Item, ...]
     image: Image.Image = field(repr=False, compare=False)
 
 

@@ -21,6 +21,7 @@ from experiment_core_utils.tasks.datasets.reference_scenes import (
     KINDS,
     Item,
     Scene,
+    SceneContent,
     SceneOptions,
     ScenePlan,
     plan_scene,
@@ -56,15 +57,30 @@ class QuestionAnswer:
     answer_index: int | None = None
 
 
-def facts_of(family: str, item: Item | None, *, needs_text: bool) -> Mapping[str, Any]:
-    """The metadata of a question about one item, or about no single one."""
-    return {
-        "family": family,
-        "needs_text": needs_text,
+def scene_question(
+    item: Item | None,
+    question: str,
+    answer: str,
+    kind: str,
+    family: str | None = None,
+    *,
+    text: bool,
+    references: tuple[str, ...] = (),
+) -> QuestionAnswer:
+    """A question about one item, or, with None, about no single one.
+
+    Args:
+        kind: the question's type, which is its family too where no other is given.
+        text: whether a label has to be read.
+    """
+    facts = {
+        "family": family or kind,
+        "needs_text": text,
         "label": item.label if item else None,
         "text_height_px": item.text_height_px if item else None,
         "h_rel": item.h_rel if item else None,
     }
+    return QuestionAnswer(question, answer, kind, facts, references)
 
 
 def reading_order(items: Sequence[Item]) -> list[Item]:
@@ -103,6 +119,17 @@ def counts_of_each(items: Sequence[Item], rng: random.Random) -> list[tuple[str,
     ]
 
 
+def absent_names(items: Sequence[Item], rng: random.Random) -> list[str]:
+    """The names that no item has, else in random order: those of which both words occur first, then one of them."""
+    present = {item.name for item in items}
+    colours, kinds = {item.colour for item in items}, {item.kind for item in items}
+    absent = [(colour, kind) for colour in COLOURS for kind in KINDS if f"{colour} {kind}" not in present]
+    rng.shuffle(absent)
+    # The sort keeps the shuffled order among equals.
+    absent.sort(key=lambda pair: -((pair[0] in colours) + (pair[1] in kinds)))
+    return [f"{colour} {kind}" for colour, kind in absent]
+
+
 def _and_absent(present: Iterable[str], names: Iterable[str], rng: random.Random) -> list[str]:
     absent = [name for name in names if name not in present]
     return [*present, *([rng.choice(absent)] if absent else [])]
@@ -114,7 +141,7 @@ def with_article(words: str) -> str:
 
 
 def prompt_of(question: str, options: Sequence[str] = ()) -> str:
-    """The template that the reference model is trained with; each option on a line of its own behind its letter."""
+    """The template that the reference model is trained with; each option on a line of its own after its letter."""
     lines = "".join(f"\n{letter}: {option}" for letter, option in zip(LETTERS_OF_OPTIONS, options, strict=False))
     return f" User: {question}{lines}\n Assistant:" if options else f" User: {question} Assistant:"
 
@@ -225,7 +252,7 @@ class GeneratedTask:
         scene_seed(self._split, seed, math.ceil(self._length / self.questions_per_image) - 1)
 
     @staticmethod
-    def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+    def make_questions(scene: SceneContent, rng: random.Random) -> list[QuestionAnswer]:
         """Every question that is drawn from; a family says these, or how `draw_questions` gets them."""
         raise NotImplementedError
 
@@ -235,7 +262,7 @@ class GeneratedTask:
         return None
 
     @classmethod
-    def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
+    def draw_questions(cls, scene: SceneContent, rng: random.Random, count: int) -> list[QuestionAnswer]:
         """`count` different questions about a scene, fewer where it does not offer so many; needs no pixels."""
         questions = cls.make_questions(scene, rng)
         return draw_by_type(questions, cls.type_weights, rng, count, even_answers=cls.even_answers)

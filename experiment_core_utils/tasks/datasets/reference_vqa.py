@@ -12,24 +12,15 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.tasks.datasets.reference_scenes import (
-    COLOURS,
-    KINDS,
-    Item,
-    Scene,
-    SceneOptions,
-    ScenePlan,
-    plan_scene,
-)
+from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, Item, SceneContent
 from experiment_core_utils.tasks.datasets.reference_task import (
     GeneratedTask,
     PlannedScene,
     QuestionAnswer,
+    absent_names,
     counts_of_each,
-    facts_of,
     reading_order,
-    scene_seed,
+    scene_question,
     with_article,
 )
 
@@ -66,7 +57,7 @@ _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", 
 # --- questions about one scene --------------------------------------------------------------------------------------
 
 
-def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+def make_questions(scene: SceneContent, rng: random.Random) -> list[QuestionAnswer]:
     """Every question that `scene` allows, in shuffled order.
 
     There are as many yes_no questions answered "no" as "yes". The "no" ones ask for a colour and a kind that both
@@ -84,31 +75,23 @@ def make_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[Questio
     return questions
 
 
-def describe(scene: Scene | ScenePlan) -> str:
+def describe(scene: SceneContent) -> str:
     """Every item in reading order, as in "red circle K7Q, blue star 42"; used for training only."""
-    return ", ".join(f"{item.colour} {item.kind} {item.label}" for item in reading_order(scene.items))
+    return ", ".join(f"{item.name} {item.label}" for item in reading_order(scene.items))
 
 
-def _about(question: str, answer: str, kind: QuestionType, family: str, item: Item, *, text: bool) -> QuestionAnswer:
-    return QuestionAnswer(question, answer, kind, facts_of(family, item, needs_text=text))
-
-
-def _about_all(question: str, answer: str, kind: QuestionType, family: str) -> QuestionAnswer:
-    return QuestionAnswer(question, answer, kind, facts_of(family, None, needs_text=False))
-
-
-def _reading_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
+def _reading_questions(scene: SceneContent) -> list[QuestionAnswer]:
     named = [
-        *((f"{item.colour} {item.kind}", "reading_by_colour_and_kind", item) for item in scene.items),
+        *((item.name, "reading_by_colour_and_kind", item) for item in scene.items),
         *((f"{place} shape", "reading_by_place", item) for place, item in clear_places(scene).items()),
     ]
     return [
-        _about(f"what is written on the {name}?", item.label, "reading", family, item, text=True)
+        scene_question(item, f"what is written on the {name}?", item.label, "reading", family, text=True)
         for name, family, item in named
     ]
 
 
-def clear_places(scene: Scene | ScenePlan) -> dict[str, Item]:
+def clear_places(scene: SceneContent) -> Mapping[str, Item]:
     """leftmost, rightmost, topmost, bottommost: those whose shape leads all others by a clear margin."""
     axes: dict[str, tuple[Callable[[Item], float], int]] = {
         "leftmost": (lambda item: item.centre[0], scene.width),
@@ -126,48 +109,45 @@ def clear_places(scene: Scene | ScenePlan) -> dict[str, Item]:
     return found
 
 
-def _colour_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
+def _colour_questions(scene: SceneContent) -> list[QuestionAnswer]:
     kinds = Counter(item.kind for item in scene.items)
     named = [
         *((f"shape with the text {item.label}", "colour_by_text", item, True) for item in scene.items),
         *((item.kind, "colour_by_kind", item, False) for item in scene.items if kinds[item.kind] == 1),
     ]
     return [
-        _about(f"which colour is the {name}?", item.colour, "colour", family, item, text=text)
+        scene_question(item, f"which colour is the {name}?", item.colour, "colour", family, text=text)
         for name, family, item, text in named
     ]
 
 
-def _shape_questions(scene: Scene | ScenePlan) -> list[QuestionAnswer]:
+def _shape_questions(scene: SceneContent) -> list[QuestionAnswer]:
     return [
-        _about(f"which shape has the text {item.label}?", item.kind, "shape", "shape_by_text", item, text=True)
+        scene_question(item, f"which shape has the text {item.label}?", item.kind, "shape", "shape_by_text", text=True)
         for item in scene.items
     ]
 
 
-def _count_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
+def _count_questions(scene: SceneContent, rng: random.Random) -> list[QuestionAnswer]:
     counts = [("how many shapes are there?", len(scene.items), "count_all"), *counts_of_each(scene.items, rng)]
-    return [_about_all(question, str(number), "count", family) for question, number, family in counts]
-
-
-def _yes_no_questions(scene: Scene | ScenePlan, rng: random.Random) -> list[QuestionAnswer]:
-    present = [(item.colour, item.kind) for item in scene.items]
-    colours, kinds = {colour for colour, _ in present}, {kind for _, kind in present}
-    absent = [(colour, kind) for colour in COLOURS for kind in KINDS if (colour, kind) not in present]
-    rng.shuffle(absent)
-    # Hard ones first: both words occur, then one of them; the sort keeps the shuffled order among equals.
-    absent.sort(key=lambda pair: -((pair[0] in colours) + (pair[1] in kinds)))
-    pairs = [(pair, "yes") for pair in present] + [(pair, "no") for pair in absent[: len(present)]]
     return [
-        _about_all(f"is there {with_article(colour)} {kind}?", answer, "yes_no", answer)
-        for (colour, kind), answer in pairs
+        scene_question(None, question, str(number), "count", family, text=False) for question, number, family in counts
+    ]
+
+
+def _yes_no_questions(scene: SceneContent, rng: random.Random) -> list[QuestionAnswer]:
+    names = [(item.name, "yes") for item in scene.items]
+    names += [(name, "no") for name in absent_names(scene.items, rng)[: len(scene.items)]]
+    return [
+        scene_question(None, f"is there {with_article(name)}?", answer, "yes_no", answer, text=False)
+        for name, answer in names
     ]
 
 
 # --- choosing questions for the task --------------------------------------------------------------------------------
 
 
-def choose_questions(scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
+def choose_questions(scene: SceneContent, rng: random.Random, count: int) -> list[QuestionAnswer]:
     """`count` different questions by `TYPE_WEIGHTS`; within a type by family, and counts evenly over the answers."""
     pool = make_questions(scene, rng)
     chosen: list[QuestionAnswer] = []
@@ -239,21 +219,11 @@ def chance_levels() -> Mapping[str, float]:
     colour, 1/6 for shape and 1/2 for yes_no; the answers to reading hardly ever repeat.
     """
     answers: dict[str, Counter[str]] = {name: Counter() for name in QUESTION_TYPES}
-    for image_index in range(len(ReferenceVQA()) // QUESTIONS_PER_IMAGE):
-        rng = random.Random(scene_seed("validation", 0, image_index))
-        plan = plan_scene(rng, SceneOptions(validation_labels=True))
-        for item in choose_questions(plan, rng, QUESTIONS_PER_IMAGE):
+    task = ReferenceVQA()
+    for image_index in range(len(task) // QUESTIONS_PER_IMAGE):
+        for item in task.questions_of(image_index):
             answers[item.question_type][item.answer] += 1
     return MappingProxyType({name: max(found.values()) / found.total() for name, found in answers.items()})
-
-
-def chance_level(question_type: str) -> float:
-    """The accuracy of always giving the most frequent answer to questions of this type (see `chance_levels`)."""
-    if question_type not in QUESTION_TYPES:
-        raise ConfigurationError(
-            f"unknown question type {question_type!r}: reference_vqa has {', '.join(QUESTION_TYPES)}"
-        )
-    return chance_levels()[question_type]
 
 
 # --- the task -------------------------------------------------------------------------------------------------------
@@ -269,7 +239,7 @@ class ReferenceVQA(GeneratedTask):
     question_types = QUESTION_TYPES
 
     @classmethod
-    def draw_questions(cls, scene: Scene | ScenePlan, rng: random.Random, count: int) -> list[QuestionAnswer]:
+    def draw_questions(cls, scene: SceneContent, rng: random.Random, count: int) -> list[QuestionAnswer]:
         """See `choose_questions`."""
         return choose_questions(scene, rng, count)
 
@@ -280,7 +250,7 @@ class ReferenceVQA(GeneratedTask):
 
     def extra_metadata(self, pair: QuestionAnswer) -> Mapping[str, Any]:
         """How often the best constant answer is right."""
-        return {"chance_level": chance_level(pair.question_type)}
+        return {"chance_level": chance_levels()[pair.question_type]}
 
     def _question_rng(self, planned: PlannedScene, image_index: int) -> random.Random:
         # Continues where the plan's own draws ended.

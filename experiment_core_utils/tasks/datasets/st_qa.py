@@ -10,8 +10,8 @@ from types import MappingProxyType
 import numpy as np
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, SplitSource, Table, file_stem, present
-from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed, picture_file
+from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, SplitSource, Table, present
+from experiment_core_utils.tasks.datasets.questions import picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 VALIDATION_SIZE = 1024
@@ -30,6 +30,8 @@ class SceneTextQA(PublishedTask):
     splits = MappingProxyType({"validation": _TRAIN, "train": _TRAIN})
     unanswered = ("test",)
     columns = frozenset({"question_id", "question", "image", "answers"})
+    image_id_column = "file_path"
+    kept_columns = ("dataset",)
 
     def places_of(self, table: Table) -> Sequence[Place]:
         """See `PublishedTask`."""
@@ -39,20 +41,11 @@ class SceneTextQA(PublishedTask):
         chosen = order[:VALIDATION_SIZE] if self.split == "validation" else order[VALIDATION_SIZE:]
         return [Place(row) for row in chosen]
 
-    def question_of(self, row: Row, place: Place) -> QuestionRow:
-        """See `PublishedTask`."""
-        named = row["file_path"] if "file_path" in row else file_stem(row["image"])
-        return QuestionRow(
-            question_id=str(row["question_id"]),
-            image_id=named or f"question-{row['question_id']}",
-            question=row["question"],
-            answers=listed(row["answers"], "answers"),
-            picture=row["image"],
-            metadata=present(row, ("dataset",)),
-        )
-
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """See `PublishedTask`."""
         needed = ("question_id", "file_path", "question", "answers")
         entries = files[0].entries("data", needed)
-        return [{**present(each, (*needed, "dataset")), "image": picture_file(each["file_path"])} for each in entries]
+        return [
+            {**present(each, (*needed, *self.kept_columns)), "image": picture_file(each["file_path"])}
+            for each in entries
+        ]

@@ -1,14 +1,13 @@
 """Rows that dataset readers make of official JSON files."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from experiment_core_utils.primitives.texts import shown
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import parse_json, read_given
 
 Row = Mapping[str, Any]
 
@@ -100,22 +99,10 @@ def find_files(folder: Path, patterns: Sequence[str]) -> list[Path] | None:
 
 def read_official(path: Path) -> OfficialFile:
     """The parsed file; raises ConfigurationError where it cannot be read, is not JSON or is above `MOST_BYTES`."""
-    # Reading a pipe or a device may never end.
-    if not path.is_file():
+    hint = "put the official file there"
+    if path.is_file() and path.stat().st_size > MOST_BYTES:
         raise ConfigurationError(
-            f"{path} cannot be read as JSON: it is not a regular file; put the official file there"
+            f"{path} has {path.stat().st_size} bytes, and no official file has more than {MOST_BYTES}; {hint}"
         )
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ConfigurationError(
-                f"{path} has {path.stat().st_size} bytes, and no official file has more than {MOST_BYTES}; "
-                "put the official file there"
-            )
-        data = path.read_bytes()
-        return OfficialFile(path, json.loads(data), hashlib.sha256(data).hexdigest())
-    except (RecursionError, MemoryError) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as JSON: it is nested too deeply or too large; put the official file there"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path} cannot be read as JSON: {shown(first_line(error))}") from error
+    data = read_given(path, hint=hint)
+    return OfficialFile(path, parse_json(data, str(path), hint), hashlib.sha256(data).hexdigest())

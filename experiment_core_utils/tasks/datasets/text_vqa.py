@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
-from experiment_core_utils.tasks.datasets.published import Place, PublishedTask, SplitSource, present
-from experiment_core_utils.tasks.datasets.questions import QuestionRow, listed, picture_file
+from experiment_core_utils.tasks.datasets.published import PublishedTask, SplitSource, present
+from experiment_core_utils.tasks.datasets.questions import picture_file
 from experiment_core_utils.tasks.datasets.tables import OfficialFile, Row
 
 # The training and validation pictures come in one archive.
@@ -28,17 +28,7 @@ class TextVQA(PublishedTask):
     )
     unanswered = ("test",)
     columns = frozenset({"question_id", "image_id", "question", "image", "answers"})
-
-    def question_of(self, row: Row, place: Place) -> QuestionRow:
-        """See `PublishedTask`."""
-        return QuestionRow(
-            question_id=str(row["question_id"]),
-            image_id=str(row["image_id"]),
-            question=row["question"],
-            answers=listed(row["answers"], "answers"),
-            picture=row["image"],
-            metadata=present(row, ("ocr_tokens", "image_classes")),
-        )
+    kept_columns = ("ocr_tokens", "image_classes")
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
         """See `PublishedTask`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_array, diags_array
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.scoring.ptb_tokenizer import ptb_tokenize
@@ -128,10 +129,7 @@ def _counted_from_zero(sizes: _Ints) -> _Ints:
 class _Level:
     """The n-grams of one length n in some texts."""
 
-    #: text, ngram, count: for every text and n-gram in it: which text, which n-gram, how often; sorted by text
-    text: _Ints
-    ngram: _Ints
-    count: _Ints
+    counts: csr_array  #: [texts, n-grams]: how often each is in each
     #: parent, last: for every n-gram: the number of its first n - 1 tokens in the level below (0 for n = 1), and its
     #: last token
     parent: _Ints
@@ -155,29 +153,28 @@ def _levels(texts: Sequence[Sequence[str]], vocabulary: dict[str, int]) -> list[
         long_enough = left_in_text[start] >= n
         start, prefix = start[long_enough], prefix[long_enough]
         keys, number = np.unique(prefix * size + tokens[start + n - 1], return_inverse=True)
-        kinds = max(len(keys), 1)
-        pairs, count = np.unique(text_of[start] * kinds + number, return_counts=True)
-        levels.append(_Level(pairs // kinds, pairs % kinds, count, keys // size, keys % size))
+        counts = _summed(text_of[start], number, (len(texts), len(keys)))
+        levels.append(_Level(counts, keys // size, keys % size))
         prefix = number
     return levels
+
+
+def _summed(row: _Ints, column: _Ints, shape: tuple[int, int]) -> csr_array:
+    """How often each pair of a row and a column is given."""
+    return csr_array((np.ones(len(row)), (row, column)), shape=shape)
 
 
 def _count_images(texts: Sequence[Sequence[str]], image_of: _Ints, source: str) -> DocumentFrequencies:
     vocabulary: dict[str, int] = {}
     levels = _levels(texts, vocabulary)
-    counts = []
-    for level in levels:
-        kinds = max(len(level.parent), 1)
-        # One key for each image and n-gram. Sorting is several times faster here than numpy's `unique` by hashing.
-        keys = np.sort(image_of[level.text] * kinds + level.ngram)
-        first_of_its_kind = np.concatenate(([True], keys[1:] != keys[:-1])) if len(keys) else keys.astype(bool)
-        counts.append(np.bincount(keys[first_of_its_kind] % kinds, minlength=len(level.parent)))
+    images = len(set(image_of.tolist()))
+    texts_of_image = _summed(image_of, np.arange(len(texts), dtype=np.int64), (images, len(texts)))
     return DocumentFrequencies(
-        images=len(set(image_of.tolist())),
+        images=images,
         source=source,
         vocabulary=vocabulary,
         keys=tuple(level.parent * max(len(vocabulary), 1) + level.last for level in levels),
-        counts=tuple(counts),
+        counts=tuple((texts_of_image @ level.counts).count_nonzero(axis=0) for level in levels),
     )
 
 
@@ -206,9 +203,10 @@ def _similarities(
         place = _places(place[level.parent], token_place[level.last], keys, max(len(frequencies.vocabulary), 1))
         in_images = np.where(place >= 0, counts[place], 0) if len(counts) else np.zeros(len(place), dtype=np.int64)
         idf = math.log(frequencies.images) - np.log(np.maximum(in_images, 1))
-        weight = level.count * idf[level.ngram]
-        norm = np.sqrt(np.bincount(level.text, weights=weight**2, minlength=len(texts)))
-        product = _clipped_products(level, weight, pair_caption, pair_reference, len(texts))
+        weights = level.counts @ diags_array(idf)
+        of_caption, of_reference = weights[pair_caption], weights[pair_reference]
+        product = of_caption.minimum(of_reference).multiply(of_reference).sum(axis=1)
+        norm = np.sqrt(weights.power(2).sum(axis=1))
         norms = norm[pair_caption] * norm[pair_reference]
         total += np.divide(product, norms, out=np.zeros_like(product), where=norms > 0)
     return total * penalty / LONGEST_NGRAM
@@ -220,24 +218,3 @@ def _places(parent: _Ints, last: _Ints, keys: _Ints, size: int) -> _Ints:
     wanted = parent * size + last
     found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where((parent >= 0) & (last >= 0) & (keys[found] == wanted), found, -1)
-
-
-def _clipped_products(
-    level: _Level, weight: _Floats, pair_caption: _Ints, pair_reference: _Ints, texts: int
-) -> _Floats:
-    """For each pair the sum over n-grams of min(caption's weight, reference's weight) times the reference's weight."""
-    if not len(level.text):
-        return np.zeros(len(pair_caption), dtype=np.float64)
-    kinds = len(level.parent)
-    keys = level.text * kinds + level.ngram
-    per_text = np.bincount(level.text, minlength=texts)
-    first = np.cumsum(per_text) - per_text
-    # One row for each pair and n-gram of its caption; the reference's count of the same n-gram is looked up.
-    rows = per_text[pair_caption]
-    entry = np.repeat(first[pair_caption], rows) + _counted_from_zero(rows)
-    pair = np.repeat(np.arange(len(pair_caption), dtype=np.int64), rows)
-    wanted = np.repeat(pair_reference, rows) * kinds + level.ngram[entry]
-    found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    other = np.where(keys[found] == wanted, weight[found], 0.0)
-    products = np.bincount(pair, weights=np.minimum(weight[entry], other) * other, minlength=len(pair_caption))
-    return products.astype(np.float64)  # of no rows at all, bincount makes integers

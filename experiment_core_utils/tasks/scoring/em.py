@@ -32,8 +32,8 @@ _WORDS_OF_NUMBERS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty"
 ).split()
-_NUMBER_WORDS = MappingProxyType({word: str(value) for value, word in enumerate(_WORDS_OF_NUMBERS)})
-_ARTICLES = frozenset({"a", "an", "the"})
+NUMBER_WORDS = MappingProxyType({word: str(value) for value, word in enumerate(_WORDS_OF_NUMBERS)})
+ARTICLES = frozenset({"a", "an", "the"})
 _AROUND = " \"'“”‘’`()[]{}"
 _AFTER = ".,;:!?"
 _GROUPED = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
@@ -80,7 +80,7 @@ def normalize_leniently(text: str) -> str:
     while (bare := _without_article(flat.strip(_AROUND).rstrip(_AFTER))) != flat:
         flat = bare
     words = _GROUPED.sub(lambda found: found[1].replace(",", ""), flat).split()
-    digits = [_NUMBER_WORDS.get(word, word) for word in words]
+    digits = [NUMBER_WORDS.get(word, word) for word in words]
     return " ".join(
         found[1] if (found := _WHOLE_NUMBER_WITH_ZEROS.fullmatch(word)) is not None else word for word in digits
     )
@@ -88,4 +88,4 @@ def normalize_leniently(text: str) -> str:
 
 def _without_article(text: str) -> str:
     first, _, rest = text.partition(" ")
-    return rest if rest and first in _ARTICLES else text
+    return rest if rest and first in ARTICLES else text

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 from experiment_core_utils.tasks.scoring.anls import anls
 from experiment_core_utils.tasks.scoring.cider_score import BEST, DocumentFrequencies, score_captions
@@ -73,13 +74,12 @@ class CiderMetric:
 
 
 def _scoring(scores: Sequence[Score], beside: dict[str, object]) -> Scoring:
-    values = [score.value for score in scores if score.value is not None]
     sums: Counter[str] = Counter()
     for score in scores:
         sums.update(score.details)
     return Scoring(
         scores=tuple(scores),
-        overall=sum(values) / len(values) if values else None,
+        overall=mean_of([score.value for score in scores]),
         details={
             **{name: total / len(scores) for name, total in sums.items()},
             "unparsed": sum(not score.parsed for score in scores),

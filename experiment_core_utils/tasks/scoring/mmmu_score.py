@@ -21,7 +21,7 @@ _DECIMALS = 2
 def mmmu_open_score(prediction: str, references: Sequence[str]) -> float:
     """1 if a candidate in the output fits a reference, else 0.
 
-    Candidates are, per line of the lower-cased output without the periods at its end, the shortest text behind a lead
+    Candidates are, per line of the lower-cased output without the periods at its end, the shortest text after a lead
     such as "is " or "therefore " ("=" too in the last line), or the whole output where no line has a lead; and every
     number in them. A number fits a reference that is the same number to two decimals (1,234 is 1234); a text
     candidate fits a reference text that it contains, also inside a word ("ionization" fits "ion", as in the benchmark's
@@ -49,8 +49,8 @@ def _candidates(prediction: str) -> tuple[list[str], set[float]]:
     found = []
     for position, line in enumerate(lines):
         leads = (*_LEADS, _LEAD_AT_THE_END) if position == len(lines) - 1 else _LEADS
-        behind = [line.rpartition(lead)[2].strip() for lead in leads if lead in line]
-        if behind and (shortest := min(behind, key=len)) not in _NO_ANSWER:
+        after = [line.rpartition(lead)[2].strip() for lead in leads if lead in line]
+        if after and (shortest := min(after, key=len)) not in _NO_ANSWER:
             found.append(shortest)
     found = found or ["\n".join(lines)]
     numbers = {_as_number(match[0]) for text in found for match in _NUMBER.finditer(text) if match[0]}

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from experiment_core_utils.tasks.interface import require_references
+from experiment_core_utils.tasks.scoring.em import ARTICLES, NUMBER_WORDS
 
 ANNOTATORS_FOR_FULL_CREDIT = 3
-_WORDS_OF_NUMBERS = "zero one two three four five six seven eight nine ten".split()
-_NUMBER_WORDS = MappingProxyType({"none": "0"} | {word: str(value) for value, word in enumerate(_WORDS_OF_NUMBERS)})
-_ARTICLES = frozenset({"a", "an", "the"})
+_NUMBER_WORDS = MappingProxyType(
+    {"none": "0"} | {word: digits for word, digits in NUMBER_WORDS.items() if int(digits) <= 10}
+)
 # Marks that are dropped or become a space; `: . ' & % $ * # ~` are kept (the period has a rule of its own).
 _PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
 _DIGIT_COMMA_DIGIT = re.compile(r"\d,\d")
@@ -61,7 +62,7 @@ def vqa_normalize(text: str) -> str:
         cleaned = cleaned.replace(mark, "" if touches_space or has_grouped_digits else " ")
     cleaned = _LOOSE_PERIOD.sub("", cleaned, count=_MAX_PERIODS_REMOVED)
     words = (_NUMBER_WORDS.get(word, word) for word in cleaned.lower().split())
-    return " ".join(_CONTRACTION_OF.get(word, word) for word in words if word not in _ARTICLES)
+    return " ".join(_CONTRACTION_OF.get(word, word) for word in words if word not in ARTICLES)
 
 
 def vqa_score(prediction: str, references: Sequence[str]) -> float:

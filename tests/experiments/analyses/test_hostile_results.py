@@ -17,9 +17,9 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import parsed_json, read_json
 from experiment_core_utils.records.setting_result import SettingResult, read_setting
+from experiment_core_utils.saved_results.tasks_command import main as tasks
 from experiment_core_utils.sweep.drift import read_drift
 from experiment_core_utils.sweep.search_rounds import wait_until_all_are_over
-from experiment_core_utils.tasks.__main__ import main as tasks
 from experiments.controller.evaluate_controller import main as evaluate_controller
 from experiments.core_exp.e1_stage_latency import main as e1
 from experiments.core_exp.e2_knob_pareto import main as e2

@@ -14,8 +14,8 @@ from experiment_core_utils.meters.energy_statistics import (
     quantisation_bound_j,
     summed_act,
     summed_reading,
-    window_for_error,
 )
+from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.records.energy import ActEnergy, DeviceEnergy, EnergyFigure, EnergyOrigin, IdlePower
 
 
@@ -38,8 +38,8 @@ def test_bounds_and_the_window_that_an_error_needs() -> None:
     # 300 W for 4 and 6 ms of poll and one act of 10 ms.
     assert aligned_bound_j(0.004, 0.006, 0.01, 300.0) == pytest.approx(6.0)
     # A tick of 100 ms is 2 % of 5 s and 1 % of 10 s.
-    assert window_for_error(0.1, 0.02) == pytest.approx(5.0)
-    assert window_for_error(0.1, 0.01) == pytest.approx(10.0)
+    assert WindowGoal(0.02).length_s(0.1) == pytest.approx(5.0)
+    assert WindowGoal(0.01).length_s(0.1) == pytest.approx(10.0)
 
 
 def test_uncertainties_add_in_squares() -> None:

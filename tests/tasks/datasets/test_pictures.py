@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.tasks.datasets.pictures import FORMATS, MAX_PIXELS, find_picture, open_picture
+from experiment_core_utils.tasks.datasets.pictures import FORMATS, MAX_PIXELS, PictureFolders, open_picture
 from tests.tasks.datasets.layouts import BLUE, GREEN, RED, encoded, plain, write_picture
 
 # Run by an interpreter, it would write a file.
@@ -166,14 +166,14 @@ def test_pictures_outside_the_folder_are_not_read(tmp_path: Path) -> None:
     roots, folders = [data / "train"], [data]
     inside = ("in.png", "sub/in.png", "within.png", str(data / "train" / "in.png"), "../train/in.png")
     for name in inside:
-        found = find_picture(name, roots, folders)
+        found = PictureFolders(roots, folders).find(name)
         assert open_picture(found, name).getpixel((0, 0)) == RED
     for name in (str(other / "out.png"), "../../other/out.png", "link.png", "linked/out.png"):
         with pytest.raises(SampleError, match=r"^picture .* is not read: it is outside .*data \(an absolute path"):
-            find_picture(name, roots, folders)
+            PictureFolders(roots, folders).find(name)
     # Where the folder has a file of that name itself, that one is meant.
     write_picture(data / "train" / "out.png", plain(RED))
-    assert find_picture(str(other / "out.png"), roots, folders) == data / "train" / "out.png"
+    assert PictureFolders(roots, folders).find(str(other / "out.png")) == data / "train" / "out.png"
     # No folder of pictures: a path of the hub's rows, relative to nothing.
     with pytest.raises(SampleError, match="is not read: it is outside"):
-        find_picture(str(other / "out.png"), [], folders)
+        PictureFolders([], folders).find(str(other / "out.png"))

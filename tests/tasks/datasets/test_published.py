@@ -210,7 +210,7 @@ def test_official_files_that_are_not_what_they_are_called(tmp_path: Path) -> Non
     path = tmp_path / "TextVQA_0.5.1_val.json"
     path.write_text('{"data": [')
     (tmp_path / "train_images").mkdir()
-    with pytest.raises(ConfigurationError, match=r"TextVQA_0.5.1_val.json cannot be read as JSON"):
+    with pytest.raises(ConfigurationError, match=r"TextVQA_0.5.1_val.json is not JSON"):
         TextVQA(data_dir=tmp_path)
     for content, message in (
         ({"rows": []}, "has no 'data'"),
@@ -355,16 +355,16 @@ def sparse(path: Path) -> None:
 
 # Case, how the annotation file is made, words of the line.
 HOSTILE_FILES: list[tuple[str, Callable[[Path], Any], str]] = [
-    ("pipe", os.mkfifo, "is not a regular file"),
-    ("folder", lambda path: path.mkdir(), "is not a regular file"),
-    ("device", lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+    ("pipe", os.mkfifo, "is a pipe or a device, not a regular file"),
+    ("folder", lambda path: path.mkdir(), "is a folder, not a regular file"),
+    ("device", lambda path: path.symlink_to("/dev/zero"), "is a pipe or a device, not a regular file"),
     ("loop", lambda path: path.symlink_to(path.name), "tally_qa test is not in"),
     ("nested 100,000 deep", written(b"[" * 100_000), "nested too deeply"),
     ("nested objects", written(b'{"a":' * 100_000), "nested too deeply"),
-    ("not UTF-8", written(b'[{"question": "\xff\xfe"}]'), "cannot be read as JSON: 'utf-8' codec"),
-    ("NUL", written(b"\0" * 64), "cannot be read as JSON"),
-    ("empty", written(b""), "cannot be read as JSON"),
-    ("a number of 5,000 digits", written(b"[" + b"9" * 5000 + b"]"), "cannot be read as JSON: Exceeds the limit"),
+    ("not UTF-8", written(b'[{"question": "\xff\xfe"}]'), r"is not JSON \('utf-8' codec"),
+    ("NUL", written(b"\0" * 64), "is not JSON"),
+    ("empty", written(b""), "is not JSON"),
+    ("a number of 5,000 digits", written(b"[" + b"9" * 5000 + b"]"), r"is not JSON \(Exceeds the limit"),
     ("3 GB", sparse, "has 3000000000 bytes, and no official file has more than 2000000000"),
     ("no list", written(b"{}"), "has no list of entries"),
     ("a list of numbers", written(b"[1]"), "entry 0 lacks one of"),

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from experiment_core_utils.meters.__main__ import main, watch_lines
-from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.selftest import KnownLoad, matrix_products, missing_lines, selftest_lines
+from experiment_core_utils.meters.__main__ import KnownLoad, main, matrix_products, selftest_lines, watch_lines
+from experiment_core_utils.meters.instruments import Instruments, missing_lines
 from experiment_core_utils.meters.windows import WindowGoal
 from tests.scripted.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant
 

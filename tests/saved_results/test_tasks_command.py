@@ -10,7 +10,7 @@ import pytest
 
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
-from experiment_core_utils.tasks.__main__ import main
+from experiment_core_utils.saved_results.tasks_command import main
 from experiment_core_utils.tasks.registry import get_metric_for_dataset, list_tasks
 from tests.hand_made_records import SETTING, measured_sample, part, stored_result
 
