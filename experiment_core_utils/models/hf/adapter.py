@@ -137,8 +137,11 @@ class TransformersModel:
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
         """See `StagedModel.components`."""
         decoder = self.model.get_decoder()
-        blocks = [self._blocks[index] for index in self.active_setting[1]]
-        return decoder_components(blocks, decoder._modules.get("norm"), self.model.get_output_embeddings())
+        blocks, norm = (
+            [self._blocks[index] for index in self.active_setting[1]],
+            dict(decoder.named_children()).get("norm"),
+        )
+        return decoder_components(blocks, norm, self.model.get_output_embeddings())
 
     @contextmanager
     def restored_afterwards(self) -> Iterator[None]:
