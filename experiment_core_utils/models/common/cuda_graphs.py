@@ -37,6 +37,19 @@ def refused_without_memory(prompt_tokens: int, max_new_tokens: int) -> Iterator[
         ) from error
 
 
+def refusal_of(run: Callable[[], object], prompt_tokens: int, max_new_tokens: int) -> str | None:
+    """The reason why `run` refuses a request of this size, lack of memory included; None where it has run.
+
+    What was half made is no longer held when this returns, as it is until the end of an error's handler.
+    """
+    try:
+        with refused_without_memory(prompt_tokens, max_new_tokens):
+            run()
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
 class GraphCapturer(Protocol):
     """An interface that turns work into a function that repeats it."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, refused_without_memory
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, refusal_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
@@ -96,15 +96,11 @@ class GraphedGeneration:
         if setting in self._unsupported_reasons or self._can_replay(setting, inputs, tokens + max_new_tokens):
             return
         self._slot.release()
-        try:
-            with refused_without_memory(tokens, max_new_tokens):
-                self._free_memory(setting, tokens + max_new_tokens)
-                self._capture(self._graphed_settings[setting], inputs)
-        except ConfigurationError as error:
-            self._graphed_settings.pop(setting, None)
-            self._unsupported_reasons[setting] = str(error)
-        if setting in self._unsupported_reasons:
-            # Not in the handler: until its end the error keeps what was half made.
+        reason = refusal_of(
+            lambda: self._capture(self._of_size(setting, tokens + max_new_tokens), inputs), tokens, max_new_tokens
+        )
+        if reason is not None:
+            self.refuse(setting, reason)
             release_cached_memory(self.device)
 
     def _can_replay(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
@@ -114,19 +110,18 @@ class GraphedGeneration:
         self._graphed_settings.move_to_end(setting)
         return True
 
-    def _free_memory(self, setting: Hashable, max_seq_len: int) -> None:
+    def _of_size(self, setting: Hashable, max_seq_len: int) -> _Graphed:
+        """The graphs of a setting, with a new cache and step where the cache of before is too short."""
         graphed = self._graphed_settings.get(setting)
-        if graphed is not None and graphed.decode.max_seq_len >= max_seq_len:
-            self._graphed_settings.move_to_end(setting)
-            return
-        decode = FixedCacheDecode(self._model, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, self._graph_capturer)
-        prefill = GraphedDecoder(self._model, self._graph_capturer) if graphed is None else graphed.prefill
-        self._graphed_settings[setting] = _Graphed(
-            decode, prefill, None if graphed is None else graphed.prefill_unsupported_reason
-        )
+        if graphed is None or graphed.decode.max_seq_len < max_seq_len:
+            decode = FixedCacheDecode(self._model, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, self._graph_capturer)
+            prefill = GraphedDecoder(self._model, self._graph_capturer) if graphed is None else graphed.prefill
+            graphed = _Graphed(decode, prefill, None if graphed is None else graphed.prefill_unsupported_reason)
+            self._graphed_settings[setting] = graphed
         self._graphed_settings.move_to_end(setting)
         while len(self._graphed_settings) > MOST_SETTINGS:
             self._graphed_settings.popitem(last=False)
+        return graphed
 
     def _capture(self, graphed: _Graphed, inputs: Mapping[str, Any]) -> None:
         """Run one pass over the prompt, and another only where it turns out that prefills cannot be graphed."""
