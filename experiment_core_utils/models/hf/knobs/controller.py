@@ -216,19 +216,10 @@ class DecoderKnobs:
 
     def _refuse_trial(self, top_k: int) -> str | None:
         """Set the routers to another number of experts; their choices and the FLOPs must follow."""
-        trial = AttributeChanges()
-
-        @contextmanager
-        def applied() -> Iterator[None]:
-            trial.put(self._routers.changes(top_k))
-            try:
-                yield
-            finally:
-                trial.put_back()
-
+        applied = AttributeChanges().in_place(self._routers.changes(top_k))
         try:
             with self.counted() as counted:
-                delta = flops_delta(self._prefill, applied())
+                delta = flops_delta(self._prefill, applied)
         except HF_CODE_ERRORS as error:
             return f"with top-k {top_k} its prefill fails ({type(error).__name__}: {first_line(error)})"
         chosen = {counted.experts.get(index) for index in self._routers.adjustable_blocks}

@@ -8,7 +8,8 @@ import torch
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts
 from experiment_core_utils.models.common.greedy import BatchAnswers
-from experiment_core_utils.models.hf.knobs.routers import Counted, hooks_removed
+from experiment_core_utils.models.hf.knobs.patches import hooks_removed
+from experiment_core_utils.models.hf.knobs.routers import Counted
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
