@@ -164,6 +164,12 @@ class MolmoePreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
+    def get_input_embeddings(self) -> nn.Module:
+        return self.base_model.language_model.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.base_model.language_model.embed_tokens = value
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Set normal weights of `initializer_range`, zero biases, unit norms; CLIP's bare parameters and position
@@ -189,16 +195,6 @@ class MolmoeModel(MolmoePreTrainedModel):
         self.connector = MolmoeConnector(config)
         self.language_model = OlmoeModel(config.text_config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.language_model.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.language_model.embed_tokens = value
-
-    def get_decoder(self) -> OlmoeModel:
-        """The decoder, as transformers' generic code asks for it."""
-        return self.language_model
 
     def get_image_features(
         self,
@@ -290,9 +286,6 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         self.post_init()
         self._all_blocks = tuple(self.model.language_model.layers)
         self._setting = (self.default_top_k, tuple(range(len(self._all_blocks))))
-
-    def get_decoder(self) -> OlmoeModel:
-        return self.model.language_model
 
     @property
     def num_total_blocks(self) -> int:
