@@ -64,7 +64,7 @@ class GraphCapturer(Protocol):
         """
 
 
-class CudaGraphs:
+class CudaGraphs(GraphCapturer):
     """Captures work as CUDA graphs of one device; a graph lasts as long as the function that replays it.
 
     Args:
@@ -141,11 +141,10 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
 
-class Reruns:
+class Reruns(GraphCapturer):
     """Repeats work by running it again: the results are those of a replay, the launches are not saved."""
 
     def capture(self, work: Callable[[], T]) -> Callable[[], T]:
-        """See `GraphCapturer.capture`."""
         work()
         return work
 

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, refusal_of
+from experiment_core_utils.models.common.greedy import AsyncStages
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
@@ -202,7 +203,7 @@ def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) ->
     return cache_unsupported_reason(model)
 
 
-class AsyncRequests:
+class AsyncRequests(AsyncStages):
     """The `AsyncStages` of a model at one setting that was warmed up."""
 
     def __init__(self, generation: GraphedGeneration, stages: GenerateStages, setting: Hashable) -> None:
@@ -213,22 +214,17 @@ class AsyncRequests:
 
     @property
     def device(self) -> torch.device:
-        """See `AsyncStages`."""
         return self._generation.device
 
     @property
     def last_token(self) -> torch.Tensor:
-        """See `AsyncStages`."""
         return self._decode.token.view(1)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `AsyncStages`."""
         return self._stages.encode_image(inputs)
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
-        """See `AsyncStages`."""
         self._generation.prefill(self._setting, inputs, features)
 
     def advance(self) -> None:
-        """See `AsyncStages`."""
         self._decode.step()

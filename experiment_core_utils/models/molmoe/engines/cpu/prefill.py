@@ -35,7 +35,6 @@ class CpuPrefill(ReferencePrefill):
         self._kernels = [decoder_block_kernel(each, eps, decoder.normalise_top_k, memory) for each in decoder.blocks]
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """See `PrefillEngine.warm_up`."""
         super().warm_up(knobs, kv_cache, tokens)
         top_k = max(knobs.top_k, self._decoder.default_top_k)
         self._kernels[0].reserve(tokens, top_k, self._decoder.num_heads, self._decoder.head_width)
@@ -55,7 +54,6 @@ class CpuPrefill(ReferencePrefill):
     def suffix_block(
         self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
     ) -> torch.Tensor:
-        """See `ReferencePrefill.suffix_block`."""
         kernel, given, decoder = self._kernels[index], states.contiguous(), self._decoder
         own = kept[0][:, -len(states) :], kept[1][:, -len(states) :]
         queries = kernel.project(given, (rotary.cosine, rotary.sine), own, decoder.num_heads)

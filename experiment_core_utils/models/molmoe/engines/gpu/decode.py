@@ -13,7 +13,7 @@ import torch
 
 from experiment_core_utils.models.common.cuda_graphs import WARM_UPS, CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
+from experiment_core_utils.models.molmoe.engines.api import DecodeEngine, EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
     FEWEST_ROWS,
     Card,
@@ -56,7 +56,7 @@ def can_share_weights(decoder: DecoderWeights) -> bool:
     return decoder.width % FEWEST_ROWS == 0 and decoder.expert_width % FEWEST_ROWS == 0
 
 
-class GraphedDecode:
+class GraphedDecode(DecodeEngine):
     """A `DecodeEngine` whose steps are CUDA graphs; the graphs' addresses stay valid as long as the engine exists.
 
     Args:
@@ -101,7 +101,6 @@ class GraphedDecode:
         return self._graphs.replay(name)
 
     def forget_experts(self) -> None:
-        """See `ExpertTrace.forget_experts`."""
         self._stepped = None
         for buffers in self._buffers.values():
             buffers.used.forget()

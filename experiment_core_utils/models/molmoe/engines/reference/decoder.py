@@ -11,7 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs, refuse_without_free_rows
+from experiment_core_utils.models.molmoe.engines.api import (
+    DecodeEngine,
+    EngineKnobs,
+    PausedPrefillEngine,
+    PrefillEngine,
+    refuse_without_free_rows,
+)
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache, suffix_mask, suffix_positions
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -69,7 +75,6 @@ class _Reference:
         return self._topk_ids
 
     def forget_experts(self) -> None:
-        """See `ExpertTrace.forget_experts`."""
         self._topk_ids = {}
 
     def _rotary_for(self, positions: int) -> RotaryTable:
@@ -138,18 +143,16 @@ class _Reference:
         return F.linear(self._normed(states, self._decoder.final_norm), self._decoder.head)
 
 
-class ReferencePrefill(_Reference):
+class ReferencePrefill(_Reference, PrefillEngine):
     """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """See `PrefillEngine.warm_up`."""
         self._rotary_for(kv_cache.max_seq_len)
 
     @torch.inference_mode()
     def prefill(
         self, embeddings: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
-        """See `PrefillEngine.prefill`."""
         return self.suffix_logits(embeddings, knobs, kv_cache, request)
 
     def suffix_logits(
@@ -246,19 +249,17 @@ class ReferencePrefill(_Reference):
         return self._finished(index, states[-num_queries:], attended, top_k)
 
 
-class ReferenceDecode(_Reference):
+class ReferenceDecode(_Reference, DecodeEngine):
     """A `DecodeEngine` that runs anywhere and needs nothing prepared but the rotary factors.
 
     It goes by the lengths that the host knows.
     """
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache) -> None:
-        """See `DecodeEngine.warm_up`."""
         self._rotary_for(kv_cache.max_seq_len)
 
     @torch.inference_mode()
     def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
-        """See `DecodeEngine.step`."""
         places = _Places(kv_cache)
         rotary = self._rotary_for(kv_cache.max_seq_len).rows(places.positions)
         states = F.embedding(kv_cache.next_tokens, self._decoder.embedding)
@@ -350,7 +351,7 @@ def _products_by_expert(given: torch.Tensor, factors: torch.Tensor, counts: list
             torch.mm(rows, factor.t(), out=place)
 
 
-class ReferencePausedPrefill:
+class ReferencePausedPrefill(PausedPrefillEngine):
     """A `PausedPrefillEngine` for decoders whose whole prefills are the reference.
 
     Args:
@@ -364,7 +365,6 @@ class ReferencePausedPrefill:
         self._ran = 0
 
     def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """See `PausedPrefillEngine.warm_up`."""
         refuse_without_free_rows(tokens, kv_cache)
         self._blocks.warm_up(knobs, kv_cache, tokens + 1)
 
@@ -372,7 +372,6 @@ class ReferencePausedPrefill:
     def begin(
         self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, kv_cache: KVCache
     ) -> torch.Tensor:
-        """See `PausedPrefillEngine.begin`."""
         tokens = len(embeddings)
         refuse_without_free_rows(tokens, kv_cache)
         given = embeddings if appended is None else torch.cat([embeddings, appended[None].to(embeddings.dtype)])
@@ -383,5 +382,4 @@ class ReferencePausedPrefill:
 
     @torch.inference_mode()
     def finish(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
-        """See `PausedPrefillEngine.finish`."""
         return self._blocks.suffix_logits(self._paused, knobs, kv_cache, ran=self._ran)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from experiment_core_utils.models.molmoe.engines.api import VisionEngine
 from experiment_core_utils.models.molmoe.engines.weights import (
     VisionBlockWeights,
     fuse_vision_block,
@@ -20,7 +21,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE, Molmo
 QUICK_GELU = 1.702
 
 
-class ReferenceVision:
+class ReferenceVision(VisionEngine):
     """A `VisionEngine` that runs anywhere and needs nothing prepared.
 
     The weights and biases of queries, keys and values in the modules become views of the joint ones.
@@ -42,11 +43,10 @@ class ReferenceVision:
         self._blocks = [fuse_vision_block(layer) for layer in layers]
 
     def warm_up(self, crops: int) -> None:
-        """See `VisionEngine.warm_up`."""
+        pass
 
     @torch.inference_mode()
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
-        """See `VisionEngine.encode`."""
         features = self._connected(self._patch_states(pixel_values), image_masks)
         return features.flatten(0, 1)
 
