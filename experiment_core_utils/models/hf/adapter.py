@@ -271,7 +271,7 @@ class TransformersModel:
             return "eager", self._unsupported_reason
         setting = self.active_setting
         if self._graphed_at_setting is None:
-            return "eager", self._graphed.unsupported_reason(setting)
+            return "eager", self._graphed.unsupported_reasons.get(setting)
         # Recorded outputs are written over by the next replay.
         logits, state = self._graphed.prefill(setting, inputs, features)
         found = {

@@ -44,14 +44,18 @@ class _Graphed:
 
 
 class GraphedGeneration:
-    """The graphed stages of one model; the caller names the `setting` in force."""
+    """The graphed stages of one model; the caller names the `setting` in force.
+
+    Attributes:
+        unsupported_reasons: why decode steps are not graphed, of each setting that was warmed up where they are not.
+    """
 
     def __init__(self, model: PreTrainedModel, stages: GenerateStages, graph_capturer: GraphCapturer) -> None:
         self._model: Any = model
         self._stages = stages
         self._graph_capturer = graph_capturer
         self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
-        self._unsupported_reasons: dict[Hashable, str] = {}
+        self.unsupported_reasons: dict[Any, str] = {}
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
 
     @property
@@ -68,19 +72,10 @@ class GraphedGeneration:
         """The decode steps of a setting that is ready."""
         return self._graphed_settings[setting].decode
 
-    def unsupported_reason(self, setting: Hashable) -> str | None:
-        """The reason why decode steps are not graphed at a setting that was warmed up; None where they are."""
-        return self._unsupported_reasons.get(setting)
-
     def refuse(self, setting: Hashable, reason: str) -> None:
         """Never replay a graph at the setting from now on."""
         self._graphed_settings.pop(setting, None)
-        self._unsupported_reasons[setting] = reason
-
-    @property
-    def unsupported_reasons(self) -> Mapping[Any, str]:
-        """Setting -> `unsupported_reason`, for all that have one."""
-        return dict(self._unsupported_reasons)
+        self.unsupported_reasons[setting] = reason
 
     def prefill_unsupported_reason(self, setting: Hashable) -> str | None:
         """The reason why prefills are not graphed at a setting that is ready; None where they are."""
@@ -94,7 +89,7 @@ class GraphedGeneration:
         For what is ready nothing runs.
         """
         tokens = inputs["input_ids"].shape[1]
-        if setting in self._unsupported_reasons or self._can_replay(setting, inputs, tokens + max_new_tokens):
+        if setting in self.unsupported_reasons or self._can_replay(setting, inputs, tokens + max_new_tokens):
             return
         self._slot.release()
         reason = refusal_of(
@@ -193,7 +188,7 @@ def _shape_of(inputs: Mapping[str, torch.Tensor]) -> Hashable:
 def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) -> str | None:
     """The reason why no setting of a model can be graphed; None where one may be.
 
-    What shows only when it is tried is not checked; `GraphedGeneration.unsupported_reason` reports it of a setting.
+    What shows only when it is tried is not checked; `GraphedGeneration.unsupported_reasons` has it of a setting.
     """
     devices = sorted({str(weight.device) for weight in model.parameters()})
     if len(devices) > 1:

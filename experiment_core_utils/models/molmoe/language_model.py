@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, OlmoeModel
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutputWithPast, MoeModelOutputWithPast
 
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoePreTrainedModel, logits_and_loss
@@ -27,7 +27,7 @@ class MolmoeTextModel(MolmoePreTrainedModel):
         self.language_model = OlmoeModel(config.text_config)
         self.post_init()
 
-    def forward(self, input_ids: torch.Tensor | None = None, **kwargs: Any) -> BaseModelOutputWithPast:
+    def forward(self, input_ids: torch.Tensor | None = None, **kwargs: Any) -> MoeModelOutputWithPast:
         """The last hidden states [B, T, H] and the cache, as from `OlmoeModel`."""
         return self.language_model(input_ids=input_ids, **kwargs)
 
