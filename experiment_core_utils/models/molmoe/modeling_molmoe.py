@@ -145,11 +145,15 @@ class MolmoePreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         return self.base_model.language_model.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.base_model.language_model.embed_tokens = value
+
+    def get_decoder(self) -> OlmoeModel:
+        """The decoder, as transformers' generic code asks for it."""
+        return self.base_model.language_model
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
