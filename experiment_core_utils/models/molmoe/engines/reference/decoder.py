@@ -212,40 +212,33 @@ class ReferencePrefill(_Reference, PrefillEngine):
         states, seen, suffix = torch.cat([text, rows.to(text.dtype)]), suffix_mask(*sizes).to(device), []
         for index in range(blocks):
             kept = kv_cache.keys[index, 0, :, :end], kv_cache.values[index, 0, :, :end]
-            states = self.suffix_block(index, states, kept, rotary, seen)
+            states = self._block(index, states, kept, rotary, self._decoder.default_top_k, len(states), seen)
             suffix.append(states)
         return torch.stack(suffix)
 
-    def suffix_block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
+    def _block(
+        self,
+        index: int,
+        states: torch.Tensor,
+        kept: KeysAndValues,
+        rotary: RotaryTable,
+        top_k: int,
+        num_queries: int,
+        seen: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """States [T, H] after a block with the model's own experts; keys and values go into the last T positions.
+        """States [A, H] of the last A positions after a block, from [T, H].
 
         Args:
-            kept: both [KV, E, D], filled before those.
-            seen: [T, E], which positions each row looks at.
-        """
-        block, top_k = self._decoder.blocks[index], self._decoder.default_top_k
-        queries, keys, values = self._projected(block, states, rotary, len(states))
-        for cache, new in zip(kept, (keys, values), strict=True):
-            _written(cache[:, -len(states) :], new.transpose(0, 1))
-        return self._finished(index, states, self._attend(queries.transpose(0, 1), kept, seen), top_k)
-
-    def _attend(self, queries: torch.Tensor, kept: KeysAndValues, seen: torch.Tensor) -> torch.Tensor:
-        """Attention of queries [Q, T, D] over the kept keys and values -> [T, Q * D]."""
-        return self._attended(queries[None], kept[0][None], kept[1][None], seen, causal=False)
-
-    def _block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, num_queries: int
-    ) -> torch.Tensor:
-        """States [A, H] of the last A positions after a block, from [T, H]; the block's keys and values go into `kept`,
-        both [KV, T, D].
+            kept: both [KV, E, D], E at least T; the block's keys and values go into the last T positions.
+            seen: [T, E], which positions each row looks at, for A = T; None for all up to its own, of E = T.
         """
         found = self._projected(self._decoder.blocks[index], states, rotary, num_queries)
-        queries, keys, values = (heads.transpose(0, 1) for heads in found)
+        queries, *new = (heads.transpose(0, 1) for heads in found)
+        for cache, own in zip(kept, new, strict=True):
+            cache[:, -len(states) :] = own
         # Read back from the KV cache, where a head's rows are neighbours.
-        used_keys, used_values = _written(kept[0], keys)[None], _written(kept[1], values)[None]
-        attended = self._attended(queries[None], used_keys, used_values, None, causal=num_queries > 1)
+        is_causal = seen is None and num_queries > 1
+        attended = self._attended(queries[None], kept[0][None], kept[1][None], seen, is_causal)
         return self._finished(index, states[-num_queries:], attended, top_k)
 
 
@@ -274,11 +267,6 @@ class ReferenceDecode(_Reference, DecodeEngine):
         kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
         kv_cache.device_lengths += 1
         return logits
-
-
-def _written(cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    cache.copy_(new)
-    return cache
 
 
 class _Places:
