@@ -19,6 +19,7 @@ from torch import distributed
 
 from experiment_core_utils.config.parts import MachineConfig
 from experiment_core_utils.config.text import TextConfig, validated
+from experiment_core_utils.models.common.private_apis import default_group, default_store
 from experiment_core_utils.primitives.collectives import broadcast_from_main, lost_processes_named
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost, first_line
@@ -210,12 +211,12 @@ def leave_process_group() -> None:
         # The store ends with the process that holds it, and with it what is waited for.
         with suppress(RuntimeError):
             _wait_until_all_leave()
-        distributed.distributed_c10d._get_default_group().abort()
+        default_group().abort()
     distributed.destroy_process_group()
 
 
 def _wait_until_all_leave() -> None:
-    store, deadline = distributed.distributed_c10d._get_default_store(), time.monotonic() + LEAVING_S
+    store, deadline = default_store(), time.monotonic() + LEAVING_S
     leaving = store.add("leaving", 1)
     while leaving < distributed.get_world_size() and time.monotonic() < deadline:
         time.sleep(0.05)

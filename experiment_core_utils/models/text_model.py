@@ -4,21 +4,20 @@ import copy
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.text import ImpossibleCombination, TextConfig
 from experiment_core_utils.models.common.checkpoint_files import (
     check_files,
     download,
+    loaded_weights,
     refuse_files_not_finite,
     refuse_hub_code,
-    refuse_misfit,
-    refuse_not_finite,
     refuse_own_code,
     refuse_too_large,
     weights_stamp,
@@ -27,9 +26,8 @@ from experiment_core_utils.models.common.private_apis import compatible_attentio
 from experiment_core_utils.models.common.quantisation import (
     own_method,
     refuse_impossible,
-    refuse_wrong_4bit_products,
+    refuse_wrong_4bit_weights,
     transformers_config,
-    type_of_4bit_weights,
 )
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.models.molmoe.checkpoint.published import (
@@ -128,15 +126,8 @@ def find_language_model(config: TextConfig) -> LanguageModelSource:
         )
     raw = check_files(folder, allow_hub_code=config.trust_remote_code)
     is_published = raw.get("model_type") == PUBLISHED_MODEL_TYPE
-    native = _published_config(raw, folder) if is_published else _native_config(config, raw, folder)
+    native = config_from_published(raw, folder) if is_published else _native_config(config, raw, folder)
     return LanguageModelSource(config.model_name, folder, revision, native, own_method(raw), is_published)
-
-
-def _published_config(raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
-    try:
-        return config_from_published(raw)
-    except KeyError as error:
-        raise ConfigurationError(f"the MolmoE config in {folder} lacks the key {error}") from error
 
 
 def _native_config(config: TextConfig, raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
@@ -167,11 +158,7 @@ def _validate_architecture(config: TextConfig, source: LanguageModelSource, devi
         compatible = compatible_attentions(AutoModelForCausalLM, source.config)
         refuse_hub_code(config.attn_implementation, "attn_implementation", compatible)
     skeleton = _skeleton(config, source, choose_dtype(config.fp_precision, device))
-    quant_type = type_of_4bit_weights(config, source.config)
-    if quant_type is not None:
-        head = skeleton.get_output_embeddings()
-        layers = [each for each in skeleton.modules() if isinstance(each, nn.Linear) and each is not head]
-        refuse_wrong_4bit_products(layers, device, quant_type)
+    refuse_wrong_4bit_weights(config, source.config, device, lambda: skeleton)
 
 
 def _skeleton(config: TextConfig, source: LanguageModelSource, dtype: torch.dtype) -> PreTrainedModel:
@@ -228,7 +215,6 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
         "attn_implementation": config.attn_implementation,
         "quantization_config": transformers_config(config, dtype),
         "device_map": config.device_map or {"": device},
-        "output_loading_info": True,
     }
     given = {name: value for name, value in options.items() if value is not None}
     if options["quantization_config"] is None and source.quant_method is None and config.device_map is None:
@@ -237,24 +223,24 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
     folder = _with_weights(config, source)
     if options["quantization_config"] is not None:
         refuse_files_not_finite(folder)
-    with vendor_errors_named(f"the weights in {folder} cannot be loaded"):
-        if source.is_published_molmoe:
-            tensors = published_language_tensors(folder, dtype)
-            model, found = MolmoeForCausalLM.from_pretrained(None, config=source.config, state_dict=tensors, **given)
-            model.name_or_path = str(folder)
-        else:
-            model, found = AutoModelForCausalLM.from_pretrained(
-                folder,
-                trust_remote_code=config.trust_remote_code,
-                use_safetensors=None if config.allow_pickled_weights else True,
-                # Those are refused below, by name.
-                ignore_mismatched_sizes=True,
-                **given,
-            )
-        refuse_misfit(found, folder)
+    if source.is_published_molmoe:
+        model = loaded_weights(folder, partial(_load_published, source, folder, dtype), **given)
+        model.name_or_path = str(folder)
+    else:
+        model = loaded_weights(
+            folder,
+            partial(AutoModelForCausalLM.from_pretrained, folder),
+            trust_remote_code=config.trust_remote_code,
+            use_safetensors=None if config.allow_pickled_weights else True,
+            **given,
+        )
     _refuse_offload(model)
-    refuse_not_finite(model, folder)
     return model.eval()
+
+
+def _load_published(source: LanguageModelSource, folder: Path, dtype: torch.dtype, **options: Any) -> Any:
+    tensors = published_language_tensors(folder, dtype)
+    return MolmoeForCausalLM.from_pretrained(None, config=source.config, state_dict=tensors, **options)
 
 
 def _with_weights(config: TextConfig, source: LanguageModelSource) -> Path:

@@ -21,9 +21,9 @@ from experiment_core_utils.models.costs.architecture import (
 from experiment_core_utils.models.costs.decoder import BlockShape
 from experiment_core_utils.models.costs.memory import cache_elements
 from experiment_core_utils.models.hf.loader import HFSource, skeleton_of
+from experiment_core_utils.models.hf.tilings import Tiling, tilings_within
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.costs import activation_elements, parameter_count
-from experiment_core_utils.models.molmoe.image_processing_molmoe import Tiling, tilings_within
 from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting

@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
+from experiment_core_utils.models.common.private_apis import grouped_mm
 from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
 from experiment_core_utils.models.molmoe.engines.gpu.triton.norms import apply_rope_and_store, combine_norm, norm
 from experiment_core_utils.models.molmoe.engines.gpu.triton.prefill_forward import rotary_table
@@ -124,14 +125,14 @@ def decoder_parts(decoder: DecoderWeights) -> Iterator[PrefillPart]:
     yield PrefillPart("gather rows for torch", lambda i: normed[order // TOP_K])
     yield PrefillPart(
         "gate and up, torch",
-        lambda i: torch._grouped_mm(given, blocks[i].gate_up.transpose(1, 2), offs=ends),
+        lambda i: grouped_mm(given, blocks[i].gate_up.transpose(1, 2), ends),
         4.0 * choices * width * inner,
     )
-    both = torch._grouped_mm(given, blocks[0].gate_up.transpose(1, 2), offs=ends)
+    both = grouped_mm(given, blocks[0].gate_up.transpose(1, 2), ends)
     yield PrefillPart("silu and product for torch", lambda i: silu(both[:, :inner]) * both[:, inner:])
     yield PrefillPart(
         "down, torch",
-        lambda i: torch._grouped_mm(middle, blocks[i].down.transpose(1, 2), offs=ends),
+        lambda i: grouped_mm(middle, blocks[i].down.transpose(1, 2), ends),
         2.0 * choices * width * inner,
     )
     yield PrefillPart(

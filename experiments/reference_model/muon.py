@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiment_core_utils.models.common.private_apis import scale_and_add
+
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _NEWTON_SCHULZ_STEPS = 5
 
@@ -57,10 +59,8 @@ class Muon:
             update = orthogonalise(gradients.lerp(buffer, self.momentum)).float()
             scale = max(1.0, update.shape[-2] / update.shape[-1]) ** 0.5
             parts = update.split(len(update) // len(group))
-            torch._foreach_mul_(tensors, 1 - lr * self.weight_decay)
-            torch._foreach_add_(
-                tensors, [part.view_as(p) for part, p in zip(parts, group, strict=True)], alpha=-lr * scale
-            )
+            steps = [part.view_as(p) for part, p in zip(parts, group, strict=True)]
+            scale_and_add(tensors, 1 - lr * self.weight_decay, steps, -lr * scale)
 
     def state_dict(self) -> dict[str, Any]:
         """The momentum."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -317,6 +317,33 @@ def refuse_misfit(found: Mapping[str, Any], folder: Path) -> None:
             )
 
 
+def refuse_without_weights(folder: Path, name: str) -> None:
+    """Raises ConfigurationError for a folder without safetensors."""
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigurationError(
+            f"{name} has a config.json but no *.safetensors; give a folder with weights, or --random_weights to "
+            "profile the architecture alone"
+        )
+
+
+def loaded_weights(folder: Path, load: Callable[..., Any], **options: Any) -> Any:
+    """The model that `load` makes of a folder, all of whose weights are there, fit the config and are finite.
+
+    Args:
+        load: a `from_pretrained` of transformers, which gets the options.
+
+    Raises:
+        ConfigurationError: weights that cannot be loaded, do not fit the config one to one, or are not finite.
+        OutOfMemory: they do not fit the device.
+    """
+    with vendor_errors_named(f"the weights in {folder} cannot be loaded"):
+        # Tensors of another shape are refused by name.
+        model, found = load(output_loading_info=True, ignore_mismatched_sizes=True, **options)
+        refuse_misfit(found, folder)
+    refuse_not_finite(model, folder)
+    return model
+
+
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATING = ("F64", "F32", "F16", "BF16")
 _NAMED_AT_MOST = 5
@@ -362,11 +389,7 @@ def _files_of(folder: Path) -> list[Path]:
     present = sorted(folder.glob("*.safetensors"))
     index = folder / INDEX_FILE
     if not index.is_file():
-        if not present:
-            raise ConfigurationError(
-                f"{folder} has a config.json but no *.safetensors; give a folder with weights, or --random_weights to "
-                "profile the architecture alone"
-            )
+        refuse_without_weights(folder, str(folder))
         return present
     try:
         named = sorted({folder / str(file) for file in read_json(index)["weight_map"].values()})

@@ -37,6 +37,19 @@ def refused_without_memory(prompt_tokens: int, max_new_tokens: int) -> Iterator[
         ) from error
 
 
+def refusal_of(run: Callable[[], object], prompt_tokens: int, max_new_tokens: int) -> str | None:
+    """The reason why `run` refuses a request of this size, lack of memory included; None where it has run.
+
+    What was half made is no longer held when this returns, as it is until the end of an error's handler.
+    """
+    try:
+        with refused_without_memory(prompt_tokens, max_new_tokens):
+            run()
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
 class GraphCapturer(Protocol):
     """An interface that turns work into a function that repeats it."""
 
@@ -51,7 +64,7 @@ class GraphCapturer(Protocol):
         """
 
 
-class CudaGraphs:
+class CudaGraphs(GraphCapturer):
     """Captures work as CUDA graphs of one device; a graph lasts as long as the function that replays it.
 
     Args:
@@ -128,11 +141,10 @@ class CudaGraphs:
         self._pool = torch.cuda.graph_pool_handle()
 
 
-class Reruns:
+class Reruns(GraphCapturer):
     """Repeats work by running it again: the results are those of a replay, the launches are not saved."""
 
     def capture(self, work: Callable[[], T]) -> Callable[[], T]:
-        """See `GraphCapturer.capture`."""
         work()
         return work
 

@@ -1,15 +1,18 @@
-"""The private names of torch and transformers that models use, each in one function.
+"""The private names of torch and transformers that are used, each in one function.
 
 A release may drop any of them. `TRIED_WITH` gives the releases that have them all; look here first after an upgrade.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.utils import _pytree as pytree
-from transformers import PreTrainedConfig, PreTrainedModel
+
+if TYPE_CHECKING:
+    # Processes meet before anything of transformers is needed, which takes long to import.
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 TRIED_WITH = {"torch": ("2.11", "2.13"), "transformers": ("5.17", "5.18", "5.19", "5.20", "5.21", "5.22", "5.23")}
 
@@ -24,12 +27,35 @@ def release_pool(device: int, pool: Any) -> None:
     torch._C._cuda_releasePool(device, pool)
 
 
-def decode_kernels_switch(model: PreTrainedModel) -> Any:
+def default_group() -> Any:
+    """The process group of all processes."""
+    return distributed.distributed_c10d._get_default_group()
+
+
+def default_store() -> Any:
+    """The store in which all processes met."""
+    return distributed.distributed_c10d._get_default_store()
+
+
+def grouped_mm(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Rows [S, in], sorted by group, times their group's weights [G, in, out]; `ends` [G] int32 are the groups' last
+    places plus 1.
+    """
+    return torch._grouped_mm(rows, weights, offs=ends)
+
+
+def scale_and_add(tensors: list[torch.Tensor], factor: float, added: list[torch.Tensor], weight: float) -> None:
+    """Multiply all tensors by a factor and add others to them, times a weight; in place, in few launches."""
+    torch._foreach_mul_(tensors, factor)
+    torch._foreach_add_(tensors, added, alpha=weight)
+
+
+def decode_kernels_switch(model: "PreTrainedModel") -> Any:
     """What makes the context of `generate()`'s decode steps; None in a model that does not generate."""
     return getattr(model, "_optimize_model_for_decode", None)
 
 
-def owns_experts(part: PreTrainedModel) -> bool:
+def owns_experts(part: "PreTrainedModel") -> bool:
     """Whether the part has experts whose implementation can be chosen."""
     return bool(part._can_set_experts_implementation())
 
@@ -54,7 +80,7 @@ def share_attention_implementation(config: Any, part: Any) -> None:
     part._attn_implementation = config._attn_implementation
 
 
-def compatible_attentions(auto_class: Any, config: PreTrainedConfig) -> Sequence[str] | None:
+def compatible_attentions(auto_class: Any, config: "PreTrainedConfig") -> Sequence[str] | None:
     """The flash attentions that a model's class takes; None where it takes any."""
     try:
         return getattr(auto_class._model_mapping[type(config)], "_compatible_flash_implementations", None)
@@ -62,22 +88,22 @@ def compatible_attentions(auto_class: Any, config: PreTrainedConfig) -> Sequence
         return None
 
 
-def without_weights(model: PreTrainedModel, config: PreTrainedConfig) -> Any:
+def without_weights(model: "PreTrainedModel", config: "PreTrainedConfig") -> Any:
     """Another model of the class, in float32 with eager attention, on the device in force."""
     return type(model)._from_config(config, attn_implementation="eager", dtype=torch.float32)
 
 
-def position_ids(model: PreTrainedModel, ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Any:
+def position_ids(model: "PreTrainedModel", ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Any:
     """The positions of a prompt, as `generate()` makes them."""
     return model._prepare_position_ids_for_generation(ids, kwargs)
 
 
-def carried_kwargs(model: PreTrainedModel, outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def carried_kwargs(model: "PreTrainedModel", outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What `generate()` gives to the next step."""
     return model._update_model_kwargs_for_generation(outputs, dict(kwargs))
 
 
-def takes_dynamic_cache(model: PreTrainedModel) -> bool:
+def takes_dynamic_cache(model: "PreTrainedModel") -> bool:
     """Whether the family keeps keys and values in transformers' own cache."""
     return bool(model._supports_default_dynamic_cache())
 

@@ -6,14 +6,14 @@ no linear layers in transformers 5; fp8 quantises them.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import BitsAndBytesConfig, FineGrainedFP8Config, PreTrainedConfig
+from transformers import BitsAndBytesConfig, FineGrainedFP8Config, PreTrainedConfig, PreTrainedModel
 from transformers.utils import (
     is_bitsandbytes_available,
     is_gptqmodel_available,
@@ -105,6 +105,25 @@ def refuse_wrong_4bit_products(layers: Iterable[nn.Linear], device: torch.device
                 f"bitsandbytes is wrong about {quant_type} weights of width {width} on {device}: a product is off by "
                 f"{error:.0%}, where rounding explains about 10 %; load in 8 bits, or take a GPU"
             )
+
+
+def refuse_wrong_4bit_weights(
+    config: QuantisationOptions, own: PreTrainedConfig, device: torch.device, skeleton: Callable[[], PreTrainedModel]
+) -> None:
+    """Try products with the linear layers, except for the head, of a model whose weights will have 4 bits.
+
+    Args:
+        skeleton: makes the model without storage, where it is needed.
+
+    Raises:
+        ConfigurationError: see `refuse_wrong_4bit_products`.
+    """
+    quant_type = type_of_4bit_weights(config, own)
+    if quant_type is not None:
+        model = skeleton()
+        head = model.get_output_embeddings()
+        layers = [each for each in model.modules() if isinstance(each, nn.Linear) and each is not head]
+        refuse_wrong_4bit_products(layers, device, quant_type)
 
 
 @cache

@@ -11,6 +11,18 @@ from experiment_core_utils.primitives.device import NO_MEMORY_LEFT, out_of_memor
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, ProfilerError
 
 _LONGEST = 400
+# What code of an architecture raises where it cannot be built or run in some way.
+HF_CODE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @contextmanager

@@ -17,22 +17,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from experiment_core_utils.models.costs.counters import count_flops, without_padding_warning
+from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
+from experiment_core_utils.models.costs.counters import count_flops, countable, without_padding_warning
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
 from experiment_core_utils.records.requests import FlopsFigure, RequestFlops, RequestSize, StageFlops
-
-# What code of an unknown architecture raises where it cannot be built or run.
-HF_CODE_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 def counted_flops(config: Any, sizes: Sequence[RequestSize], timeout_s: float) -> list[FlopsFigure]:
@@ -95,8 +83,9 @@ def count_requests(config: Any, sizes: Sequence[RequestSize]) -> list[RequestFlo
         MeterUnavailable: the model cannot be built or run without weights.
     """
     try:
-        model = _without_weights(config)
-        run = _LastOnly(model)
+        # Built from its config alone, a model does not pack its weights.
+        auto = AutoModelForCausalLM.from_config
+        run = _LastOnly(countable(lambda: auto(copy.deepcopy(config), attn_implementation="eager")))
         prefill = _counted_at(
             (size.prompt_tokens for size in sizes), lambda tokens: count_flops(lambda: run(tokens, None)), 2
         )
@@ -117,19 +106,6 @@ def _contexts(size: RequestSize) -> range:
 def _request(size: RequestSize, prefill: int, steps: Sequence[int]) -> RequestFlops:
     decode = size.requests * sum(steps)
     return RequestFlops(StageFlops(None, size.requests * prefill, decode / len(steps) if steps else None), decode)
-
-
-def _without_weights(config: Any) -> Any:
-    # Built from its config alone, a model does not pack its weights. Unfused attention and batched experts: their
-    # operators are known, and no shape depends on what was routed.
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation="eager")
-    try:
-        model.set_experts_implementation("batched_mm")
-    except ValueError as error:
-        # Some architectures without experts refuse; one with experts fails when it runs.
-        logging.getLogger(__name__).debug("%s keeps its experts: %s", config.model_type, error)
-    return model.eval()
 
 
 class _LastOnly:

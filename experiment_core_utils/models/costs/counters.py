@@ -20,6 +20,7 @@ from torch.utils.module_tracker import ModuleTracker
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.private_apis import without_weights
+from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
 
 # Counting pictures of these operators, which torch's counter does not know; rows are routed token-expert pairs.
@@ -152,10 +153,21 @@ def has_packed_weights(model: nn.Module) -> bool:
     return any(type(module).__module__.startswith(_TORCH_QUANTISED) for module in model.modules())
 
 
+def countable(build: Callable[[], Any]) -> Any:
+    """A model without storage, in forms that count alike, of what `build` makes with unfused attention.
+
+    Experts are batched products, because routed work must not depend on what was routed.
+    """
+    with torch.device("meta"):
+        model = build()
+    # Some architectures without experts refuse; one with experts fails when it runs.
+    with contextlib.suppress(ValueError):
+        model.set_experts_implementation("batched_mm")
+    return model.eval()
+
+
 def meta_twin(model: nn.Module) -> PreTrainedModel:
     """The model's architecture with full-precision weights without storage, in forms that count alike.
-
-    Attention is unfused and experts are batched products, because routed work must not depend on what was routed.
 
     Raises:
         MeterUnavailable: the architecture cannot be built like that.
@@ -168,14 +180,10 @@ def meta_twin(model: nn.Module) -> PreTrainedModel:
     config = copy.deepcopy(model.config)
     vars(config).pop("quantization_config", None)
     try:
-        with torch.device("meta"):
-            twin = without_weights(model, config)
-    except (RuntimeError, NotImplementedError, ValueError, TypeError, LookupError) as error:
+        twin: PreTrainedModel = countable(lambda: without_weights(model, config))
+    except HF_CODE_ERRORS as error:
         raise MeterUnavailable(f"no copy of {type(model).__name__} without weights: {first_line(error)}") from error
-    # An architecture without experts may refuse.
-    with contextlib.suppress(ValueError):
-        twin.set_experts_implementation("batched_mm")
-    return twin.eval()
+    return twin
 
 
 def without_padding_warning(model: nn.Module) -> Callable[..., Any]:

@@ -159,7 +159,7 @@ class DecoderShape:
         at_top_k = self if top_k is None else self._with_top_k(top_k)
         if active_blocks is None:
             return at_top_k
-        self._validate_blocks(active_blocks)
+        refuse_impossible_blocks(active_blocks, len(self.order))
         return replace(at_top_k, order=tuple(at_top_k.order[index] for index in active_blocks))
 
     def _with_top_k(self, top_k: int) -> "DecoderShape":
@@ -170,14 +170,6 @@ class DecoderShape:
         first = next(block for block, place in enumerate(self.order) if place in routed)
         shifted = (place + len(self.kinds) if block > first else place for block, place in enumerate(self.order))
         return replace(self, kinds=self.kinds + at_top_k, order=tuple(shifted))
-
-    def _validate_blocks(self, active_blocks: Sequence[int]) -> None:
-        total = len(self.order)
-        ascending = all(earlier < later for earlier, later in itertools.pairwise(active_blocks))
-        if not active_blocks or not ascending or active_blocks[0] < 0 or active_blocks[-1] >= total:
-            raise ConfigurationError(
-                f"active blocks {list(active_blocks)} are not possible; give ascending indices from 0 to {total - 1}"
-            )
 
     def prefill_flops(self, prompt_tokens: int) -> int:
         """FLOPs of a prefill: all positions through the blocks, the last one through the head."""
@@ -211,6 +203,15 @@ class DecoderShape:
 
     def _counted_kinds(self) -> list[tuple[BlockShape, int]]:
         return [(self.kinds[place], count) for place, count in Counter(self.order).items()]
+
+
+def refuse_impossible_blocks(active_blocks: Sequence[int], total: int) -> None:
+    """Raises ConfigurationError for what are not ascending indices of some of `total` blocks."""
+    ascending = all(earlier < later for earlier, later in itertools.pairwise(active_blocks))
+    if not active_blocks or not ascending or active_blocks[0] < 0 or active_blocks[-1] >= total:
+        raise ConfigurationError(
+            f"active blocks {list(active_blocks)} are not possible; give ascending indices from 0 to {total - 1}"
+        )
 
 
 def _keys_seen(first: int, last: int, window: int | None) -> int:

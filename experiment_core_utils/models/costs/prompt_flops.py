@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import nn
 
+from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.active_shapes import architecture_in_force
 from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture, architecture_of
-from experiment_core_utils.models.costs.counted import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.counters import (
     count_flops,
     count_with_ptflops,

@@ -137,8 +137,11 @@ class TransformersModel:
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
         """See `StagedModel.components`."""
         decoder = self.model.get_decoder()
-        blocks = [self._blocks[index] for index in self.active_setting[1]]
-        return decoder_components(blocks, decoder._modules.get("norm"), self.model.get_output_embeddings())
+        blocks, norm = (
+            [self._blocks[index] for index in self.active_setting[1]],
+            dict(decoder.named_children()).get("norm"),
+        )
+        return decoder_components(blocks, norm, self.model.get_output_embeddings())
 
     @contextmanager
     def restored_afterwards(self) -> Iterator[None]:
@@ -268,7 +271,7 @@ class TransformersModel:
             return "eager", self._unsupported_reason
         setting = self.active_setting
         if self._graphed_at_setting is None:
-            return "eager", self._graphed.unsupported_reason(setting)
+            return "eager", self._graphed.unsupported_reasons.get(setting)
         # Recorded outputs are written over by the next replay.
         logits, state = self._graphed.prefill(setting, inputs, features)
         found = {

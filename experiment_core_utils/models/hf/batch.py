@@ -31,7 +31,7 @@ def answer_together(
     """
     answers: dict[int, tuple[int, ...]] = {}
     for places in _alike(requests):
-        merged = _merged([requests[place] for place in places], int(model.generation_config.pad_token_id))
+        merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
         prompt_tokens = merged["input_ids"].shape[1]
         rows = model.generate(**merged, max_new_tokens=max_new_tokens)[:, prompt_tokens:].tolist()
         # Rows that ended before the longest are padded after their end.
@@ -66,7 +66,8 @@ def _has_crops(tensor: torch.Tensor) -> bool:
     return tensor.dim() >= 4 and tensor.shape[0] == 1
 
 
-def _merged(requests: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, torch.Tensor]:
+def merge_requests(requests: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, torch.Tensor]:
+    """The tensors of a batch: prompts end together, pictures have as many crops as the largest."""
     fillings = {"input_ids": pad_token_id, **_ALONG_THE_PROMPT}
     merged = {}
     for name in requests[0]:

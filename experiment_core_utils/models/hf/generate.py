@@ -21,6 +21,7 @@ from transformers.generation import BaseStreamer
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
 from experiment_core_utils.models.common.private_apis import carried_kwargs, position_ids, takes_dynamic_cache
+from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.records.requests import StageName, TimedTokens
@@ -110,9 +111,8 @@ def _vision_marked(model: PreTrainedModel, stages: _StageMarks) -> Iterator[None
     with ExitStack() as stack:
         if isinstance(entry, nn.Module):
             begin = entry.register_forward_pre_hook(lambda *_: stages.end("prefill"))
-            stack.callback(begin.remove)
             done = entry.register_forward_hook(lambda *_: stages.end("vision"))
-            stack.callback(done.remove)
+            stack.enter_context(hooks_removed([begin, done]))
         elif entry is not None:
             plain = getattr(model.base_model, entry)
 
@@ -126,20 +126,6 @@ def _vision_marked(model: PreTrainedModel, stages: _StageMarks) -> Iterator[None
 
             stack.enter_context(replaced_method(model.base_model, entry, marked))
         yield
-
-
-@contextmanager
-def replaced_method(module: nn.Module, name: str, function: Any) -> Iterator[None]:
-    """A context with `function` in the place of a method of this one object."""
-    before = vars(module).get(name)
-    module.__dict__[name] = function
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.__dict__[name]
-        else:
-            module.__dict__[name] = before
 
 
 _PIXELS = ("pixel_values", "pixel_values_images", "image_patches")

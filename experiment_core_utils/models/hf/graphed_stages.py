@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, refused_without_memory
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, refusal_of
+from experiment_core_utils.models.common.greedy import AsyncStages
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
@@ -43,14 +44,18 @@ class _Graphed:
 
 
 class GraphedGeneration:
-    """The graphed stages of one model; the caller names the `setting` in force."""
+    """The graphed stages of one model; the caller names the `setting` in force.
+
+    Attributes:
+        unsupported_reasons: why decode steps are not graphed, of each setting that was warmed up where they are not.
+    """
 
     def __init__(self, model: PreTrainedModel, stages: GenerateStages, graph_capturer: GraphCapturer) -> None:
         self._model: Any = model
         self._stages = stages
         self._graph_capturer = graph_capturer
         self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
-        self._unsupported_reasons: dict[Hashable, str] = {}
+        self.unsupported_reasons: dict[Any, str] = {}
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
 
     @property
@@ -67,19 +72,10 @@ class GraphedGeneration:
         """The decode steps of a setting that is ready."""
         return self._graphed_settings[setting].decode
 
-    def unsupported_reason(self, setting: Hashable) -> str | None:
-        """The reason why decode steps are not graphed at a setting that was warmed up; None where they are."""
-        return self._unsupported_reasons.get(setting)
-
     def refuse(self, setting: Hashable, reason: str) -> None:
         """Never replay a graph at the setting from now on."""
         self._graphed_settings.pop(setting, None)
-        self._unsupported_reasons[setting] = reason
-
-    @property
-    def unsupported_reasons(self) -> Mapping[Any, str]:
-        """Setting -> `unsupported_reason`, for all that have one."""
-        return dict(self._unsupported_reasons)
+        self.unsupported_reasons[setting] = reason
 
     def prefill_unsupported_reason(self, setting: Hashable) -> str | None:
         """The reason why prefills are not graphed at a setting that is ready; None where they are."""
@@ -93,18 +89,14 @@ class GraphedGeneration:
         For what is ready nothing runs.
         """
         tokens = inputs["input_ids"].shape[1]
-        if setting in self._unsupported_reasons or self._can_replay(setting, inputs, tokens + max_new_tokens):
+        if setting in self.unsupported_reasons or self._can_replay(setting, inputs, tokens + max_new_tokens):
             return
         self._slot.release()
-        try:
-            with refused_without_memory(tokens, max_new_tokens):
-                self._free_memory(setting, tokens + max_new_tokens)
-                self._capture(self._graphed_settings[setting], inputs)
-        except ConfigurationError as error:
-            self._graphed_settings.pop(setting, None)
-            self._unsupported_reasons[setting] = str(error)
-        if setting in self._unsupported_reasons:
-            # Not in the handler: until its end the error keeps what was half made.
+        reason = refusal_of(
+            lambda: self._capture(self._of_size(setting, tokens + max_new_tokens), inputs), tokens, max_new_tokens
+        )
+        if reason is not None:
+            self.refuse(setting, reason)
             release_cached_memory(self.device)
 
     def _can_replay(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
@@ -114,19 +106,18 @@ class GraphedGeneration:
         self._graphed_settings.move_to_end(setting)
         return True
 
-    def _free_memory(self, setting: Hashable, max_seq_len: int) -> None:
+    def _of_size(self, setting: Hashable, max_seq_len: int) -> _Graphed:
+        """The graphs of a setting, with a new cache and step where the cache of before is too short."""
         graphed = self._graphed_settings.get(setting)
-        if graphed is not None and graphed.decode.max_seq_len >= max_seq_len:
-            self._graphed_settings.move_to_end(setting)
-            return
-        decode = FixedCacheDecode(self._model, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, self._graph_capturer)
-        prefill = GraphedDecoder(self._model, self._graph_capturer) if graphed is None else graphed.prefill
-        self._graphed_settings[setting] = _Graphed(
-            decode, prefill, None if graphed is None else graphed.prefill_unsupported_reason
-        )
+        if graphed is None or graphed.decode.max_seq_len < max_seq_len:
+            decode = FixedCacheDecode(self._model, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, self._graph_capturer)
+            prefill = GraphedDecoder(self._model, self._graph_capturer) if graphed is None else graphed.prefill
+            graphed = _Graphed(decode, prefill, None if graphed is None else graphed.prefill_unsupported_reason)
+            self._graphed_settings[setting] = graphed
         self._graphed_settings.move_to_end(setting)
         while len(self._graphed_settings) > MOST_SETTINGS:
             self._graphed_settings.popitem(last=False)
+        return graphed
 
     def _capture(self, graphed: _Graphed, inputs: Mapping[str, Any]) -> None:
         """Run one pass over the prompt, and another only where it turns out that prefills cannot be graphed."""
@@ -197,7 +188,7 @@ def _shape_of(inputs: Mapping[str, torch.Tensor]) -> Hashable:
 def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) -> str | None:
     """The reason why no setting of a model can be graphed; None where one may be.
 
-    What shows only when it is tried is not checked; `GraphedGeneration.unsupported_reason` reports it of a setting.
+    What shows only when it is tried is not checked; `GraphedGeneration.unsupported_reasons` has it of a setting.
     """
     devices = sorted({str(weight.device) for weight in model.parameters()})
     if len(devices) > 1:
@@ -207,7 +198,7 @@ def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) ->
     return cache_unsupported_reason(model)
 
 
-class AsyncRequests:
+class AsyncRequests(AsyncStages):
     """The `AsyncStages` of a model at one setting that was warmed up."""
 
     def __init__(self, generation: GraphedGeneration, stages: GenerateStages, setting: Hashable) -> None:
@@ -218,22 +209,17 @@ class AsyncRequests:
 
     @property
     def device(self) -> torch.device:
-        """See `AsyncStages`."""
         return self._generation.device
 
     @property
     def last_token(self) -> torch.Tensor:
-        """See `AsyncStages`."""
         return self._decode.token.view(1)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `AsyncStages`."""
         return self._stages.encode_image(inputs)
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
-        """See `AsyncStages`."""
         self._generation.prefill(self._setting, inputs, features)
 
     def advance(self) -> None:
-        """See `AsyncStages`."""
         self._decode.step()

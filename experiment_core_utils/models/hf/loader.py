@@ -6,12 +6,11 @@ What the knobs allow is found on a model without storage, before any weight is r
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -23,20 +22,19 @@ from transformers import (
 )
 
 from experiment_core_utils.models.common.checkpoint_files import (
+    loaded_weights,
     refuse_files_not_finite,
-    refuse_misfit,
-    refuse_not_finite,
     refuse_own_code,
     refuse_too_large,
+    refuse_without_weights,
 )
 from experiment_core_utils.models.common.private_apis import owns_experts
 from experiment_core_utils.models.common.quantisation import (
     QuantisationOptions,
     own_method,
     refuse_impossible,
-    refuse_wrong_4bit_products,
+    refuse_wrong_4bit_weights,
     transformers_config,
-    type_of_4bit_weights,
 )
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.models.hf.generate import loose_tensors, stages_unsupported_reason
@@ -150,12 +148,11 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
     """
     if random_weights:
         return _random(source, load_options)
-    if not any(source.folder.glob("*.safetensors")):
-        raise ConfigurationError(
-            f"{source.name} has a config.json but no *.safetensors; give a folder with weights, or --random_weights to "
-            "profile the architecture alone"
-        )
-    _validate_quantisation(source, load_options)
+    refuse_without_weights(source.folder, source.name)
+    refuse_impossible(load_options.quantisation, source.quant_method, load_options.device)
+    refuse_wrong_4bit_weights(
+        load_options.quantisation, source.config, load_options.device, partial(skeleton_of, source)
+    )
     quantised_by = transformers_config(load_options.quantisation, load_options.dtype)
     if quantised_by is not None:
         refuse_files_not_finite(source.folder)
@@ -166,20 +163,15 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
     keeps_own = source.quant_method is not None and load_options.quantisation.fp_precision == "auto"
     if quantised_by is None and source.quant_method is None:
         refuse_too_large(_weight_bytes(source, load_options), source.name, load_options.device)
-    with vendor_errors_named(f"the weights in {source.folder} cannot be loaded"):
-        model, found = source.auto_class.from_pretrained(
-            source.folder,
-            dtype="auto" if keeps_own else load_options.dtype,
-            device_map={"": load_options.device},
-            use_safetensors=True,
-            trust_remote_code=False,
-            # Those are refused below, by name.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **options,
-        )
-        refuse_misfit(found, source.folder)
-    refuse_not_finite(model, source.folder)
+    model = loaded_weights(
+        source.folder,
+        partial(source.auto_class.from_pretrained, source.folder),
+        dtype="auto" if keeps_own else load_options.dtype,
+        device_map={"": load_options.device},
+        use_safetensors=True,
+        trust_remote_code=False,
+        **options,
+    )
     return _with_experts(model, load_options).eval()
 
 
@@ -187,15 +179,20 @@ def _random(source: HFSource, load_options: LoadOptions) -> PreTrainedModel:
     if load_options.quantisation.quantization_config.quantization:
         raise ConfigurationError("--random_weights cannot be quantised: they are made in memory; drop --quantization")
     refuse_too_large(_weight_bytes(source, load_options), source.name, load_options.device)
-    torch.manual_seed(0)
-    with vendor_errors_named(f"{source.name} cannot be built"), load_options.device:
-        model = source.auto_class.from_config(
-            copy.deepcopy(source.config),
-            dtype=load_options.dtype,
-            attn_implementation=load_options.attn_implementation,
-            trust_remote_code=False,
-        )
+    options = {"dtype": load_options.dtype, "attn_implementation": load_options.attn_implementation}
+    model = random_model(source.name, source.auto_class, source.config, load_options.device, **options)
     return _with_experts(model, load_options).eval()
+
+
+def random_model(name: str, auto_class: Any, config: PreTrainedConfig, device: torch.device, **options: Any) -> Any:
+    """A model of a copy of the config, which knobs may change, on the device with weights from a fixed seed.
+
+    Raises:
+        ConfigurationError: no such model can be built; the message begins with `name`.
+    """
+    torch.manual_seed(0)
+    with vendor_errors_named(f"{name} cannot be built"), device:
+        return auto_class.from_config(copy.deepcopy(config), trust_remote_code=False, **options)
 
 
 def _weight_bytes(source: HFSource, load_options: LoadOptions) -> int:
@@ -222,13 +219,3 @@ def _with_experts(model: Any, load_options: LoadOptions) -> Any:
 def _owners_of_experts(model: PreTrainedModel) -> list[PreTrainedModel]:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     return [part for part in parts if owns_experts(part)]
-
-
-def _validate_quantisation(source: HFSource, load_options: LoadOptions) -> None:
-    refuse_impossible(load_options.quantisation, source.quant_method, load_options.device)
-    quant_type = type_of_4bit_weights(load_options.quantisation, source.config)
-    if quant_type is not None:
-        skeleton = skeleton_of(source)
-        head = skeleton.get_output_embeddings()
-        layers = [each for each in skeleton.modules() if isinstance(each, nn.Linear) and each is not head]
-        refuse_wrong_4bit_products(layers, load_options.device, quant_type)

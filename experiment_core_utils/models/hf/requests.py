@@ -13,7 +13,8 @@ from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
 from experiment_core_utils.models.common.text_generation import context_length
-from experiment_core_utils.models.hf.vision_tokens import fields_in_force, kind_of, known_kinds, vision_options_of
+from experiment_core_utils.models.hf.knobs.patches import fields_in_force
+from experiment_core_utils.models.hf.vision_tokens import kind_of, known_kinds, vision_options_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.knobs import CropRange

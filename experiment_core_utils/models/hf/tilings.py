@@ -1,9 +1,10 @@
 """The rules by which processors cut pictures into tiles, and the options that set their number.
 
-Each class is the rule of one kind of processor and implements `vision_tokens.VisionOptions`.
+Each class is the rule of one kind of processor.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,53 +18,64 @@ from experiment_core_utils.records.requests import VisionGeometry
 # Both are limits that the processors have in their code.
 ARIA_SMALL_CROP = 490
 _IDEFICS_LONGEST_EDGE = 4096
+Tiling = tuple[int, int]
+
+
+class VisionOptions(ABC):
+    """The options that set the number of vision tokens of one processor; pictures are width x height pixels."""
+
+    @abstractmethod
+    def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
+        """Keyword arguments of the image processor's call for one picture."""
+
+    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
+        """Fields that the model's config and the image processor need while such requests are made and run.
+
+        Empty for models that read everything off the request.
+        """
+        return {}
+
+    @abstractmethod
+    def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
+        """The geometry that the processor's rule gives under those options."""
 
 
 @dataclass(frozen=True)
-class PinpointTiles:
+class PinpointTiles(VisionOptions):
     """The rule of LLaVA-NeXT: the canvas is chosen from a list that must be the same in the model's config."""
 
     tile: int  #: side of a tile in pixels
     features_per_crop: int  #: before the rows and columns of padding are dropped and row ends added
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
-        """See `vision_tokens.VisionOptions.options_for`."""
         return self.config_for(crops)
 
     def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """See `vision_tokens.VisionOptions.config_for`."""
         return {"image_grid_pinpoints": _canvases(crops, self.tile)}
 
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """See `vision_tokens.VisionOptions.geometry_for`."""
         return _best_canvas(crops, self.tile, width, height, self.features_per_crop, has_overview=True)
 
 
 @dataclass(frozen=True)
-class SplitTiles:
+class SplitTiles(VisionOptions):
     """The rule of Aria: crops of 490 pixels and no crop of the whole picture."""
 
     features_per_crop: int
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
-        """See `vision_tokens.VisionOptions.options_for`."""
         return {
             "split_image": True,
             "max_image_size": ARIA_SMALL_CROP,
             "split_resolutions": _canvases(crops, ARIA_SMALL_CROP),
         }
 
-    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """See `vision_tokens.VisionOptions.config_for`."""
-        return {}
-
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """See `vision_tokens.VisionOptions.geometry_for`."""
         return _best_canvas(crops, ARIA_SMALL_CROP, width, height, self.features_per_crop, has_overview=False)
 
 
 @dataclass(frozen=True)
-class AspectTiles:
+class AspectTiles(VisionOptions):
     """The rule of InternVL: the grid whose aspect ratio is nearest; one tile alone gets no crop of the whole picture
     beside it.
     """
@@ -72,21 +84,16 @@ class AspectTiles:
     features_per_crop: int
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
-        """See `vision_tokens.VisionOptions.options_for`."""
         return {"crop_to_patches": True, "min_patches": crops.min_crops, "max_patches": crops.max_crops}
 
-    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """See `vision_tokens.VisionOptions.config_for`."""
-        return {}
-
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """See `vision_tokens.VisionOptions.geometry_for`.
+        """See `VisionOptions.geometry_for`.
 
         Of grids equally near, a later one with more tiles is taken while it has less than twice the picture's pixels.
         """
         tile_height, tile_width = self.tile
         best, least_difference = (1, 1), math.inf
-        for rows, cols in sorted(_grids(crops), key=lambda grid: (grid[0] * grid[1], grid[1])):
+        for rows, cols in sorted(tilings_within(crops), key=lambda grid: (grid[0] * grid[1], grid[1])):
             difference = abs(width / height - cols / rows)
             fills = width * height > 0.5 * tile_height * tile_width * rows * cols
             if difference < least_difference or (difference == least_difference and fills):
@@ -98,7 +105,7 @@ class AspectTiles:
 
 
 @dataclass(frozen=True)
-class LongestEdgeTiles:
+class LongestEdgeTiles(VisionOptions):
     """The rule of SmolVLM and Idefics3: the longer side is scaled to so many tiles, the other follows; one tile is not
     cut.
     """
@@ -107,18 +114,12 @@ class LongestEdgeTiles:
     features_per_crop: int
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
-        """See `vision_tokens.VisionOptions.options_for`."""
         return {
             "do_image_splitting": True,
             "size": {"longest_edge": max(self._grid(crops, width, height)) * self.tile},
         }
 
-    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """See `vision_tokens.VisionOptions.config_for`."""
-        return {}
-
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """See `vision_tokens.VisionOptions.geometry_for`."""
         rows, cols = self._grid(crops, width, height)
         canvas = (rows * self.tile, cols * self.tile)
         if (rows, cols) == (1, 1):
@@ -140,23 +141,20 @@ class LongestEdgeTiles:
         return (across, along) if width >= height else (along, across)
 
 
-def _grids(crops: CropRange) -> list[tuple[int, int]]:
-    """(rows, columns) of every grid with a number of tiles in the range.
-
-    Few tiles first, then the squarest: the rule for canvases takes the first of several that serve a picture alike.
-    """
-    grids = [
-        (tiles // cols, cols)
-        for tiles in range(crops.min_crops, crops.max_crops + 1)
-        for cols in range(1, tiles + 1)
-        if tiles % cols == 0
-    ]
-    return sorted(grids, key=lambda grid: (grid[0] * grid[1], abs(grid[0] - grid[1]), grid[0]))
+def tilings_within(crops: CropRange) -> list[Tiling]:
+    """The tilings (rows, columns) whose product is in the range, by product and then rows."""
+    most = crops.max_crops
+    found = [(r, c) for r in range(1, most + 1) for c in range(-(-crops.min_crops // r), most // r + 1)]
+    return sorted(found, key=lambda rc: (rc[0] * rc[1], rc[0]))
 
 
 def _canvases(crops: CropRange, tile: int) -> list[list[int]]:
-    """The size [height, width] in pixels of every grid."""
-    return [[rows * tile, cols * tile] for rows, cols in _grids(crops)]
+    """The size [height, width] in pixels of every tiling.
+
+    Few tiles first, then the squarest: the rule for canvases takes the first of several that serve a picture alike.
+    """
+    tilings = sorted(tilings_within(crops), key=lambda rc: (rc[0] * rc[1], abs(rc[0] - rc[1]), rc[0]))
+    return [[rows * tile, cols * tile] for rows, cols in tilings]
 
 
 def _best_canvas(

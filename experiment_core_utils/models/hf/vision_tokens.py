@@ -7,10 +7,9 @@ where the lower bound cannot be reached, the counts of the request show it.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from experiment_core_utils.models.hf.tilings import (
     ARIA_SMALL_CROP,
@@ -18,30 +17,15 @@ from experiment_core_utils.models.hf.tilings import (
     LongestEdgeTiles,
     PinpointTiles,
     SplitTiles,
+    VisionOptions,
 )
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.vision_tokens import tokens_of_crops
 from experiment_core_utils.records.requests import VisionGeometry
 
 
-class VisionOptions(Protocol):
-    """The options that set the number of vision tokens of one processor; pictures are width x height pixels."""
-
-    def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
-        """Keyword arguments of the image processor's call for one picture."""
-
-    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """Fields that the model's config and the image processor need while such requests are made and run.
-
-        Empty for models that read everything off the request.
-        """
-
-    def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """The geometry that the processor's rule gives under those options."""
-
-
 @dataclass(frozen=True)
-class PixelBudget:
+class PixelBudget(VisionOptions):
     """The rule of Qwen2-VL, its successors and GLM-4V: the picture keeps its shape, its pixels are kept between two
     bounds.
     """
@@ -52,17 +36,11 @@ class PixelBudget:
     widens_first: bool  #: whether a side shorter than a token is scaled to one before everything else
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
-        """See `VisionOptions.options_for`."""
         least, most = self._bounds(crops, width, height)
         pixels = self.frames * self._factor**2
         return {"size": {"shortest_edge": least * pixels, "longest_edge": most * pixels}}
 
-    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
-        """See `VisionOptions.config_for`."""
-        return {}
-
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        """See `VisionOptions.geometry_for`."""
         rows, cols = self._grid(*self._bounds(crops, width, height), width, height)
         size = (rows * self._factor, cols * self._factor)
         grid = (rows * self.merge, cols * self.merge)
@@ -167,16 +145,3 @@ def vision_options_of(processor: Any, config: Any) -> VisionOptions | None:
     except (AttributeError, LookupError, TypeError):
         # A family that borrows another's image processor need not have the fields that this one's rule reads.
         return None
-
-
-@contextmanager
-def fields_in_force(owner: Any, fields: Mapping[str, Any]) -> Iterator[None]:
-    """A context in which `owner`, a config or an image processor, has these fields; restored afterwards."""
-    before = {name: getattr(owner, name) for name in fields}
-    try:
-        for name, value in fields.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)

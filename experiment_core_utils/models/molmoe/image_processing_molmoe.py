@@ -14,12 +14,12 @@ import torch
 from PIL import Image, ImageOps
 from transformers.image_processing_base import ImageProcessingMixin
 
+from experiment_core_utils.models.hf.tilings import Tiling, tilings_within
 from experiment_core_utils.primitives.knobs import CropRange
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 PATCH_DROPPED = -100
-Tiling = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,6 @@ class ProcessedImage:
     feature_rows: torch.Tensor
     tiling: Tiling  #: (R, C)
     canvas_size: tuple[int, int]  #: (height, width) in pixels of the canvas that the tiles are cut from
-
-
-def tilings_within(crops: CropRange) -> list[Tiling]:
-    """The tilings (rows, columns) whose product is in the range, by product and then rows."""
-    most = crops.max_crops
-    found = [(r, c) for r in range(1, most + 1) for c in range(-(-crops.min_crops // r), most // r + 1)]
-    return sorted(found, key=lambda rc: (rc[0] * rc[1], rc[0]))
 
 
 def select_tiling(height: int, width: int, window: int, max_crops: int) -> Tiling:

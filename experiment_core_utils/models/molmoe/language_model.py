@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, OlmoeModel
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import CausalLMOutputWithPast, MoeModelOutputWithPast
 
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoePreTrainedModel, logits_and_loss
@@ -27,17 +27,7 @@ class MolmoeTextModel(MolmoePreTrainedModel):
         self.language_model = OlmoeModel(config.text_config)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        return self.language_model.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.language_model.embed_tokens = value
-
-    def get_decoder(self) -> OlmoeModel:
-        """The decoder, as transformers' generic code asks for it."""
-        return self.language_model
-
-    def forward(self, input_ids: torch.Tensor | None = None, **kwargs: Any) -> BaseModelOutputWithPast:
+    def forward(self, input_ids: torch.Tensor | None = None, **kwargs: Any) -> MoeModelOutputWithPast:
         """The last hidden states [B, T, H] and the cache, as from `OlmoeModel`."""
         return self.language_model(input_ids=input_ids, **kwargs)
 
@@ -53,10 +43,6 @@ class MolmoeForCausalLM(MolmoePreTrainedModel, GenerationMixin):
         self.model = MolmoeTextModel(config)
         self.lm_head = nn.Linear(config.text_config.hidden_size, config.head_vocab_size, bias=False)
         self.post_init()
-
-    def get_decoder(self) -> OlmoeModel:
-        """The decoder, as transformers' generic code asks for it."""
-        return self.model.language_model
 
     def forward(
         self,

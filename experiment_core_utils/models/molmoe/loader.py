@@ -1,16 +1,23 @@
 """The loader of MolmoE checkpoints, in the native layout or that of the published weights."""
 
-import copy
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from transformers import AutoModelForImageTextToText
 
 from experiment_core_utils.config.parts import ModelConfig
-from experiment_core_utils.models.common.checkpoint_files import refuse_misfit, refuse_not_finite, refuse_too_large
+from experiment_core_utils.models.common.checkpoint_files import (
+    loaded_weights,
+    refuse_not_finite,
+    refuse_too_large,
+    refuse_without_weights,
+)
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
+from experiment_core_utils.models.hf.loader import random_model
 from experiment_core_utils.models.molmoe import (
     MolmoeConfig,
     MolmoeForConditionalGeneration,
@@ -54,10 +61,7 @@ def find_molmoe_config(folder: Path, raw: Mapping[str, Any]) -> MolmoeConfig:
         ConfigurationError: a key is missing, or no model can be built of it.
     """
     if raw["model_type"] == PUBLISHED_MODEL_TYPE:
-        try:
-            config = config_from_published(raw)
-        except KeyError as error:
-            raise ConfigurationError(f"the MolmoE config in {folder} lacks the key {error}") from error
+        config = config_from_published(raw, folder)
     else:
         with vendor_errors_named(f"the config in {folder} cannot be used"):
             config = MolmoeConfig.from_pretrained(folder)
@@ -93,48 +97,18 @@ def load_molmoe(
     elements = sum(math.prod(shape) for shape in native_shapes(source.config).values())
     refuse_too_large(elements * dtype.itemsize, source.name, device)
     if config.random_weights:
-        model = _random_model(source, dtype, device)
+        model = random_model(source.name, AutoModelForImageTextToText, source.config, device, dtype=dtype)
     elif source.is_published_layout:
         with vendor_errors_named(f"the weights in {source.folder} cannot be read"):
             model = load_published_checkpoint(source.folder, dtype, device)
         refuse_not_finite(model, source.folder)
     else:
-        if not any(source.folder.glob("*.safetensors")):
-            raise ConfigurationError(
-                f"{source.name} has a config.json but no *.safetensors; give a folder with weights, or "
-                "--random_weights to profile the architecture alone"
-            )
-        model = _load_native(source, dtype)
+        refuse_without_weights(source.folder, source.name)
+        load = partial(MolmoeForConditionalGeneration.from_pretrained, source.folder)
+        model = loaded_weights(source.folder, load, dtype=dtype, trust_remote_code=False)
     _choose_implementations(model, config)
     model = model.to(device).eval()
     return MolmoeStagedModel(source.name, model, load_processor(source), config.execution, eager_reason)
-
-
-def _load_native(source: MolmoeSource, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
-    with vendor_errors_named(f"the weights in {source.folder} cannot be read"):
-        model, found = MolmoeForConditionalGeneration.from_pretrained(
-            source.folder,
-            dtype=dtype,
-            output_loading_info=True,
-            trust_remote_code=False,
-            # Those are refused below, by name.
-            ignore_mismatched_sizes=True,
-        )
-        refuse_misfit(found, source.folder)
-    refuse_not_finite(model, source.folder)
-    return model
-
-
-def _random_model(source: MolmoeSource, dtype: torch.dtype, device: torch.device) -> MolmoeForConditionalGeneration:
-    before = torch.get_default_dtype()
-    torch.manual_seed(0)
-    torch.set_default_dtype(dtype)
-    try:
-        with vendor_errors_named(f"{source.name} cannot be built"), device:
-            # A copy, because the model's knobs change the number of blocks in its config.
-            return MolmoeForConditionalGeneration(copy.deepcopy(source.config))
-    finally:
-        torch.set_default_dtype(before)
 
 
 def _choose_implementations(model: MolmoeForConditionalGeneration, config: ModelConfig) -> None:

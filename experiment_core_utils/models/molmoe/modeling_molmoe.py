@@ -15,7 +15,7 @@ from torch import nn
 from transformers import DynamicCache, OlmoeModel, PreTrainedModel, initialization
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import ModelOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast, ModelOutput, MoeModelOutputWithPast
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionEmbeddings
 
 from experiment_core_utils.models.common.private_apis import share_attention_implementation
@@ -33,25 +33,6 @@ class MolmoeImageFeatures(ModelOutput):
     # Both are always there; `ModelOutput` wants defaults after the first field.
     pooler_output: torch.Tensor
     image_input_idx: torch.Tensor = None  # type: ignore[assignment]
-
-
-@dataclass
-class MolmoeOutput(ModelOutput):
-    """The output of `MolmoeModel`: `last_hidden_state` [B, T, H] and the cache."""
-
-    last_hidden_state: torch.Tensor | None = None
-    past_key_values: Cache | None = None
-
-
-@dataclass
-class MolmoeCausalLMOutput(ModelOutput):
-    """The output with the head: `logits` [B, T', V] (T' positions kept), the cache, and the loss where labels were
-    given.
-    """
-
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-    past_key_values: Cache | None = None
 
 
 @dataclass
@@ -164,6 +145,16 @@ class MolmoePreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.base_model.language_model.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.base_model.language_model.embed_tokens = value
+
+    def get_decoder(self) -> OlmoeModel:
+        """The decoder, as transformers' generic code asks for it."""
+        return self.base_model.language_model
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Set normal weights of `initializer_range`, zero biases, unit norms; CLIP's bare parameters and position
@@ -189,16 +180,6 @@ class MolmoeModel(MolmoePreTrainedModel):
         self.connector = MolmoeConnector(config)
         self.language_model = OlmoeModel(config.text_config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.language_model.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.language_model.embed_tokens = value
-
-    def get_decoder(self) -> OlmoeModel:
-        """The decoder, as transformers' generic code asks for it."""
-        return self.language_model
 
     def get_image_features(
         self,
@@ -244,8 +225,8 @@ class MolmoeModel(MolmoePreTrainedModel):
         mm_encoder_outputs: dict[str, MolmoeImageFeatures] | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
-    ) -> MolmoeOutput:
-        """Last hidden states for a prompt (with its pictures) or for the next tokens."""
+    ) -> MoeModelOutputWithPast:
+        """Last hidden states [B, T, H] for a prompt (with its pictures) or for the next tokens, and the cache."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
@@ -259,7 +240,7 @@ class MolmoeModel(MolmoePreTrainedModel):
                 features = self.get_image_features(pixel_values, image_masks, image_input_idx)
             assert input_ids is not None
             inputs_embeds = self.embed(input_ids, features)
-        outputs = self.language_model(
+        return self.language_model(
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -267,7 +248,6 @@ class MolmoeModel(MolmoePreTrainedModel):
             use_cache=use_cache,
             **kwargs,
         )
-        return MolmoeOutput(last_hidden_state=outputs.last_hidden_state, past_key_values=outputs.past_key_values)
 
 
 class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
@@ -290,9 +270,6 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         self.post_init()
         self._all_blocks = tuple(self.model.language_model.layers)
         self._setting = (self.default_top_k, tuple(range(len(self._all_blocks))))
-
-    def get_decoder(self) -> OlmoeModel:
-        return self.model.language_model
 
     @property
     def num_total_blocks(self) -> int:
@@ -436,8 +413,8 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
-    ) -> MolmoeCausalLMOutput:
-        """Logits for the last `logits_to_keep` positions (0 means all), and the loss where `labels` are given."""
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, T', V] for the last `logits_to_keep` positions (0 means all), and the loss with `labels`."""
         kwargs.pop("return_dict", None)
         outputs = self.model(
             input_ids=input_ids,
@@ -453,7 +430,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
             **kwargs,
         )
         logits, loss = logits_and_loss(self, outputs.last_hidden_state, labels, logits_to_keep)
-        return MolmoeCausalLMOutput(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
 
     def prepare_inputs_for_generation(
         self, input_ids: torch.Tensor, past_key_values: Cache | None = None, **kwargs: Any

@@ -13,7 +13,7 @@ from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.block_modules import decoder_components
-from experiment_core_utils.models.common.cuda_graphs import refused_without_memory
+from experiment_core_utils.models.common.cuda_graphs import refusal_of, refused_without_memory
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
@@ -206,16 +206,13 @@ class MolmoeStagedModel:
         stages, knobs = self._engine_stages, self._knobs
         if stages is None or knobs in self._refused:
             return
-        try:
-            with refused_without_memory(inputs["input_ids"].shape[1], max_new_tokens):
-                stages.warm_up(knobs, inputs, max_new_tokens)
-        except ConfigurationError as error:
-            self._refused[knobs] = str(error)
-        # Not in the handler: until its end the error holds what was half made.
-        self._give_up_refused(knobs)
+        tokens = inputs["input_ids"].shape[1]
+        self._refuse(knobs, refusal_of(lambda: stages.warm_up(knobs, inputs, max_new_tokens), tokens, max_new_tokens))
 
-    def _give_up_refused(self, knobs: EngineKnobs) -> None:
-        if self._engine_stages is not None and knobs in self._refused:
+    def _refuse(self, knobs: EngineKnobs, reason: str | None) -> None:
+        """Run these knobs eagerly from now on; a reason of None changes nothing."""
+        if self._engine_stages is not None and reason is not None:
+            self._refused[knobs] = reason
             self._engine_stages.give_up(knobs)
             release_cached_memory(self.device)
 
@@ -236,16 +233,12 @@ class MolmoeStagedModel:
 
     def warm_up_paused_prefill(self, shapes: Sequence[PausedPrefillShape]) -> None:
         """Prepare everything that such requests need; where that fails, all run eagerly from then on."""
-        stages, unsupported_reason = self._engine_stages, None
+        stages = self._engine_stages
         if stages is None:
             return
-        try:
-            with refused_without_memory(*max((shape.tokens, shape.max_new_tokens) for shape in shapes)):
-                self.split.warm_up(shapes)
-        except ConfigurationError as error:
-            unsupported_reason = str(error)
+        largest = max((shape.tokens, shape.max_new_tokens) for shape in shapes)
+        unsupported_reason = refusal_of(lambda: self.split.warm_up(shapes), *largest)
         if unsupported_reason is not None:
-            # Not in the handler: until its end the error holds what was half made.
             self.split = EagerPausedPrefill(self.model, self._eager, unsupported_reason)
             stages.release_unused()
             release_cached_memory(self.device)
@@ -324,15 +317,15 @@ class MolmoeStagedModel:
             KnobDidNotAct: see `EngineStages.prove`.
         """
         self.apply(setting)
-        knobs, by_engines = self._knobs, self._stages is self._engine_stages
+        knobs, by_engines, reason = self._knobs, self._stages is self._engine_stages, None
         try:
             proof = self._stages.prove(knobs, inputs)
         except KnobDidNotAct as error:
             if not by_engines or self._requested != "auto":
                 raise KnobDidNotAct(f"{error}; run it with --execution eager" if by_engines else str(error)) from error
-            self._refused[knobs] = str(error)
-        if by_engines and knobs in self._refused:
-            self._give_up_refused(knobs)
+            reason = str(error)
+        if reason is not None:
+            self._refuse(knobs, reason)
             proof = self._stages.prove(knobs, inputs)
         mode, reason = self._executed.mode, self._executed.reason
         if knobs in self._refused:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from experiment_core_utils.models.common.private_apis import flattened
 from experiments.performance_prediction.algorithms.convolution import ConvShape
 from experiments.performance_prediction.algorithms.support import conv_shapes
 from experiments.performance_prediction.networks.registry import model_named
@@ -54,7 +54,7 @@ class _Traffic(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name not in _FREE and name != _CONVOLUTION:
-            tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, Tensor)]
+            tensors = [leaf for leaf in flattened((args, kwargs, result))[0] if isinstance(leaf, Tensor)]
             moved = _ELEMENT_BYTES * sum(math.prod(tensor.shape) for tensor in tensors)
             self.others += 1
             if name == _PRODUCT:

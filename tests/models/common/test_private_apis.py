@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import StaticLayer
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
 from experiment_core_utils.models.common.private_apis import TRIED_WITH
 
-MODELS = Path(__file__).parents[3] / "experiment_core_utils" / "models"
+ROOT = Path(__file__).parents[3]
 PRIVATE = re.compile(
     r"torch\._C\b|_optimize_model_for_decode|_can_set_experts_implementation|\._experts_implementation"
     r"|_prepare_position_ids_for|_update_model_kwargs_for|_supports_default_dynamic_cache|_apply_gate|\._from_config"
     r"|cumulative_length|_model_mapping|_compatible_flash|\b_pytree\b|\._attn_implementation\b"
+    r"|_get_default_group|_get_default_store|\btorch\._[a-z]|\._modules\b"
 )
 
 
@@ -31,6 +33,8 @@ NAMES: dict[Any, tuple[str, ...]] = {
     AutoModelForCausalLM: ("_model_mapping",),
     OlmoeExperts: ("_apply_gate",),
     StaticLayer(max_cache_len=1): ("cumulative_length",),
+    torch: ("_grouped_mm", "_foreach_mul_", "_foreach_add_"),
+    distributed.distributed_c10d: ("_get_default_group", "_get_default_store"),
 }
 if torch.version.cuda is not None:
     NAMES[torch._C] = ("_cuda_endAllocateToPool", "_cuda_releasePool")
@@ -46,7 +50,8 @@ def test_every_private_name_is_there() -> None:
     )
 
 
-def test_no_other_file_of_models_names_them() -> None:
-    files = [path for path in MODELS.rglob("*.py") if path.name != "private_apis.py"]
+def test_no_other_file_names_them() -> None:
+    folders = (ROOT / "experiment_core_utils", ROOT / "experiments")
+    files = [path for folder in folders for path in folder.rglob("*.py") if path.name != "private_apis.py"]
     named = [path.name for path in files if PRIVATE.search(path.read_text())]
     assert named == []

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.processor import load_hf_processor
 from experiment_core_utils.models.hf.requests import HFRequests
-from experiment_core_utils.models.hf.vision_tokens import fields_in_force
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import TIERS, CropRange
 from experiment_core_utils.records.requests import VisionGeometry

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AyaVisionConfig, GotOcr2ImageProcessorPil
 
+from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.tilings import AspectTiles, LongestEdgeTiles, PinpointTiles, SplitTiles
-from experiment_core_utils.models.hf.vision_tokens import PixelBudget, VisionOptions, fields_in_force, vision_options_of
+from experiment_core_utils.models.hf.vision_tokens import PixelBudget, VisionOptions, vision_options_of
 from experiment_core_utils.primitives.knobs import TIERS, CropRange
 from experiment_core_utils.records.requests import VisionGeometry
 

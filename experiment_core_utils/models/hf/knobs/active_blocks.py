@@ -16,6 +16,8 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.common.block_modules import block_stack
+from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
+from experiment_core_utils.models.costs.decoder import refuse_impossible_blocks
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -34,8 +36,6 @@ _NOT_ATTENTION = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "m
 _NO_CONSTANTS = ("layer_idx", "top_k", "training")
 # What a config's own properties raise where they do not apply to it.
 _PROPERTY_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-# What a decoder raises that more than its config is needed for.
-_BUILD_ERRORS = (*_PROPERTY_ERRORS, ImportError, NotImplementedError, RuntimeError)
 
 
 class ActiveBlocks:
@@ -63,11 +63,7 @@ class ActiveBlocks:
     def validate(self, active_blocks: Sequence[int]) -> None:
         """Raises ConfigurationError where these cannot be the active blocks."""
         total = len(self.every)
-        ascending = all(earlier < later for earlier, later in itertools.pairwise(active_blocks))
-        if not active_blocks or not ascending or active_blocks[0] < 0 or active_blocks[-1] >= total:
-            raise ConfigurationError(
-                f"active blocks {list(active_blocks)} are not possible; give ascending indices from 0 to {total - 1}"
-            )
+        refuse_impossible_blocks(active_blocks, total)
         if len(active_blocks) == total:
             return
         if self.unsupported_reason is not None:
@@ -149,7 +145,7 @@ class ActiveBlocks:
         try:
             with torch.device("meta"):
                 built = type(self._stack)(trial)
-        except _BUILD_ERRORS:
+        except HF_CODE_ERRORS:  # More than its config is needed for it.
             return None
         for change in _own_lists(self._stack, active, total):
             if vars(built).get(change.name) != change.value:

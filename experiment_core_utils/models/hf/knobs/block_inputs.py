@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiment_core_utils.models.hf.knobs.patches import hooks_removed
+
 # Marks in the names of arguments that say who attends to whom, and where a token is.
 _ABOUT_PLACES = ("mask", "position", "rope", "rotary", "freq", "cos", "sin")
 # In each run a block computes a position anew, so that the last bits may differ on another number of threads.
@@ -42,11 +44,8 @@ def inputs_seen(blocks: Sequence[nn.Module]) -> Iterator[dict[int, list[dict[str
         return hook
 
     handles = [block.register_forward_pre_hook(noting(index), with_kwargs=True) for index, block in enumerate(blocks)]
-    try:
+    with hooks_removed(handles):
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _tensors(named: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor | None]]:

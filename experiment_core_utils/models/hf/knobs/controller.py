@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.counters import count_flops, has_packed_weights
 from experiment_core_utils.models.hf.knobs.active_blocks import ActiveBlocks
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
@@ -48,18 +49,6 @@ def flops_delta(run: Callable[[], object], applied: AbstractContextManager[objec
 
 # A number that no width of a model is.
 _TRIAL_TOKENS = 7
-
-# What code of an unknown architecture raises where it cannot be run so.
-_HF_CODE_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 Setting = tuple[int | None, tuple[int, ...]]
 
@@ -205,7 +194,7 @@ class DecoderKnobs:
     def _failure(self, run: Callable[[], object]) -> str | None:
         try:
             run()
-        except _HF_CODE_ERRORS as error:
+        except HF_CODE_ERRORS as error:
             return f"its decoder cannot run a prompt by itself ({type(error).__name__}: {first_line(error)})"
         return None
 
@@ -227,20 +216,11 @@ class DecoderKnobs:
 
     def _refuse_trial(self, top_k: int) -> str | None:
         """Set the routers to another number of experts; their choices and the FLOPs must follow."""
-        trial = AttributeChanges()
-
-        @contextmanager
-        def applied() -> Iterator[None]:
-            trial.put(self._routers.changes(top_k))
-            try:
-                yield
-            finally:
-                trial.put_back()
-
+        applied = AttributeChanges().in_place(self._routers.changes(top_k))
         try:
             with self.counted() as counted:
-                delta = flops_delta(self._prefill, applied())
-        except _HF_CODE_ERRORS as error:
+                delta = flops_delta(self._prefill, applied)
+        except HF_CODE_ERRORS as error:
             return f"with top-k {top_k} its prefill fails ({type(error).__name__}: {first_line(error)})"
         chosen = {counted.experts.get(index) for index in self._routers.adjustable_blocks}
         if not delta.changed and not has_packed_weights(self._model) and chosen in ({top_k}, {None}):
@@ -264,7 +244,7 @@ class DecoderKnobs:
         try:
             with self.counted() as counted, self.applied(None, active):
                 self._prefill()
-        except _HF_CODE_ERRORS as error:
+        except HF_CODE_ERRORS as error:
             return f"with blocks {list(active)} its prefill fails ({type(error).__name__}: {first_line(error)})"
         if tuple(counted.blocks) != active:
             return f"with blocks {list(active)} its prefill runs {counted.blocks}"

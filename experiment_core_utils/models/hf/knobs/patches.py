@@ -1,11 +1,14 @@
-"""Changes of attributes of transformers' objects, made together and undone together.
+"""Changes of transformers' objects that are undone: attributes, methods and hooks.
 
 A knob's changes are first listed completely and then made, so a list that cannot be made changes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,43 @@ class AttributeChanges:
         while self._before:
             change = self._before.pop()
             setattr(change.owner, change.name, change.value)
+
+    @contextmanager
+    def in_place(self, changes: Sequence[AttributeChange]) -> Iterator[None]:
+        """A context with the changes in force, all of which are undone afterwards."""
+        self.put(changes)
+        try:
+            yield
+        finally:
+            self.put_back()
+
+
+@contextmanager
+def fields_in_force(owner: Any, fields: Mapping[str, Any]) -> Iterator[None]:
+    """A context in which `owner`, a config or an image processor, has these fields; restored afterwards."""
+    with AttributeChanges().in_place([AttributeChange(owner, name, value) for name, value in fields.items()]):
+        yield
+
+
+@contextmanager
+def replaced_method(module: nn.Module, name: str, function: Any) -> Iterator[None]:
+    """A context with `function` in the place of a method of this one object."""
+    before = vars(module).get(name)
+    module.__dict__[name] = function
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.__dict__[name]
+        else:
+            module.__dict__[name] = before
+
+
+@contextmanager
+def hooks_removed(handles: Sequence[Any]) -> Iterator[None]:
+    """A context at whose end these hooks are removed."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiment_core_utils.models.hf.knobs.patches import AttributeChange
+from experiment_core_utils.models.hf.knobs.patches import AttributeChange, hooks_removed
 
 # The names that families give to the same number.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -41,16 +41,6 @@ class Counted:
             self.blocks.append(index)
 
         return hook
-
-
-@contextmanager
-def hooks_removed(handles: Sequence[Any]) -> Iterator[None]:
-    """A context at whose end these hooks are removed."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True)

@@ -147,10 +147,7 @@ def read_original_config(folder: Path) -> dict[str, Any]:
 
 def published_shapes(config: Mapping[str, Any], folder: Path) -> dict[str, Shape]:
     """Shapes of the published tensors of a config, in the order in which they are written."""
-    try:
-        native = config_from_published(config)
-    except KeyError as error:
-        raise ConfigurationError(f"the model config in {folder / CONFIG_FILE} lacks the key {error}") from error
+    native = config_from_published(config, folder / CONFIG_FILE)
     return {name: tensor.shape for name, tensor in published_layout(native, native_shapes(native)).items()}
 
 

@@ -205,16 +205,21 @@ _FIXED: Mapping[str, Any] = {
 }
 
 
-def config_from_published(published: Mapping[str, Any]) -> MolmoeConfig:
+def config_from_published(published: Mapping[str, Any], source: Path | None = None) -> MolmoeConfig:
     """The native config for a published `config.json`.
 
+    Args:
+        source: its file or folder, for messages.
+
     Raises:
-        ConfigurationError: another kind of Molmo, or a value that MolmoE cannot have.
-        KeyError: a key is missing.
+        ConfigurationError: another kind of Molmo, a key is missing, or a value that MolmoE cannot have.
     """
     _refuse_other_kinds(published)
     try:
         return _native_config(published)
+    except KeyError as error:
+        named = "" if source is None else f" in {source}"
+        raise ConfigurationError(f"the MolmoE config{named} lacks the key {error}") from error
     except (StrictDataclassError, TypeError, ValueError, IndexError) as error:
         raise ConfigurationError(f"the MolmoE config has a value that cannot be used: {first_line(error)}") from error
 
@@ -287,10 +292,10 @@ def load_published_checkpoint(
     Beside the model itself there is one published tensor in memory at a time, and no second copy in another precision.
 
     Raises:
-        ConfigurationError: no safetensors, files that are not whole, or tensors that do not fit the config one to one.
-        KeyError: the config lacks a key.
+        ConfigurationError: no safetensors, files that are not whole, a config that lacks a key, or tensors that do not
+            fit it one to one.
     """
-    config = config_from_published(read_raw_config(folder))
+    config = config_from_published(read_raw_config(folder), folder)
     with torch.device("meta"):
         model = MolmoeForConditionalGeneration(config)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -308,7 +313,7 @@ def published_language_tensors(folder: Path, dtype: torch.dtype) -> dict[str, to
     Raises:
         As `load_published_checkpoint`.
     """
-    config = config_from_published(read_raw_config(folder))
+    config = config_from_published(read_raw_config(folder), folder)
     shapes = native_shapes(config)
     wanted = [name for name in shapes if name.startswith((LANGUAGE_MODEL, HEAD))]
     return _read_native(folder, config, shapes, dtype, CPU, wanted)

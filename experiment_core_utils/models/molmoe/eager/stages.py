@@ -8,7 +8,9 @@ import torch
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts
 from experiment_core_utils.models.common.greedy import BatchAnswers
-from experiment_core_utils.models.hf.knobs.routers import Counted, hooks_removed
+from experiment_core_utils.models.hf.batch import merge_requests
+from experiment_core_utils.models.hf.knobs.patches import hooks_removed
+from experiment_core_utils.models.hf.knobs.routers import Counted
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
@@ -34,7 +36,9 @@ def answer_together(
             `pixel_values`, `image_masks` and `image_input_idx`.
     """
     top_k, blocks = model.active_setting
-    ids, mask = _left_padded(requests, pad_token=model.config.pad_token_id)
+    prompts = [request["input_ids"] for request in requests]
+    alone = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in prompts]
+    ids, mask = merge_requests(alone, model.config.pad_token_id).values()
     length = ids.shape[1]
     is_padded = not bool(mask.all())
     mask = torch.nn.functional.pad(mask, (0, max_new_tokens), value=1)
@@ -52,16 +56,6 @@ def answer_together(
             tokens = model.decode_step(tokens, state, attention_mask=seen).argmax(dim=-1, keepdim=True)
             answers.add(tokens)
     return answers.token_ids
-
-
-def _left_padded(requests: Sequence[Mapping[str, Any]], pad_token: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Prompts [B, T] that end together, and their mask [B, T], 0 where padded."""
-    rows = [request["input_ids"] for request in requests]
-    length = max(row.shape[1] for row in rows)
-    pad = torch.nn.functional.pad
-    ids = torch.cat([pad(row, (length - row.shape[1], 0), value=pad_token) for row in rows])
-    mask = torch.cat([pad(torch.ones_like(row), (length - row.shape[1], 0)) for row in rows])
-    return ids, mask
 
 
 def _placed_features(

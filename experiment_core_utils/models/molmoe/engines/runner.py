@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.cuda_graphs import refuse_other_logits
+from experiment_core_utils.models.common.greedy import AsyncStages
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
@@ -311,7 +312,7 @@ class EngineStages:
         return f"{self.engines.ways[stage]} engine of the {stage}"
 
 
-class AsyncRequest:
+class AsyncRequest(AsyncStages):
     """The `AsyncStages` of requests whose shape was warmed up, one request after the other."""
 
     def __init__(self, stages: EngineStages, kv_cache: KVCache, knobs: EngineKnobs) -> None:
@@ -322,24 +323,19 @@ class AsyncRequest:
 
     @property
     def device(self) -> torch.device:
-        """See `AsyncStages`."""
         return self._kv_cache.next_tokens.device
 
     @property
     def last_token(self) -> torch.Tensor:
-        """See `AsyncStages`."""
         return self._kv_cache.next_tokens
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
-        """See `AsyncStages`."""
         return self._stages.encode_image(inputs)
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
-        """See `AsyncStages`."""
         logits, self._state = self._stages.prefill(self._knobs, inputs, features)
         self._kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
 
     def advance(self) -> None:
-        """See `AsyncStages`."""
         assert self._state is not None
         self._stages.step(self._state)

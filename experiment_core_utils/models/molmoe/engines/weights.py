@@ -5,8 +5,9 @@ state dict and eager runs see the same values as before. Fuse after the model ha
 afterwards leaves the fused tensors behind.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -154,39 +155,34 @@ def _config_unsupported_reason(text: dict[str, Any]) -> str | None:
 def _weights_unsupported_reason(model: MolmoeForConditionalGeneration) -> str | None:
     if model.config.to_dict().get("quantization_config") is not None:
         return "its weights are quantised"
-    weights = [weight for block in model.all_blocks for weight in _block_weights(block)]
-    decoder = model.get_decoder()
-    weights += [decoder.embed_tokens.weight, decoder.norm.weight, model.lm_head.weight]
-    linear = [layer for block in model.all_blocks for layer in _projections(block)]
+    decoder, blocks = model.get_decoder(), model.all_blocks
+    linear = [layer for block in blocks for layer in (*_fused(block.self_attn), block.self_attn.o_proj)]
+    weights = [decoder.embed_tokens.weight, decoder.norm.weight, model.lm_head.weight]
+    weights += [layer.weight for layer in linear]
+    weights += [attrgetter(place)(block) for block in blocks for place in _OWN_WEIGHTS.values()]
     return fusing_unsupported_reason(linear, weights)
 
 
-def _projections(block: Any) -> tuple[Any, ...]:
-    attention = block.self_attn
-    return attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
+# The weights of a block that are taken as they lie, by their names in the module; queries, keys and values are fused.
+_OWN_WEIGHTS = {
+    "input_norm": "input_layernorm.weight",
+    "query_norm": "self_attn.q_norm.weight",
+    "key_norm": "self_attn.k_norm.weight",
+    "output": "self_attn.o_proj.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "router": "mlp.gate.weight",
+    "gate_up": "mlp.experts.gate_up_proj",
+    "down": "mlp.experts.down_proj",
+}
 
 
-def _block_weights(block: Any) -> Iterator[torch.Tensor]:
-    yield from (layer.weight for layer in _projections(block))
-    attention, mixture = block.self_attn, block.mlp
-    for norm in (block.input_layernorm, attention.q_norm, attention.k_norm, block.post_attention_layernorm):
-        yield norm.weight
-    yield from (mixture.gate.weight, mixture.experts.gate_up_proj, mixture.experts.down_proj)
+def _fused(attention: Any) -> list[nn.Linear]:
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
 def _fuse_weights(block: Any) -> BlockWeights:
-    attention, mixture = block.self_attn, block.mlp
-    fused = BlockWeights(
-        input_norm=block.input_layernorm.weight.detach(),
-        qkv=fused_rows([attention.q_proj, attention.k_proj, attention.v_proj]),
-        query_norm=attention.q_norm.weight.detach(),
-        key_norm=attention.k_norm.weight.detach(),
-        output=attention.o_proj.weight.detach(),
-        ffn_norm=block.post_attention_layernorm.weight.detach(),
-        router=mixture.gate.weight.detach(),
-        gate_up=mixture.experts.gate_up_proj.detach(),
-        down=mixture.experts.down_proj.detach(),
-    )
+    own = {name: attrgetter(place)(block).detach() for name, place in _OWN_WEIGHTS.items()}
+    fused = BlockWeights(qkv=fused_rows(_fused(block.self_attn)), **own)
     # A tensor that came out of a file need not be contiguous; a copy of it would take the memory twice.
     for name, weight in vars(fused).items():
         if not weight.is_contiguous():
@@ -290,9 +286,8 @@ def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
             weights are quantised, not loaded, or not all on one device in one dtype.
     """
     tower, vision = model.model.vision_tower, model.config.vision_config
-    reason = _unsupported_reason(model)
-    if reason is not None:
-        raise ConfigurationError(f"the vision tower cannot be fused: {reason}; run it with --execution eager")
+    parts = nn.ModuleList([tower, model.model.connector])
+    refuse_other_tower(model, [layer for layer in parts.modules() if isinstance(layer, nn.Linear)], parts.parameters())
     embeddings = tower.embeddings
     patches = embeddings.patch_embedding.weight.detach().flatten(1)
     return VisionWeights(
@@ -308,19 +303,31 @@ def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
     )
 
 
-def _unsupported_reason(model: MolmoeForConditionalGeneration) -> str | None:
+def refuse_other_tower(
+    model: MolmoeForConditionalGeneration, layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]
+) -> None:
+    """Raises ConfigurationError where the tower computes something else than the fused path does.
+
+    Args:
+        layers, weights: see `fusing_unsupported_reason`.
+    """
     activation = model.config.vision_config.hidden_act
+    reason = fusing_unsupported_reason(layers, weights)
     if activation != "quick_gelu":
-        return f"its blocks use {activation}, not quick_gelu"
-    parts = nn.ModuleList([model.model.vision_tower, model.model.connector])
-    layers = [layer for layer in parts.modules() if isinstance(layer, nn.Linear)]
-    return fusing_unsupported_reason(layers, parts.parameters())
+        reason = f"its activation is {activation}, not quick_gelu"
+    if reason is not None:
+        raise ConfigurationError(f"the vision tower cannot be fused: {reason}; run it with --execution eager")
+
+
+def vision_products(layer: CLIPEncoderLayer) -> list[nn.Module]:
+    """The layers of a block whose products the fused path takes."""
+    return [*_fused(layer.self_attn), layer.self_attn.out_proj, layer.mlp.fc1, layer.mlp.fc2]
 
 
 def fuse_vision_block(layer: CLIPEncoderLayer) -> VisionBlockWeights:
     """The block's weights; those of queries, keys and values in the modules become views of the fused ones."""
     attention, mlp = layer.self_attn, layer.mlp
-    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    qkv = _fused(attention)
     return VisionBlockWeights(
         first_norm=LayerNorm.of(layer.layer_norm1),
         qkv=fused_rows(qkv),

@@ -68,7 +68,7 @@ def test_the_unused_last_block_is_left_out_unless_it_is_kept() -> None:
 def test_another_activation_is_refused() -> None:
     config = tiny_config()
     config.vision_config.hidden_act = "gelu"
-    with pytest.raises(ConfigurationError, match="use gelu, not quick_gelu; run it with --execution eager"):
+    with pytest.raises(ConfigurationError, match="is gelu, not quick_gelu; run it with --execution eager"):
         fuse_vision_weights(MolmoeForConditionalGeneration(config))
 
 

@@ -35,29 +35,26 @@ class CpuPrefill(ReferencePrefill):
         self._kernels = [decoder_block_kernel(each, eps, decoder.normalise_top_k, memory) for each in decoder.blocks]
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """See `PrefillEngine.warm_up`."""
         super().warm_up(knobs, kv_cache, tokens)
         top_k = max(knobs.top_k, self._decoder.default_top_k)
         self._kernels[0].reserve(tokens, top_k, self._decoder.num_heads, self._decoder.head_width)
 
     def _block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, num_queries: int
+        self,
+        index: int,
+        states: torch.Tensor,
+        kept: KeysAndValues,
+        rotary: RotaryTable,
+        top_k: int,
+        num_queries: int,
+        seen: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if num_queries < len(states):
-            return super()._block(index, states, kept, rotary, top_k, num_queries)
-        kernel, given = self._kernels[index], states.contiguous()
-        queries = kernel.project(given, (rotary.cosine, rotary.sine), kept, self._decoder.num_heads)
-        attended = self._attention(queries[None], kept[0][None], kept[1][None], True)[0]
-        own_top_k = top_k if index else self._decoder.default_top_k
-        states, self._topk_ids[index] = kernel.finish(given, attended, own_top_k)
-        return states
-
-    def suffix_block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
-    ) -> torch.Tensor:
-        """See `ReferencePrefill.suffix_block`."""
+            return super()._block(index, states, kept, rotary, top_k, num_queries, seen)
         kernel, given, decoder = self._kernels[index], states.contiguous(), self._decoder
         own = kept[0][:, -len(states) :], kept[1][:, -len(states) :]
         queries = kernel.project(given, (rotary.cosine, rotary.sine), own, decoder.num_heads)
-        states, self._topk_ids[index] = kernel.finish(given, self._attend(queries, kept, seen), decoder.default_top_k)
+        batched = queries[None], kept[0][None], kept[1][None]
+        attended = self._attention(*batched, True)[0] if seen is None else self._attended(*batched, seen, causal=False)
+        states, self._topk_ids[index] = kernel.finish(given, attended, top_k if index else decoder.default_top_k)
         return states

@@ -23,7 +23,7 @@ from experiment_core_utils.models.molmoe.engines.weights import LayerNorm, Visio
 
 
 class NormPlace(ctypes.Structure):
-    """The struct `Norm` of vision_rows.h."""
+    """The struct `Norm` of rows.h."""
 
     _fields_ = (*fields(POINTER, "weights", "bias"), *fields(FLOAT, "eps"))
 

@@ -13,16 +13,20 @@ import torch
 
 from experiment_core_utils.models.common.cuda_graphs import WARM_UPS, CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import Card, batch_tiles_for, tiles_for, tuning_of
+from experiment_core_utils.models.molmoe.engines.api import DecodeEngine, EngineKnobs
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
+    FEWEST_ROWS,
+    Card,
+    batch_tiles_for,
+    tiles_for,
+    tuning_at,
+)
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # What one program keeps in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
-# Its products take columns in steps of this at least.
-COLUMNS_AT_ONCE = 16
 
 
 def graphed_decode_unsupported_reason(decoder: DecoderWeights) -> str | None:
@@ -49,10 +53,10 @@ def shape_unsupported_reason(decoder: DecoderWeights) -> str | None:
 
 def can_share_weights(decoder: DecoderWeights) -> bool:
     """Whether the widths allow a step that reads weights once for all requests, and not once for each."""
-    return decoder.width % COLUMNS_AT_ONCE == 0 and decoder.expert_width % COLUMNS_AT_ONCE == 0
+    return decoder.width % FEWEST_ROWS == 0 and decoder.expert_width % FEWEST_ROWS == 0
 
 
-class GraphedDecode:
+class GraphedDecode(DecodeEngine):
     """A `DecodeEngine` whose steps are CUDA graphs; the graphs' addresses stay valid as long as the engine exists.
 
     Args:
@@ -76,11 +80,10 @@ class GraphedDecode:
         self._graphs = CudaGraphPool() if graphs is None else graphs
         self._kv_caches: dict[int, KVCache] = {}
         self._buffers: dict[tuple[int, int], Any] = {}
-        card = Card.of(decoder.device)
-        fewest = tuning_of(card.name).fewest_together if fewest_together is None else fewest_together
+        fewest = tuning_at(decoder.device).fewest_together if fewest_together is None else fewest_together
         self._fewest_together = fewest if can_share_weights(decoder) else None
         self._stepped: tuple[int, int] | None = None
-        self._use_pdl = card.is_hopper
+        self._use_pdl = Card.of(decoder.device).is_hopper
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache) -> None:
         """See `DecodeEngine.warm_up`.
@@ -98,7 +101,6 @@ class GraphedDecode:
         return self._graphs.replay(name)
 
     def forget_experts(self) -> None:
-        """See `ExpertTrace.forget_experts`."""
         self._stepped = None
         for buffers in self._buffers.values():
             buffers.used.forget()

@@ -12,7 +12,12 @@ import torch
 
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, kernels_unsupported_reason
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs, refuse_without_free_rows
+from experiment_core_utils.models.molmoe.engines.api import (
+    EngineKnobs,
+    PausedPrefillEngine,
+    PrefillEngine,
+    refuse_without_free_rows,
+)
 from experiment_core_utils.models.molmoe.engines.expert_trace import ExpertRecord
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
@@ -139,7 +144,7 @@ class _PaddedPrefill:
         self._capture(name, logits)
 
 
-class GraphedPrefill(_PaddedPrefill):
+class GraphedPrefill(_PaddedPrefill, PrefillEngine):
     """A `PrefillEngine` of one request at a time.
 
     Making a length ready runs a prompt of zeros: the slots of that request are overwritten.
@@ -169,7 +174,6 @@ class GraphedPrefill(_PaddedPrefill):
         return self._graphs.replay(name)
 
     def forget_experts(self) -> None:
-        """See `ExpertTrace.forget_experts`."""
         self._noted = None
         for record in self._records.values():
             record.forget()
@@ -205,7 +209,7 @@ class GraphedPrefill(_PaddedPrefill):
         return name
 
 
-class GraphedPausedPrefill(_PaddedPrefill):
+class GraphedPausedPrefill(_PaddedPrefill, PausedPrefillEngine):
     """A `PausedPrefillEngine`.
 
     Warming up a length runs a prompt of zeros: keys and values of the request are overwritten.
@@ -224,7 +228,6 @@ class GraphedPausedPrefill(_PaddedPrefill):
 
     @torch.inference_mode()
     def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """See `PausedPrefillEngine.warm_up`."""
         padded = self._padded_with_row(tokens, kv_cache)
         self._first_part(padded, pause, kv_cache)
         self._second_part(padded, pause, knobs, kv_cache)
@@ -233,7 +236,6 @@ class GraphedPausedPrefill(_PaddedPrefill):
     def begin(
         self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, kv_cache: KVCache
     ) -> torch.Tensor:
-        """See `PausedPrefillEngine.begin`."""
         tokens = embeddings.shape[0]
         padded = self._padded_with_row(tokens, kv_cache)
         name = self._first_part(padded, pause, kv_cache)

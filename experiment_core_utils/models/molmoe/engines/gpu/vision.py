@@ -10,6 +10,7 @@ import torch
 
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, kernels_unsupported_reason
+from experiment_core_utils.models.molmoe.engines.api import VisionEngine
 from experiment_core_utils.models.molmoe.engines.weights import VisionWeights
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -42,7 +43,7 @@ def real_crops(patches: torch.Tensor, crops: int, pixels: int) -> torch.Tensor:
     return (patches.view(crops, -1, patches.shape[1])[:, :, :pixels] != PAD_VALUE).any(dim=2).any(dim=1)
 
 
-class GraphedVision:
+class GraphedVision(VisionEngine):
     """A `VisionEngine` by CUDA graphs.
 
     Raises:
@@ -60,7 +61,6 @@ class GraphedVision:
 
     @torch.inference_mode()
     def warm_up(self, crops: int) -> None:
-        """See `VisionEngine.warm_up`."""
         name = ("vision", crops)
         if name in self._graphs:
             return

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs, refuse_without_free_rows
+from experiment_core_utils.models.molmoe.engines.api import (
+    DecodeEngine,
+    EngineKnobs,
+    PausedPrefillEngine,
+    PrefillEngine,
+    refuse_without_free_rows,
+)
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache, suffix_mask, suffix_positions
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -69,7 +75,6 @@ class _Reference:
         return self._topk_ids
 
     def forget_experts(self) -> None:
-        """See `ExpertTrace.forget_experts`."""
         self._topk_ids = {}
 
     def _rotary_for(self, positions: int) -> RotaryTable:
@@ -138,18 +143,16 @@ class _Reference:
         return F.linear(self._normed(states, self._decoder.final_norm), self._decoder.head)
 
 
-class ReferencePrefill(_Reference):
+class ReferencePrefill(_Reference, PrefillEngine):
     """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """See `PrefillEngine.warm_up`."""
         self._rotary_for(kv_cache.max_seq_len)
 
     @torch.inference_mode()
     def prefill(
         self, embeddings: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
-        """See `PrefillEngine.prefill`."""
         return self.suffix_logits(embeddings, knobs, kv_cache, request)
 
     def suffix_logits(
@@ -209,56 +212,47 @@ class ReferencePrefill(_Reference):
         states, seen, suffix = torch.cat([text, rows.to(text.dtype)]), suffix_mask(*sizes).to(device), []
         for index in range(blocks):
             kept = kv_cache.keys[index, 0, :, :end], kv_cache.values[index, 0, :, :end]
-            states = self.suffix_block(index, states, kept, rotary, seen)
+            states = self._block(index, states, kept, rotary, self._decoder.default_top_k, len(states), seen)
             suffix.append(states)
         return torch.stack(suffix)
 
-    def suffix_block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, seen: torch.Tensor
+    def _block(
+        self,
+        index: int,
+        states: torch.Tensor,
+        kept: KeysAndValues,
+        rotary: RotaryTable,
+        top_k: int,
+        num_queries: int,
+        seen: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """States [T, H] after a block with the model's own experts; keys and values go into the last T positions.
+        """States [A, H] of the last A positions after a block, from [T, H].
 
         Args:
-            kept: both [KV, E, D], filled before those.
-            seen: [T, E], which positions each row looks at.
-        """
-        block, top_k = self._decoder.blocks[index], self._decoder.default_top_k
-        queries, keys, values = self._projected(block, states, rotary, len(states))
-        for cache, new in zip(kept, (keys, values), strict=True):
-            _written(cache[:, -len(states) :], new.transpose(0, 1))
-        return self._finished(index, states, self._attend(queries.transpose(0, 1), kept, seen), top_k)
-
-    def _attend(self, queries: torch.Tensor, kept: KeysAndValues, seen: torch.Tensor) -> torch.Tensor:
-        """Attention of queries [Q, T, D] over the kept keys and values -> [T, Q * D]."""
-        return self._attended(queries[None], kept[0][None], kept[1][None], seen, causal=False)
-
-    def _block(
-        self, index: int, states: torch.Tensor, kept: KeysAndValues, rotary: RotaryTable, top_k: int, num_queries: int
-    ) -> torch.Tensor:
-        """States [A, H] of the last A positions after a block, from [T, H]; the block's keys and values go into `kept`,
-        both [KV, T, D].
+            kept: both [KV, E, D], E at least T; the block's keys and values go into the last T positions.
+            seen: [T, E], which positions each row looks at, for A = T; None for all up to its own, of E = T.
         """
         found = self._projected(self._decoder.blocks[index], states, rotary, num_queries)
-        queries, keys, values = (heads.transpose(0, 1) for heads in found)
+        queries, *new = (heads.transpose(0, 1) for heads in found)
+        for cache, own in zip(kept, new, strict=True):
+            cache[:, -len(states) :] = own
         # Read back from the KV cache, where a head's rows are neighbours.
-        used_keys, used_values = _written(kept[0], keys)[None], _written(kept[1], values)[None]
-        attended = self._attended(queries[None], used_keys, used_values, None, causal=num_queries > 1)
+        is_causal = seen is None and num_queries > 1
+        attended = self._attended(queries[None], kept[0][None], kept[1][None], seen, is_causal)
         return self._finished(index, states[-num_queries:], attended, top_k)
 
 
-class ReferenceDecode(_Reference):
+class ReferenceDecode(_Reference, DecodeEngine):
     """A `DecodeEngine` that runs anywhere and needs nothing prepared but the rotary factors.
 
     It goes by the lengths that the host knows.
     """
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache) -> None:
-        """See `DecodeEngine.warm_up`."""
         self._rotary_for(kv_cache.max_seq_len)
 
     @torch.inference_mode()
     def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
-        """See `DecodeEngine.step`."""
         places = _Places(kv_cache)
         rotary = self._rotary_for(kv_cache.max_seq_len).rows(places.positions)
         states = F.embedding(kv_cache.next_tokens, self._decoder.embedding)
@@ -273,11 +267,6 @@ class ReferenceDecode(_Reference):
         kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
         kv_cache.device_lengths += 1
         return logits
-
-
-def _written(cache: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    cache.copy_(new)
-    return cache
 
 
 class _Places:
@@ -350,7 +339,7 @@ def _products_by_expert(given: torch.Tensor, factors: torch.Tensor, counts: list
             torch.mm(rows, factor.t(), out=place)
 
 
-class ReferencePausedPrefill:
+class ReferencePausedPrefill(PausedPrefillEngine):
     """A `PausedPrefillEngine` for decoders whose whole prefills are the reference.
 
     Args:
@@ -364,7 +353,6 @@ class ReferencePausedPrefill:
         self._ran = 0
 
     def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """See `PausedPrefillEngine.warm_up`."""
         refuse_without_free_rows(tokens, kv_cache)
         self._blocks.warm_up(knobs, kv_cache, tokens + 1)
 
@@ -372,7 +360,6 @@ class ReferencePausedPrefill:
     def begin(
         self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, kv_cache: KVCache
     ) -> torch.Tensor:
-        """See `PausedPrefillEngine.begin`."""
         tokens = len(embeddings)
         refuse_without_free_rows(tokens, kv_cache)
         given = embeddings if appended is None else torch.cat([embeddings, appended[None].to(embeddings.dtype)])
@@ -383,5 +370,4 @@ class ReferencePausedPrefill:
 
     @torch.inference_mode()
     def finish(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
-        """See `PausedPrefillEngine.finish`."""
         return self._blocks.suffix_logits(self._paused, knobs, kv_cache, ran=self._ran)

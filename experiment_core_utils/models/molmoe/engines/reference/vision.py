@@ -4,25 +4,24 @@ Queries, keys and values are one product, the quick GELU is one operation betwee
 only where a crop or a patch is padding. Only the blocks whose output is used run, as in the tower itself.
 """
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from experiment_core_utils.models.molmoe.engines.api import VisionEngine
 from experiment_core_utils.models.molmoe.engines.weights import (
     VisionBlockWeights,
     fuse_vision_block,
-    fusing_unsupported_reason,
+    refuse_other_tower,
+    vision_products,
 )
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE, MolmoeForConditionalGeneration
-from experiment_core_utils.primitives.errors import ConfigurationError
 
 # x * sigmoid(1.702 * x)
 QUICK_GELU = 1.702
 
 
-class ReferenceVision:
+class ReferenceVision(VisionEngine):
     """A `VisionEngine` that runs anywhere and needs nothing prepared.
 
     The weights and biases of queries, keys and values in the modules become views of the joint ones.
@@ -36,22 +35,18 @@ class ReferenceVision:
         vision = model.config.vision_config
         tower = model.model.vision_tower
         layers = tower.layers[: tower.blocks_to_run]
-        reason = None if vision.hidden_act == "quick_gelu" else f"its activation is {vision.hidden_act}"
-        linear = [layer for block in layers for layer in _products(block)]
-        reason = fusing_unsupported_reason(linear, nn.ModuleList(linear).parameters()) or reason
-        if reason is not None:
-            raise ConfigurationError(f"the vision tower cannot be fused: {reason}; run it with --execution eager")
+        linear = [layer for block in layers for layer in vision_products(block)]
+        refuse_other_tower(model, linear, nn.ModuleList(linear).parameters())
         self._tower = tower
         self._connector = model.model.connector
         self._heads = vision.num_attention_heads
         self._blocks = [fuse_vision_block(layer) for layer in layers]
 
     def warm_up(self, crops: int) -> None:
-        """See `VisionEngine.warm_up`."""
+        pass
 
     @torch.inference_mode()
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
-        """See `VisionEngine.encode`."""
         features = self._connected(self._patch_states(pixel_values), image_masks)
         return features.flatten(0, 1)
 
@@ -85,11 +80,6 @@ class ReferenceVision:
         if bool((image_masks < 1).any()):
             return connector(features, image_masks)
         return connector.project(features)
-
-
-def _products(block: Any) -> tuple[nn.Module, ...]:
-    attention = block.self_attn
-    return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, block.mlp.fc1, block.mlp.fc2
 
 
 def padding_crops(pixel_values: torch.Tensor) -> list[int]:

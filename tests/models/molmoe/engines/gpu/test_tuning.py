@@ -1,5 +1,8 @@
 """Tile sizes come from the row of the device; every width gets tiles that divide it."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -67,3 +70,10 @@ def test_molmoe_1b_on_an_h200_and_without_bulk_copies(monkeypatch: pytest.Monkey
     assert prefill_tiles_for(2048, 1024, weights) == (first, first)
     on(Card("NVIDIA GeForce RTX 4090", 8, 99 * 1024), monkeypatch)
     assert prefill_tiles_for(2048, 1024, weights) == (ProductTile(64, 64, 64, 32, 4, 3),) * 2
+
+
+def test_no_launch_parameter_stands_outside_the_table() -> None:
+    """Warps, loads in flight and sizes of programs of the kernels are read from a row, never written at a launch."""
+    sizes = re.compile(r"num_(warps|stages)=\d|^[A-Z_, ]+ = [\d, *]+$", re.MULTILINE)
+    files = [path for path in Path(tuning.__file__).parent.glob("*.py") if path.name != "tuning.py"]
+    assert {path.name: sizes.findall(path.read_text()) for path in files} == {path.name: [] for path in files}

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
 #include "lanes.h"
 
@@ -117,14 +116,11 @@ static void mix(const float* weights, int64_t padded, const float* values, int64
 
 // What a thread works in; kept between calls.
 struct Space {
-    std::vector<float> held;
+    Buffer held;
     float *keys, *values, *scores, *queries;
 
     void fit(int64_t padded) {
-        const size_t wanted = (2 * HEAD + ROWS) * padded + ROWS * HEAD + 16;
-        if (held.size() < wanted) held.resize(wanted);
-        // At a boundary of 64 bytes, where no load lies across two lines of the cache.
-        keys = (float*)(((uintptr_t)held.data() + 63) & ~(uintptr_t)63);
+        keys = held.of((2 * HEAD + ROWS) * padded + ROWS * HEAD);
         values = keys + HEAD * padded;
         scores = values + HEAD * padded;
         queries = scores + ROWS * padded;

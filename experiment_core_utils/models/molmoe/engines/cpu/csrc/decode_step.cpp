@@ -4,8 +4,7 @@
 
 #include <cstring>
 
-#include "products.h"
-#include "routing.h"
+#include "lanes.h"
 #include "rows.h"
 
 // Of one block; its keys and values [KV, slots, D], and where the experts that it chooses are noted.

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "products.h"
-#include "routing.h"
 #include "rows.h"
 
 struct Heads {

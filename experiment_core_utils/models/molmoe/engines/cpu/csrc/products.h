@@ -5,8 +5,6 @@
 
 #pragma once
 
-#include <vector>
-
 #include "lanes.h"
 
 // A product keeps ROWS rows of TILE columns in registers.
@@ -79,14 +77,3 @@ static inline void add_tile(float* to, const float* tile, const float* bias, int
         else
             for (int64_t i = part; i < columns; i++) to[i] += tile[i - from] + (bias ? bias[i] : 0.0f);
 }
-
-// Memory of a thread, kept between calls, at a boundary of 64 bytes, where no load lies across two lines of the cache.
-class Buffer {
-    std::vector<float> held;
-
-  public:
-    float* of(int64_t elements) {
-        if ((int64_t)held.size() < elements + 16) held.resize(elements + 16);
-        return (float*)(((uintptr_t)held.data() + 63) & ~(uintptr_t)63);
-    }
-};

@@ -1,4 +1,4 @@
-// What a decoder's blocks do with one row of float32.
+// What blocks do with one row of float32: norms and rotary positions, and a router's choice of experts.
 
 #pragma once
 
@@ -32,4 +32,39 @@ static void turn(const float* row, const float* weights, const float* cosine, co
             out[half + i] = high * cosine[half + i] + low * sine[half + i];
         }
     }
+}
+
+// Logits [E] become shares in place; the top_k largest, from the largest on, and who has them. Of equals the first.
+static void choose(float* shares, int64_t experts, int64_t top_k, bool normalise, float* weights, int64_t* chosen) {
+    float most = shares[0], total = 0.0f, kept = 0.0f;
+    for (int64_t i = 1; i < experts; i++) most = shares[i] > most ? shares[i] : most;
+    for (int64_t i = 0; i < experts; i++) total += shares[i] = std::exp(shares[i] - most);
+    for (int64_t k = 0; k < top_k; k++) {
+        int64_t best = 0;
+        for (int64_t i = 1; i < experts; i++) best = shares[i] > shares[best] ? i : best;
+        kept += weights[k] = shares[best] / total;
+        chosen[k] = best;
+        shares[best] = -1.0f;
+    }
+    if (!normalise) return;
+    for (int64_t k = 0; k < top_k; k++) weights[k] /= kept;
+}
+
+// The layer norm of a vision tower.
+struct Norm {
+    const float *weights, *bias;
+    float eps;
+};
+
+// Row [W] -> out [W], which may be the row.
+static void layer_norm(const float* row, const Norm& norm, float* out, int64_t width) {
+    float sum = 0.0f, square = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < width; i++) sum += row[i];
+    const float mean = sum / width;
+#pragma omp simd reduction(+ : square)
+    for (int64_t i = 0; i < width; i++) square += (row[i] - mean) * (row[i] - mean);
+    const float factor = 1.0f / std::sqrt(square / width + norm.eps);
+#pragma omp simd
+    for (int64_t i = 0; i < width; i++) out[i] = (row[i] - mean) * factor * norm.weights[i] + norm.bias[i];
 }

@@ -3,7 +3,7 @@
 // A thread takes a span of rows through all that one call does, so that what it makes stays in its second cache.
 
 #include "products.h"
-#include "vision_rows.h"
+#include "rows.h"
 
 static float* normed_span(const float* states, const Norm& norm, int64_t count, int64_t width, Buffer& buffer) {
     float* normed = buffer.of(SPAN * width);

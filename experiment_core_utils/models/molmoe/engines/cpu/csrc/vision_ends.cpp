@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "products.h"
-#include "vision_rows.h"
+#include "rows.h"
 
 struct Crops {
     int64_t count, channels, side, patch;

@@ -25,7 +25,7 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import (
     wait_for_previous,
 )
 from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import expert_rows
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import BatchTiles
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import BatchTiles, tuning_at
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
 
@@ -121,11 +121,6 @@ class BatchedStep:
         )
         rows = expert_rows(buffers.unit, block.gate_up, block.down, topk_ids, self.tiles.experts, use_pdl)
         return rows, topk_weights
-
-
-SUMMING_WARPS, ROUTING_WARPS = 4, 8
-# Columns of the router that one program takes.
-ROUTED_COLUMNS = 512
 
 
 @triton.jit
@@ -256,7 +251,7 @@ def summed_norm(
     launch(
         summed_norm_kernel,
         (batch,),
-        SUMMING_WARPS,
+        tuning_at(stream.device).batch_sum_warps,
         use_pdl,
         (source, stream if tokens is None else tokens, rows, topk_weights, norm, stream, unit, eps),
         WIDTH=width,
@@ -287,14 +282,14 @@ def routed_norm(
     """
     batch, width = stream.shape
     experts, top_k = router.shape[0], topk_ids.shape[1]
-    padded = triton.next_power_of_2(width)
-    columns = min(padded, ROUTED_COLUMNS)
+    padded, tile = triton.next_power_of_2(width), tuning_at(stream.device).batch_routing
+    columns = min(padded, tile.rows)
     parts = torch.empty((batch, padded // columns, experts), dtype=torch.float32, device=stream.device)
     topk_weights = torch.empty((batch, top_k), dtype=torch.float32, device=stream.device)
     launch(
         routed_norm_kernel,
         (batch, padded // columns),
-        ROUTING_WARPS,
+        tile.warps,
         use_pdl,
         (stream, norm, router, unit, parts, counters, topk_ids, topk_weights, eps),
         WIDTH=width,

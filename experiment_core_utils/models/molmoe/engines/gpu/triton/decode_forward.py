@@ -17,12 +17,9 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton import gemv as dense
 from experiment_core_utils.models.molmoe.engines.gpu.triton import moe_gemv as mixture
 from experiment_core_utils.models.molmoe.engines.gpu.triton.flash_decoding import AttentionBuffers, launch_attention
 from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import launch, launch_next_token
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import SLOTS_AT_ONCE, StepTiles, Tile
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import StepTiles, Tile, tuning_at
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
-
-# Parts of the router's logits that the last program of the output projection reads before it adds them.
-PARTS_AT_ONCE = 16384
 
 
 @dataclass(frozen=True)
@@ -143,6 +140,7 @@ class DecodeStep:
         rows, attended = block.output.shape
         padded, blocks = triton.next_power_of_2(attended), triton.cdiv(rows, tile.rows)
         routing = (buffers.router_parts, buffers.squares, buffers.counters)
+        parts = tuning_at(decoder.device).router_parts
         self._launch(
             mixture.output_kernel,
             (self.kv_cache.batch, blocks),
@@ -170,7 +168,7 @@ class DecodeStep:
             E=decoder.num_experts,
             PADDED_E=triton.next_power_of_2(decoder.num_experts),
             PADDED_P=triton.next_power_of_2(blocks),
-            AT_ONCE=min(triton.next_power_of_2(blocks), PARTS_AT_ONCE // triton.next_power_of_2(decoder.num_experts)),
+            AT_ONCE=min(triton.next_power_of_2(blocks), parts // triton.next_power_of_2(decoder.num_experts)),
             NORMALISE=decoder.normalise_top_k,
             EMBED=embed,
         )
@@ -209,7 +207,7 @@ class DecodeStep:
             (buffers.topk_ids, buffers.topk_weights, buffers.products, block.down, buffers.stream, rows),
             E=decoder.num_experts,
             TOP_K=top_k,
-            AT_ONCE=SLOTS_AT_ONCE,
+            AT_ONCE=tuning_at(decoder.device).slots_at_once,
             INNER=inner,
             PADDED=padded,
             BLOCK=tile.rows,

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import SmallBatchTile
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import FEWEST_ROWS, SmallBatchTile, tuning_at
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 
 
@@ -168,10 +168,6 @@ def next_token_kernel(  # type: ignore[no-untyped-def]
     tl.store(lengths + request, tl.load(lengths + request) + 1)
 
 
-# What one program of the choice of tokens is run by.
-CHOOSING_WARPS = 8
-
-
 def launch(
     kernel: Any,
     grid: tuple[int, ...],
@@ -206,16 +202,12 @@ def launch_next_token(
     launch(
         next_token_kernel,
         (kv_cache.batch,),
-        CHOOSING_WARPS,
+        tuning_at(best_logits.device).next_token_warps,
         use_pdl,
         (best_logits, best_rows, kv_cache.next_tokens, kv_cache.device_lengths, blocks),
         rows=rows,
         PADDED=triton.next_power_of_2(blocks),
     )
-
-
-# Requests of one program: a product on tensor cores takes 16 at least, and registers bound them.
-FEWEST_REQUESTS, MOST_REQUESTS = 16, 64
 
 
 @triton.jit
@@ -289,7 +281,7 @@ def small_batch_gemm(
     """
     requests, width = given.shape
     rows = weight.shape[0]
-    taken = min(max(triton.next_power_of_2(requests), FEWEST_REQUESTS), MOST_REQUESTS)
+    taken = min(max(triton.next_power_of_2(requests), FEWEST_ROWS), tuning_at(given.device).most_requests)
     sizes: dict[str, Any] = {
         "WIDTH": width,
         "BLOCK": tile.rows,

@@ -12,10 +12,12 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from experiment_core_utils.models.molmoe.engines.gpu.triton.gemv import launch, wait_for_previous
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import Card, ProductTile, prefill_tiles_for
-
-# Choices that one program of the planner looks at in one step, and its warps.
-ALIGNED_ROWS, PLANNING_WARPS = 2048, 8
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
+    Card,
+    ProductTile,
+    prefill_tiles_for,
+    tuning_at,
+)
 
 
 @triton.jit
@@ -75,20 +77,20 @@ def align_blocks(
         written past the last choice; row blocks [1 + 3 * C] int32: their number, then expert, first place and rows
         of each.
     """
-    slots = topk_ids.numel()
+    slots, tile = topk_ids.numel(), tuning_at(topk_ids.device).alignment
     most = min(slots, slots // row_block + experts)
     order = torch.empty(slots, dtype=torch.int32, device=topk_ids.device)
     row_blocks = torch.empty(1 + 3 * most, dtype=torch.int32, device=topk_ids.device)
     launch(
         align_blocks_kernel,
         (experts,),
-        PLANNING_WARPS,
+        tile.warps,
         use_pdl,
         (topk_ids, order, row_blocks, slots),
         EXPERTS=experts,
         BINS=triton.next_power_of_2(experts + 1),
         ROW_BLOCK=row_block,
-        STEP=min(triton.next_power_of_2(slots), ALIGNED_ROWS),
+        STEP=min(triton.next_power_of_2(slots), tile.rows),
     )
     return order, row_blocks
 

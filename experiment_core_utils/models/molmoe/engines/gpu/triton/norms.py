@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tuning_at
+
 
 @triton.jit
 def combine_norm_kernel(  # type: ignore[no-untyped-def]
@@ -109,7 +111,7 @@ def _launch(
         BLOCK=triton.next_power_of_2(width),
         TOP_K=top_k,
         LAST=last,
-        num_warps=4,
+        num_warps=tuning_at(hidden.device).row_warps,
     )
 
 
@@ -218,6 +220,6 @@ def apply_rope_and_store(
         PADDED=triton.next_power_of_2(heads),
         KEY_PADDED=triton.next_power_of_2(key_heads),
         HALF=width // 2,
-        num_warps=4,
+        num_warps=tuning_at(qkv_states.device).row_warps,
     )
     return queries

@@ -4,10 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-# Rows of one program of the router; a product on tensor cores takes no fewer.
-ROUTED_ROWS = 16
-# Columns that it takes in one step, its warps, and its loads in flight.
-ROUTED_STEP, ROUTED_WARPS, ROUTED_STAGES = 128, 4, 4
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tuning_at
 
 
 @triton.jit
@@ -72,10 +69,10 @@ def route(
     Returns:
         the weights [T, k] float32, summing to 1 only where `normalise` says so.
     """
-    rows, width = normed.shape
+    (rows, width), tile = normed.shape, tuning_at(normed.device).routing
     experts, top_k = router.shape[0], topk_ids.shape[1]
     topk_weights = torch.empty((rows, top_k), dtype=torch.float32, device=normed.device)
-    route_kernel[(triton.cdiv(rows, ROUTED_ROWS),)](
+    route_kernel[(triton.cdiv(rows, tile.rows),)](
         normed,
         router,
         length,
@@ -88,10 +85,10 @@ def route(
         TOP_K=top_k,
         CHOICES=triton.next_power_of_2(top_k),
         NORMALISE=normalise,
-        ROWS=ROUTED_ROWS,
-        STEP=min(triton.next_power_of_2(width), ROUTED_STEP),
+        ROWS=tile.rows,
+        STEP=min(triton.next_power_of_2(width), tile.step),
         PRECISION="ieee" if normed.dtype == torch.float32 else "tf32",
-        num_warps=ROUTED_WARPS,
-        num_stages=ROUTED_STAGES,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     return topk_weights

@@ -12,15 +12,9 @@ import torch
 
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 
-# Programs that share one head's positions are no more than are put together at once.
-MOST_SPLITS = 32
-# The same in a step of several requests, at least and at most.
-FEWEST_BATCH_SPLITS, MOST_BATCH_SPLITS = 2, 24
-# Choices whose down-projections a program reads before it multiplies them.
-SLOTS_AT_ONCE = 8
 # Shared memory of a program, in bytes, that the widest tile takes.
 MEMORY_OF_WIDE_TILES = 160 * 1024
-# Rows of one expert where they are few: what tensor cores take at least, and what shared memory bounds.
+# Rows of a product where they are few: what tensor cores take at least, and what shared memory bounds.
 FEWEST_ROWS, MOST_ROWS = 16, 32
 
 
@@ -124,14 +118,27 @@ class Tuning:
     gate_up: ReadTile
     down: ReadTile
     head: ReadTile
-    fewest_splits: int  #: programs that share one head's positions there: many enough to fill the card
+    #: least and most programs that share one head's positions there: many enough to fill the card, no more than are put
+    #: together at once
+    splits: tuple[int, int]
+    slots_at_once: int  #: choices whose down-projections a program there reads before it multiplies them
+    router_parts: int  #: parts of the router's logits that the last program of its output product reads at once
+    next_token_warps: int  #: of the choice of the next token, in every step
     fewest_together: int  #: from so many requests on a step that reads weights once for all of them is the faster one
     attention_programs: int  #: about so many share all heads' positions there
+    batch_splits: tuple[int, int]  #: as `splits`, there
+    most_requests: int  #: of one program of its products; registers bound them
     batch_dense: SmallBatchTile  #: its QKV product and its head
     batch_output: SmallBatchTile  #: its output product
+    batch_routing: Tile  #: columns of its router
+    batch_sum_warps: int  #: of its sums of experts' rows
     #: prefill_gate_up, prefill_down: grouped GEMM of a prompt's experts
     prefill_gate_up: ProductTile
     prefill_down: ProductTile
+    alignment: Tile  #: choices that a program of the block alignment looks at in one step
+    routing: SmallBatchTile  #: tokens of a prompt and columns of its router
+    row_warps: int  #: of passes over a row of a prompt's or picture's states, or a window of patches
+    elementwise: Tile  #: elements of a pass over all states of a picture
 
 
 # By a part of the card's name.
@@ -143,13 +150,24 @@ TUNINGS = {
         gate_up=ReadTile(kibibytes=8, warps=4, steps=2),
         down=ReadTile(kibibytes=32, warps=4),
         head=ReadTile(kibibytes=32, warps=8),
-        fewest_splits=24,
+        splits=(24, 32),
+        slots_at_once=8,
+        router_parts=16384,
+        next_token_warps=8,
         fewest_together=6,
         attention_programs=512,
+        batch_splits=(2, 24),
+        most_requests=64,
         batch_dense=SmallBatchTile(rows=64, step=128, warps=4, stages=4),
         batch_output=SmallBatchTile(rows=16, step=128, warps=4, stages=4),
+        batch_routing=Tile(rows=512, warps=8),
+        batch_sum_warps=4,
         prefill_gate_up=ProductTile(strip=128, step=64, head=128, tail=32, warps=8, stages=3),
         prefill_down=ProductTile(strip=256, step=64, head=128, tail=32, warps=8, stages=4, bulk=True),
+        alignment=Tile(rows=2048, warps=8),
+        routing=SmallBatchTile(rows=16, step=128, warps=4, stages=4),
+        row_warps=4,
+        elementwise=Tile(rows=4096, warps=8),
     ),
 }
 
@@ -159,6 +177,11 @@ DEFAULT = "H200"
 def tuning_of(card: str) -> Tuning:
     """The row of a card of that name, or the default's."""
     return next((row for name, row in TUNINGS.items() if name in card), TUNINGS[DEFAULT])
+
+
+def tuning_at(device: torch.device) -> Tuning:
+    """The row of a device's card, or the default's."""
+    return tuning_of(Card.of(device).name)
 
 
 def untuned_reason(card: str) -> str | None:
@@ -183,14 +206,15 @@ class StepTiles:
 
 def tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int, row: Tuning | None = None) -> StepTiles:
     """The tiles of a decode step by a row of the table; None takes that of the decoder's device."""
-    tuned = tuning_of(Card.of(decoder.device).name) if row is None else row
+    tuned = tuning_at(decoder.device) if row is None else row
     size = decoder.dtype.itemsize
     width, inner, head = decoder.width * size, decoder.expert_width * size, decoder.head_width * size
-    attention, down = tuned.attention.of_rows(head), tuned.down.of_rows(min(top_k, SLOTS_AT_ONCE) * inner)
+    attention, down = tuned.attention.of_rows(head), tuned.down.of_rows(min(top_k, tuned.slots_at_once) * inner)
+    fewest, most = tuned.splits
     return StepTiles(
         qkv=tuned.qkv.of_rows(width),
         attention=attention,
-        splits=min(MOST_SPLITS, max(tuned.fewest_splits, -(-max_seq_len // attention.rows))),
+        splits=min(most, max(fewest, -(-max_seq_len // attention.rows))),
         output=tuned.output.of_rows(decoder.num_heads * head),
         gate_up=tuned.gate_up.of_rows(width),
         down=Tile(min(2, down.rows), down.warps),
@@ -212,13 +236,14 @@ class BatchTiles:
 
 def batch_tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int, batch: int) -> BatchTiles:
     """As `tiles_for`, for a step of several requests."""
-    tuned = tuning_of(Card.of(decoder.device).name)
+    tuned = tuning_at(decoder.device)
+    fewest, most = tuned.batch_splits
     programs, rows = batch * decoder.num_heads, _rows_of_expert(decoder, top_k, batch)
     dense = _fitting(tuned.batch_dense, decoder.width, decoder.dtype)
     return BatchTiles(
         qkv=dense,
         attention=tiles_for(decoder, top_k, max_seq_len, tuned).attention,
-        splits=min(MOST_BATCH_SPLITS, max(FEWEST_BATCH_SPLITS, -(-tuned.attention_programs // programs))),
+        splits=min(most, max(fewest, -(-tuned.attention_programs // programs))),
         output=_fitting(tuned.batch_output, decoder.num_heads * decoder.head_width, decoder.dtype),
         experts=tiles_of_few_rows(decoder.width, decoder.expert_width, decoder.head, rows),
         head=dense,

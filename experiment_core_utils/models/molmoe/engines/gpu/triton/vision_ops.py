@@ -7,10 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tuning_at
 from experiment_core_utils.models.molmoe.engines.weights import LayerNorm, PooledWindows
-
-# Elements of one program of an elementwise pass.
-ELEMENTS = 4096
 
 
 @triton.jit
@@ -81,7 +79,7 @@ def embed_norm(
         TOKENS=tokens,
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
-        num_warps=4,
+        num_warps=tuning_at(patches.device).row_warps,
     )
     return states, normed
 
@@ -107,9 +105,9 @@ def add_norm(states: torch.Tensor, branch: torch.Tensor, norm: LayerNorm) -> tor
     """Add `branch` [M, D] to `states` in place, and return their norm [M, D]."""
     rows, width = states.shape
     normed = torch.empty_like(states)
-    block = triton.next_power_of_2(width)
+    block, warps = triton.next_power_of_2(width), tuning_at(states.device).row_warps
     add_norm_kernel[(rows,)](
-        states, branch, norm.weight, norm.bias, normed, norm.eps, WIDTH=width, BLOCK=block, num_warps=4
+        states, branch, norm.weight, norm.bias, normed, norm.eps, WIDTH=width, BLOCK=block, num_warps=warps
     )
     return normed
 
@@ -124,8 +122,8 @@ def quick_gelu_kernel(values, count, BLOCK: tl.constexpr):  # type: ignore[no-un
 
 def quick_gelu_in_place(values: torch.Tensor) -> None:
     """The quick GELU x * sigmoid(1.702 * x), over a contiguous tensor."""
-    count = values.numel()
-    quick_gelu_kernel[(triton.cdiv(count, ELEMENTS),)](values, count, BLOCK=ELEMENTS, num_warps=8)
+    count, tile = values.numel(), tuning_at(values.device).elementwise
+    quick_gelu_kernel[(triton.cdiv(count, tile.rows),)](values, count, BLOCK=tile.rows, num_warps=tile.warps)
 
 
 @triton.jit
@@ -143,7 +141,8 @@ def gated(qkv_states: torch.Tensor) -> torch.Tensor:
     """Gated units: [M, 2 * I], gate beside up -> silu(gate) * up [M, I]."""
     rows, width = qkv_states.shape[0], qkv_states.shape[1] // 2
     output = torch.empty((rows, width), dtype=qkv_states.dtype, device=qkv_states.device)
-    gate_kernel[(rows,)](qkv_states, output, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4)
+    block, warps = triton.next_power_of_2(width), tuning_at(output.device).row_warps
+    gate_kernel[(rows,)](qkv_states, output, WIDTH=width, BLOCK=block, num_warps=warps)
     return output
 
 
@@ -222,7 +221,7 @@ def stack(
         BLOCK=triton.next_power_of_2(width),
         SIDE=windows.grid_side,
         WINDOW=windows.window,
-        num_warps=4,
+        num_warps=tuning_at(states.device).row_warps,
     )
 
 
@@ -278,6 +277,6 @@ def pool(queries: torch.Tensor, keys_values: torch.Tensor, heads: int) -> torch.
         PADDED=triton.next_power_of_2(heads),
         CHANNELS=channels,
         BLOCK=triton.next_power_of_2(channels),
-        num_warps=4,
+        num_warps=tuning_at(queries.device).row_warps,
     )
     return output
