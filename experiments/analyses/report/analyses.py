@@ -13,14 +13,7 @@ from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.latency.analysis import LatencyModel, analyse_latency
 from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages
-from experiments.analyses.sweeps import (
-    StoredSetting,
-    Sweep,
-    joint_settings_frame,
-    load_sweeps,
-    runs_frame,
-    samples_frame,
-)
+from experiments.analyses.sweeps import StoredSetting, Sweep, joint_settings_frame, load_sweeps, samples_frame
 
 COSTS = (LATENCY_P95, LATENCY_MEAN, ENERGY, FLOPS)
 
@@ -81,7 +74,7 @@ def _analyse_sweep(sweep: Sweep) -> SweepAnalyses:
     samples = samples_frame(sweep)
     stages = analyse_stages(sweep, samples) or Missing("no sample has times: all were answered in batches")
     try:
-        model: LatencyModel | Missing = analyse_latency(samples, runs=runs_frame(sweep))
+        model: LatencyModel | Missing = analyse_latency(sweep, samples)
     except ResultsError as error:
         model = Missing(str(error))
     return SweepAnalyses(sweep, stages, model)

@@ -76,4 +76,4 @@ def estimator_section(found: LatencyModel | Missing) -> Section:
         "A model of the stages, fitted on these results. Every prediction here is of a setting that was left out of "
         "the fit."
     )
-    return Section("e3", title, intro, latency_charts(found.samples, found.validation, found.curve))
+    return Section("e3", title, intro, latency_charts(found))
