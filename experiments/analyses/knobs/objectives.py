@@ -51,11 +51,18 @@ LATENCY_P95 = Cost("latency_p95", "total_ms", "p95", "ms", "P95 of end-to-end la
 LATENCY_P99 = Cost("latency_p99", "total_ms", "p99", "ms", "P99 of end-to-end latency")
 ENERGY = Cost("energy", "energy_j", "mean", "J", "mean energy of a request")
 FLOPS = Cost("flops", "flops", "mean", "FLOPs", "mean operations of a request")
+COSTS = {of.name: of for of in (LATENCY_MEAN, LATENCY_P95, LATENCY_P99, ENERGY, FLOPS)}
+TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
 WHY_NONE = {
     "total_ms": "no setting has a sample with a time: all were answered in batches",
     "energy_j": "no sample has an energy: the run was without --energy, or nothing measured power",
     "flops": "no sample has a number of operations: a table contains none, and not every architecture has formulas",
 }
+
+
+def study_costs(percentile: int = 95) -> tuple[Cost, ...]:
+    """The costs that a study compares accuracy with; `percentile` is one of TAIL_LATENCIES."""
+    return TAIL_LATENCIES[percentile], LATENCY_MEAN, ENERGY, FLOPS
 
 
 @dataclass(frozen=True)
