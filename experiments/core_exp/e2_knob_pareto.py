@@ -20,7 +20,7 @@ from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
 from experiments.analyses.knobs.findings import study_findings
 from experiments.analyses.knobs.grid import load_study
 from experiments.analyses.knobs.objectives import TAIL_LATENCIES, study_costs
-from experiments.analyses.knobs.records import Shared, caveats_of, contents_of, tables_of
+from experiments.analyses.knobs.records import caveats_of, contents_of, tables_of
 
 
 def analyse(
@@ -38,11 +38,13 @@ def analyse(
     steps.say(count, f"{count} settings are read; fronts, couplings and effects are computed")
     found = analyse_knobs(study.grids, study_costs(percentile), num_draws, seed)
     steps.say(count, "figures are drawn")
-    contents = contents_of(Shared(study.source, num_draws, seed), found.tasks, found.differences, study.random_weights)
+    caveats = caveats_of(found.tasks, study.random_weights)
+    drawn = {"num_draws": num_draws, "seed": seed}
+    contents = contents_of(study.source, drawn, found.tasks, found.differences, caveats)
     charts = knob_study_charts(found.tasks)
     written = AnalysisFiles(contents, tables_of(found.tasks), charts, study.caption).write(output_dir)
-    caveats = [f"caveat: {each.sentence}" for each in caveats_of(found.tasks, study.random_weights)]
-    return study_findings(found.tasks, study.random_weights), caveats, written
+    shown = [f"caveat: {each.sentence}" for each in caveats]
+    return study_findings(found.tasks, study.random_weights), shown, written
 
 
 @reporting_errors
