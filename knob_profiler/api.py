@@ -17,11 +17,9 @@ from experiment_core_utils.records.settings import SettingFailure
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
 from experiments.analyses.knobs.findings import conclusion
 from experiments.analyses.knobs.grid import grids_of
-from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95, LATENCY_P99, NoObjectives
+from experiments.analyses.knobs.objectives import COSTS, LATENCY_MEAN, NoObjectives
 from experiments.analyses.report.page import write_report
 from experiments.analyses.sweeps import Sweep, load_sweep, samples_frame, settings_frame
-
-COSTS = {cost.name: cost for cost in (LATENCY_MEAN, LATENCY_P95, LATENCY_P99, ENERGY, FLOPS)}
 
 
 @dataclass(frozen=True)

@@ -34,51 +34,10 @@ _SPELT_OUT = string.ascii_uppercase + string.digits
 _CORPUS_SCENES = 400
 _WORD_REPEATS = 200
 # Beside the task's own words: what short questions and answers about pictures often say.
-_OTHER_WORDS = [
-    "of",
-    "in",
-    "to",
-    "and",
-    "you",
-    "it",
-    "this",
-    "picture",
-    "image",
-    "text",
-    "word",
-    "number",
-    "left",
-    "right",
-    "top",
-    "bottom",
-    "not",
-    "under",
-    "above",
-    "below",
-    "color",
-    "grey",
-    "black",
-    "white",
-    "big",
-    "small",
-    "please",
-    "read",
-    "tell",
-    "me",
-    "where",
-    "who",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "zero",
-]
+_OTHER_WORDS = (
+    "of in to and you it this picture image text word number left right top bottom not under above below color grey "
+    "black white big small please read tell me where who one two three four five six seven eight nine ten zero"
+).split()
 
 
 def corpus() -> Iterator[str]:

@@ -44,6 +44,17 @@ class AnalysisFiles:
         return written
 
 
+def split_intervals(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields as cells of a row: each `..._ci95` as two, `..._ci95_low` and `..._ci95_high`."""
+    cells: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name.endswith("_ci95"):
+            cells[f"{name}_low"], cells[f"{name}_high"] = value or (None, None)
+        else:
+            cells[name] = value
+    return cells
+
+
 # Lines that an analysis prints unless --verbose asks for all.
 MOST_LINES = 10
 

@@ -1,4 +1,4 @@
-"""Two runs setting by setting: the ratio of times and energies and the difference of accuracies, with a verdict each.
+"""Runs against the first, setting by setting: ratios of times and energies, differences of accuracies, verdicts.
 
 Where both runs have the same samples they are compared in pairs, else as two independent ones. The intervals of one
 quantity hold together with 95 % for all its settings (Bonferroni); those of latencies are wider by the drift that the
@@ -6,9 +6,10 @@ control settings of the runs showed.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
@@ -17,6 +18,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.saved_results.rescoring import other_conditions
 from experiments.analyses.knobs.grid import largest_drift
 from experiments.analyses.sweeps import Sweep
 from experiments.fitting.verdicts import FEWEST_PICTURES, TAIL, first_of_each, tail_interval
@@ -66,19 +68,50 @@ class _Side:
     pictures: np.ndarray
 
 
-def compare_runs(
-    one: Sweep, other: Sweep, margin: float, accuracy_margin: float, num_others: int = 1
-) -> list[RunDifference]:
-    """A line for each setting that both runs have, and each quantity that both measured.
+@dataclass(frozen=True)
+class RunComparison:
+    """Runs compared with the first of them."""
 
-    Args:
-        margin: fraction by which latency and energy may change and be the same.
-        accuracy_margin: the same of accuracy, as a part of the metric's best score.
-        num_others: runs that the first one is compared with, so that intervals hold for all together.
+    runs: Sequence[Sweep]
+    labels: Sequence[str]  #: what sets each apart
+    margin: float  #: fraction by which latency and energy may change and be the same
+    accuracy_margin: float  #: the same of accuracy, as a part of the metric's best score
+    lines: Sequence[RunDifference]  #: of each setting and quantity that the first run shares with another one
+
+    def content(self) -> dict[str, Any]:
+        """The content of `comparison.json`."""
+        margins = {"margin": self.margin, "accuracy_margin": self.accuracy_margin}
+        return {"schema_version": 1, **margins, "runs": list(self.labels), "lines": [asdict(e) for e in self.lines]}
+
+    def sentences(self) -> list[str]:
+        """What is printed below the lines: counts of verdicts, names of the runs, drift, and other conditions."""
+        counts = Counter(each.verdict for each in self.lines).most_common()
+        found = [", ".join(f"{count} {verdict}" for verdict, count in counts)]
+        found.append(f"A: {self.labels[0]}" + (f", B: {self.labels[1]}" if len(self.runs) == 2 else ""))
+        if (drift := max(_drift_of(self.runs[0], run) for run in self.runs[1:])) > 0:
+            found.append(f"latency intervals are widened by the drift of the control settings, up to {drift:.0%}")
+        conditions = other_conditions([each.result for run in self.runs for each in run.settings])
+        return [*found, *(f"differs: {condition}" for condition in conditions)]
+
+
+def compare_runs(runs: Sequence[Sweep], labels: Sequence[str], margin: float, accuracy_margin: float) -> RunComparison:
+    """Each run against the first; margins as in RunComparison, intervals hold for all runs together.
 
     Raises:
-        ResultsError: no setting is in both, or a task is scored by two metrics.
+        ResultsError: a run shares no setting with the first, or a task is scored by two metrics.
     """
+    first, *others = runs
+    lines = [
+        # Of two runs alone it is clear which one is meant.
+        replace(line, run=label if len(others) > 1 else "")
+        for label, run in zip(labels[1:], others, strict=True)
+        for line in _compare(first, run, margin, accuracy_margin, TAIL / len(others))
+    ]
+    return RunComparison(runs, labels, margin, accuracy_margin, lines)
+
+
+def _compare(one: Sweep, other: Sweep, margin: float, accuracy_margin: float, tail: float) -> list[RunDifference]:
+    """A line for each setting that both runs have, and each quantity that both measured."""
     sides = [{(each.task, each.key): each.result for each in run.settings} for run in (one, other)]
     shared = [place for place in sides[0] if place in sides[1]]
     if not shared:
@@ -87,8 +120,7 @@ def compare_runs(
         metrics = {side[task, key].metric for side in sides}
         if len(metrics) > 1:
             raise ResultsError(f"{task} is scored by {' and by '.join(sorted(metrics))}; rescore one run")
-    drift = drift_of(one, other)
-    tail = TAIL / num_others
+    drift = _drift_of(one, other)
     lines = []
     for quantity, read in READ.items():
         found = [(*place, _sides(sides[0][place], sides[1][place], read)) for place in shared]
@@ -105,7 +137,7 @@ def compare_runs(
     return lines
 
 
-def drift_of(one: Sweep, other: Sweep) -> float:
+def _drift_of(one: Sweep, other: Sweep) -> float:
     """The larger drift of two runs, as a fraction; 0 where neither read any."""
     return max(largest_drift(run.settings) or 0.0 for run in (one, other))
 
@@ -227,8 +259,3 @@ def _tail_ratio(one: _Side, other: _Side, tail: float) -> tuple[float, float] | 
     if ends[0] is None or ends[1] is None:
         return None
     return ends[1][0] / ends[0][1], ends[1][1] / ends[0][0]
-
-
-def slower(lines: Sequence[RunDifference]) -> list[RunDifference]:
-    """The lines of latencies that got longer."""
-    return [each for each in lines if each.verdict == "SLOWER"]

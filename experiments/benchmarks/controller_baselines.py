@@ -10,7 +10,9 @@ splits that judge it. Of controllers of several training seeds there are interva
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -39,24 +41,45 @@ STREAM_LATE = 0.05
 STREAM_NEIGHBOURS = 0.2
 
 
-def outcomes_of_split(calibration: MeasuredGrid, validation: MeasuredGrid, budgets_s: Sequence[float],
-                      learned: Sequence[Path], seed: int) -> list[Outcomes]:  # fmt: skip
-    """The outcomes of all policies on the validation half."""
+@dataclass
+class RequestSums:
+    """Figures of each of the grid's N requests, summed over splits and budgets."""
+
+    grid: MeasuredGrid
+    of: dict[str | int, np.ndarray] = field(default_factory=dict)  #: policy, or number of a training seed -> [N, C]
+
+    def add(self, name: str | int, validation: MeasuredGrid, columns: Sequence[np.ndarray]) -> None:
+        """Add C columns, each [budgets, requests of a validation half]."""
+        own = self.of.setdefault(name, np.zeros((len(self.grid), len(columns))))
+        places = [self._place_of[key] for key in zip(validation.tasks, validation.sample_ids, strict=True)]
+        np.add.at(own, places, np.stack([each.sum(axis=0) for each in columns], axis=1))
+
+    @cached_property
+    def _place_of(self) -> dict[tuple[str, int], int]:
+        return {key: place for place, key in enumerate(zip(self.grid.tasks, self.grid.sample_ids, strict=True))}
+
+
+def untrained_outcomes(
+    calibration: MeasuredGrid, validation: MeasuredGrid, budgets_s: Sequence[float], seed: int
+) -> list[Outcomes]:
+    """The outcomes on the validation half of all policies that need no training."""
     choices = validation.choices
     policies: list[Policy] = [
         StaticPolicy(choices[0]), StaticPolicy(choices[-1]), RandomPolicy(choices, seed),
         *baselines(calibration, budgets_s), PerSampleOracle(validation),
     ]  # fmt: skip
-    found = [replay(policy, validation, budgets_s) for policy in policies] + [best_static(validation, budgets_s)]
-    if learned:
-        # torch takes seconds to import.
-        from experiments.controller.policies.learned import learned_replay
+    return [*(replay(policy, validation, budgets_s) for policy in policies), best_static(validation, budgets_s)]
 
-        found += [
-            replay(learned_replay(path, None, calibration, validation).policy, validation, budgets_s)
-            for path in learned
-        ]
-    return found
+
+def trained_by_split(given: Sequence[str]) -> dict[int, list[Path]]:
+    """The checkpoints of `--learned` by the seed of their split; raises ConfigurationError for another form."""
+    trained: dict[int, list[Path]] = {}
+    for text in given:
+        seed, given_with, path = text.partition("=")
+        if not seed.isdigit() or not given_with:
+            raise ConfigurationError(f"--learned {text} is not SEED=CHECKPOINT; give such as 0=results/c/checkpoint.pt")
+        trained.setdefault(int(seed), []).append(Path(path))
+    return trained
 
 
 @reporting_errors
@@ -73,59 +96,59 @@ def main(argv: Sequence[str] | None = None) -> None:
                         help="budgets that a stream of requests shares instead (default: of each request)")  # fmt: skip
     given = parser.parse_args(argv)
     grid = load_grid(given.results).complete()
-    trained: dict[int, list[Path]] = {}
-    for text in given.learned:
-        seed, given_with, path = text.partition("=")
-        if not seed.isdigit() or not given_with:
-            raise ConfigurationError(f"--learned {text} is not SEED=CHECKPOINT; give such as 0=results/c/checkpoint.pt")
-        trained.setdefault(int(seed), []).append(Path(path))
+    trained = trained_by_split(given.learned)
     splits: list[int] = given.splits or sorted(trained) or list(range(40))
     if trained and set(splits) != set(trained):
         raise ConfigurationError(
             f"--learned has controllers of the splits {sorted(trained)}; give each of --splits one"
         )
     if given.stream:
-        _streams(grid, splits)
-        return
-    # Policy -> [in time, late, requests] of each request over all splits and budgets.
-    sums: dict[str, np.ndarray] = {}
-    # The same of each training seed.
-    by_seed = np.zeros((min(map(len, trained.values()), default=0), len(grid), 3))
-    place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
-    num_budgets = 0
+        _print_streams(grid, splits)
+    else:
+        _print_policies(grid, splits, trained)
+
+
+def _print_policies(grid: MeasuredGrid, splits: Sequence[int], trained: Mapping[int, Sequence[Path]]) -> None:
+    """Print a row for each policy, whose budgets are of each request."""
+    sums, num_budgets = RequestSums(grid), 0
+    seeds = range(min(map(len, trained.values()), default=0))
     for split in splits:
         calibration, validation = split_by_picture(grid, 0.5, split)
         every = shares_of_full(calibration, BUDGET_SHARES)
         budgets_s = [budget for budget, can in zip(every, meetable(validation, every), strict=True) if can]
         num_budgets += len(budgets_s)
-        places = [place_of[key] for key in zip(validation.tasks, validation.sample_ids, strict=True)]
-        found = outcomes_of_split(calibration, validation, budgets_s, trained.get(split, []), split)
-        first = len(found) - len(trained.get(split, []))
-        for number, outcome in enumerate(found):
+        found: list[tuple[int | None, Outcomes]] = [
+            (None, each) for each in untrained_outcomes(calibration, validation, budgets_s, split)
+        ]
+        if trained:
+            # torch takes seconds to import.
+            from experiments.controller.policies.learned import learned_replay
+
+            learned = (learned_replay(path, None, calibration, validation).policy for path in trained[split])
+            found += [(seed, replay(policy, validation, budgets_s)) for seed, policy in enumerate(learned)]
+        for seed, outcome in found:
             late = outcome.latency_s > np.asarray(budgets_s)[:, None]
-            in_time = np.where(late, 0.0, outcome.scores / validation.best)
-            requests = np.full(len(places), len(budgets_s))
-            added = np.stack([in_time.sum(axis=0), late.sum(axis=0), requests], axis=1)
-            np.add.at(sums.setdefault(outcome.name, np.zeros((len(grid), 3))), places, added)
-            if first <= number < first + len(by_seed):
-                np.add.at(by_seed[number - first], places, added)
+            columns = np.where(late, 0.0, outcome.scores / validation.best), late, np.ones(late.shape)
+            sums.add(outcome.name, validation, columns)
+            if seed is not None and seed in seeds:
+                sums.add(seed, validation, columns)
     print(f"{len(splits)} splits, {num_budgets} budgets that some setting meets, {len(set(grid.pictures))} pictures")
     print(f"{'policy':<32}{'in time':>8}{'late':>8}  " + "".join(f"less {name:<28}" for name in REFERENCES))
-    for name in sorted(sums, key=lambda each: -sums[each][:, 0].sum() / sums[each][:, 2].sum()):
-        in_time, late, count = sums[name].sum(axis=0)
-        differences = [_difference(sums[name], sums[other], grid.pictures) for other in REFERENCES]
-        print(f"{name:<32}{in_time / count:>8.3f}{100 * late / count:>6.1f} %  "
+    names = [name for name in sums.of if isinstance(name, str)]
+    for name in sorted(names, key=lambda each: -sums.of[each][:, 0].sum() / sums.of[each][:, 2].sum()):
+        in_time, late_requests, count = sums.of[name].sum(axis=0)
+        differences = [_difference(sums.of[name], sums.of[other], grid.pictures) for other in REFERENCES]
+        print(f"{name:<32}{in_time / count:>8.3f}{100 * late_requests / count:>6.1f} %  "
               + "".join(f"{each:<33}" for each in differences))  # fmt: skip
-    if len(by_seed) > 1:
+    if len(seeds) > 1:
+        by_seed = np.stack([sums.of[seed] for seed in seeds])
         for other in REFERENCES:
-            print(f"{len(by_seed)} seeds less {other}: {_over_seeds(by_seed, sums[other], grid.pictures)}")
+            print(f"{len(seeds)} seeds less {other}: {_over_seeds(by_seed, sums.of[other], grid.pictures)}")
 
 
-def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
+def _print_streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
     """Print a row for each way to share a budget: mean latency / budget and fraction late are over a stream."""
-    # Way -> [accuracy, 0, requests, latency / budget, late] of each request over all splits and budgets.
-    sums: dict[str, np.ndarray] = {}
-    place_of = {key: place for place, key in enumerate(zip(grid.tasks, grid.sample_ids, strict=True))}
+    sums = RequestSums(grid)
     for split in splits:
         calibration, validation = split_by_picture(grid, 0.5, split)
         budgets_s = shares_of_full(calibration, BUDGET_SHARES)
@@ -135,20 +158,18 @@ def _streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
                 made = build(calibration, "stream", max_late=max_late, neighbourhood=share)
                 policies.append((f"{limit}: {kind}", made))
         policies.append(("p95 of each request", build(calibration, "p95")))
-        places = [place_of[key] for key in zip(validation.tasks, validation.sample_ids, strict=True)]
         for name, policy in policies:
             found = replay(policy, validation, budgets_s)
             over = found.latency_s / np.array(budgets_s)[:, None]
-            values = found.scores / validation.best, 0 * over, 1 + 0 * over, over, over > 1
-            own = sums.setdefault(name, np.zeros((len(grid), len(values))))
-            np.add.at(own, places, np.stack([each.sum(axis=0) for each in values], axis=1))
+            # The third is the number of requests, as `_difference` reads it.
+            sums.add(name, validation, (found.scores / validation.best, over > 1, np.ones(over.shape), over))
     print(f"{len(splits)} splits, {len(BUDGET_SHARES)} budgets, {len(set(grid.pictures))} pictures")
     print(f"{'sharing':<24}{'accuracy':>9}{'mean / budget':>15}{'late':>8}  less the plain mix")
-    for name, own in sums.items():
-        accuracy, _, count, over, late = own.sum(axis=0)
-        plain = sums.get(name.removesuffix(" by prompts"), own)
+    for way, own in sums.of.items():
+        accuracy, late, count, over_all = own.sum(axis=0)
+        plain = sums.of.get(str(way).removesuffix(" by prompts"), own)
         more = _difference(own, plain, grid.pictures)
-        print(f"{name:<24}{accuracy / count:>9.3f}{over / count:>15.3f}{100 * late / count:>6.1f} %  {more}")
+        print(f"{way:<24}{accuracy / count:>9.3f}{over_all / count:>15.3f}{100 * late / count:>6.1f} %  {more}")
 
 
 def _over_seeds(by_seed: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.sweep.plan import max_new_tokens_of
-from experiments.benchmarks.execution import shape_config
+from experiments.benchmarks.molmoe_1b import shape_config
 from experiments.controller.knob_choices import published_space
 from experiments.controller.networks.action_logits import HostActionLogits, action_logits_for
 from experiments.controller.networks.on_device import DeviceActionLogits

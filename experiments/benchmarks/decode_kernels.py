@@ -27,11 +27,18 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import Card, 
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
-from experiments.benchmarks.prefill_parts import built, relative
+from experiments.benchmarks.molmoe_1b import (
+    MAX_SEQ_LEN,
+    POSITIONS,
+    built,
+    filled_kv_cache,
+    launches_of,
+    microseconds,
+    relative,
+)
 
 # Bytes per second that the card's memory attains, as the project's other floors take it.
 MEMORY_RATE = 4.3e12
-POSITIONS, MAX_SEQ_LEN, STEPS = 1053, 1280, 40
 
 
 def kernel_bytes(decoder: DecoderWeights, top_k: int, positions: int) -> dict[str, int]:
@@ -60,43 +67,6 @@ def step_bytes(decoder: DecoderWeights, used: Mapping[int, torch.Tensor], positi
         head = parts.pop("head")
         total += sum(parts.values()) + (len(ids) - 1) * parts["attention"]
     return total + head
-
-
-def microseconds(run: Callable[[], object], kv_cache: KVCache) -> float:
-    """Device time of one of many replays in a row, from the same positions each time; the median of three series."""
-    series = []
-    for _ in range(3):
-        kv_cache.set_lengths([POSITIONS] * kv_cache.batch)
-        run()
-        started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        started.record()
-        for _ in range(STEPS):
-            run()
-        ended.record()
-        ended.synchronize()
-        series.append(started.elapsed_time(ended) * 1e3 / STEPS)
-    return statistics.median(series)
-
-
-def filled_kv_cache(decoder: DecoderWeights, batch: int) -> KVCache:
-    """A KV cache with random keys and values at every position, and another token for each request."""
-    kv_cache = KVCache.allocate(decoder, MAX_SEQ_LEN, batch)
-    kv_cache.keys.normal_()
-    kv_cache.values.normal_()
-    kv_cache.next_tokens.copy_(torch.arange(6, 6 + batch))
-    return kv_cache
-
-
-def launches_of(step: DecodeStep, buffers: StepBuffers, top_k: int) -> dict[str, Callable[[BlockWeights, int], None]]:
-    """The launch of each kernel of a step, for a block and its place."""
-    return {
-        "qkv": lambda block, row: step.launch_qkv(block, buffers.stream, embed=False),
-        "attention": lambda block, row: step.launch_attention(block, row),
-        "output": lambda block, row: step.launch_output(block, buffers.stream, top_k, embed=False),
-        "gate_up": lambda block, row: step.launch_gate_up(block, buffers.used.ids[row], top_k),
-        "down": lambda block, row: step.launch_down(block, top_k),
-        "head": lambda block, row: step.launch_head(),
-    }
 
 
 @torch.inference_mode()

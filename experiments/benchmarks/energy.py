@@ -20,6 +20,7 @@ import transformers
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import DocstringHelp
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, missing_lines, uuids_of
 from experiment_core_utils.meters.stages import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
@@ -31,15 +32,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.records.energy import EnergyFigure, StageEnergies
-from experiments.benchmarks.shared import (
-    add_model_flags,
-    config_of,
-    endless_model,
-    first_inputs,
-    paired_ratios,
-    quartiles,
-    timed,
-)
+from experiments.benchmarks.shared import endless_model, first_inputs, paired_ratios, quartiles, timed
 
 WARM_UP_RUNS = 3
 EXECUTIONS = ("eager", "graph")
@@ -53,8 +46,9 @@ def load_request(
     model_path: Path | None, random_weights: bool, tier: str, device: torch.device, execution: str = "eager"
 ) -> tuple[StagedModel, Mapping[str, Any]]:
     """The model, and its task's first sample on the model's device; answers always have their full length."""
-    given = argparse.Namespace(model_path=model_path, random_weights=random_weights)
-    config = config_of(given, "--execution", execution, "--device", device.type)
+    path = ["--model_path", str(model_path)] if model_path else []
+    weights = ["--random_weights"] if random_weights else []
+    config = parse_config([*path, *weights, "--execution", execution, "--device", device.type])
     model = endless_model(config)
     return model, first_inputs(model, config.task, tier_target(tier))
 
@@ -117,7 +111,8 @@ def report_lines(found: StageEnergies) -> list[str]:
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
-    add_model_flags(parser)
+    parser.add_argument("--model_path", type=Path)
+    parser.add_argument("--random_weights", action="store_true")
     parser.add_argument("--tier", default="medium")
     parser.add_argument("--top_k_list", type=int, nargs="+", default=[8, 4])
     parser.add_argument("--max_new_tokens", type=int, default=16)

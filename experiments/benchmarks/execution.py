@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import OlmoeForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
@@ -66,6 +66,7 @@ from experiments.benchmarks.execution_table import (
     totals_of_generate,
     work_of,
 )
+from experiments.benchmarks.molmoe_1b import random_model, shape_config
 from experiments.benchmarks.shared import median_seconds
 
 # (rows, inner width, columns): a cube that large products come near to, and tall ones as a small tower makes them.
@@ -190,28 +191,6 @@ def shaped_cases(
     blocks = tuple(range(config.text_config.num_hidden_layers))
     for top_k in top_ks:
         yield Case(f"top-k {top_k}", KnobSetting(tier_target("low"), top_k, blocks), inputs)
-
-
-def shape_config(shape: str) -> MolmoeConfig:
-    """The config of `--shape`: `molmoe_1b`, or that of a folder."""
-    if shape == "molmoe_1b":
-        return MolmoeConfig(head_vocab_size=50304)
-    if not (Path(shape) / "config.json").is_file():
-        raise ConfigurationError(f"--shape is {shape}; give molmoe_1b, or a folder with a config.json")
-    return MolmoeConfig.from_pretrained(shape)
-
-
-def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype, is_text: bool) -> PreTrainedModel:
-    """A random model made on the device, in evaluation mode; with `is_text` its decoder as transformers' own model."""
-    before = torch.get_default_dtype()
-    torch.manual_seed(0)
-    torch.set_default_dtype(dtype)
-    try:
-        own = copy.deepcopy(config)
-        with device:
-            return (OlmoeForCausalLM(own.text_config) if is_text else MolmoeForConditionalGeneration(own)).eval()
-    finally:
-        torch.set_default_dtype(before)
 
 
 def possible_ways(bench: TwiceStaged, case: Case) -> tuple[list[str], dict[str, str]]:

@@ -28,8 +28,7 @@ from experiment_core_utils.models.molmoe.engines.weights import (
     fuse_decoder_weights,
     fuse_vision_weights,
 )
-from experiments.benchmarks.decode_kernels import MAX_SEQ_LEN, POSITIONS, filled_kv_cache
-from experiments.benchmarks.prefill_parts import built, crops_of, milliseconds
+from experiments.benchmarks.molmoe_1b import MAX_SEQ_LEN, POSITIONS, built, crops_of, filled_kv_cache, milliseconds
 
 CROPS, DECODE_STEPS, LIMIT = 13, 20, 4
 Step = tuple[str, Callable[[], Any]]

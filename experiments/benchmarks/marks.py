@@ -1,63 +1,132 @@
-"""What the measuring costs: the staged run with marks against the same run without, in turn, as a ratio of medians.
+"""What the measuring costs: a marked run against the same run without marks, in turn, as ratios of pairs.
 
 python -m experiments.benchmarks.marks --pairs 40
+python -m experiments.benchmarks.marks --generate --pairs 40
+python -m experiments.benchmarks.marks --generate --model_path FOLDER --device cuda --precision bfloat16
+
+The stages are run one by one, or with `--generate` by transformers' `generate()`: without `--model_path` of two models
+that are built here with random weights, one that encodes a picture and one for text. Answers have their full length, so
+that all runs do the same work. Flags that are not this script's own go to the pipeline's configuration.
 """
 
 import argparse
+import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, CLIPVisionConfig, LlavaConfig, OlmoeConfig
 
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.models.common.greedy import generate_greedily
-from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.device import Marks, NoMarks, new_marks, set_cpu_threads
-from experiments.benchmarks.shared import (
-    add_model_flags,
-    config_of,
-    endless_model,
-    first_inputs,
-    paired_ratios,
-    quartiles,
-    timed,
-)
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
+from experiment_core_utils.primitives.device import Marks, NoMarks, choose_device, choose_dtype, new_marks
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.sweep.plan import requested_values
+from experiments.benchmarks.shared import endless_model, first_inputs, paired_ratios, parsed, quartiles, timed
+
+Run = Callable[[Any, Mapping[str, Any], int], object]
+Case = tuple[str, Any, Mapping[str, Any]]
+IMAGE_TOKEN, VOCABULARY, TEXT_TOKENS = 3, 1000, 32
 
 
-def run(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> None:
+def staged(model: Any, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> None:
     """Run the stages, and read the marks."""
     generate_greedily(model, inputs, max_new_tokens, marks)
     marks.seconds()
 
 
+def marked_stages(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+    """Run the stages as a sample is measured."""
+    staged(model, inputs, max_new_tokens, new_marks(model.device))
+
+
+def plain_stages(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+    """Run the stages without a mark."""
+    staged(model, inputs, max_new_tokens, NoMarks())
+
+
+def marked_generate(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+    """Generate as a sample is measured, and read the marks."""
+    marks = new_marks(model.device)
+    generate_timed(model, inputs, max_new_tokens, marks)
+    marks.seconds()
+
+
+def plain_generate(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+    """Generate as a user calls it."""
+    model.generate(**inputs, max_new_tokens=max_new_tokens)
+
+
+def built_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """Two random models of width 256: a LLaVA with 576 vision tokens and 8 blocks of OLMoE (top-4 of 16); its OLMoE."""
+    sizes = {"hidden_size": 256, "num_attention_heads": 4}
+    experts = {"num_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 256}
+    text = OlmoeConfig(**sizes, **experts, vocab_size=VOCABULARY, num_hidden_layers=8, max_position_embeddings=2048)
+    tower = CLIPVisionConfig(**sizes, intermediate_size=1024, num_hidden_layers=6, image_size=336, patch_size=14)
+    whole = LlavaConfig(text_config=text, vision_config=tower, image_token_index=IMAGE_TOKEN)
+    torch.manual_seed(0)
+    words = torch.randint(10, VOCABULARY, (1, TEXT_TOKENS), device=device)
+    with device:
+        llava = AutoModelForImageTextToText.from_config(whole, dtype=dtype).eval()
+        olmoe = AutoModelForCausalLM.from_config(text, dtype=dtype).eval()
+    ids = torch.cat([torch.full((1, 576), IMAGE_TOKEN, device=device), words], dim=1)
+    pixels = torch.randn(1, 3, 336, 336, device=device, dtype=dtype)
+    yield (
+        "llava, 576 + 32 tokens",
+        llava,
+        {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels},
+    )
+    yield "olmoe, 32 tokens", olmoe, {"input_ids": words, "attention_mask": torch.ones_like(words)}
+
+
+def loaded_cases(config: ProfilingConfig, is_generate: bool) -> Iterator[Case]:
+    """A case at each vision target, of the task's first sample; raises ConfigurationError for MolmoE's `generate()`."""
+    model = endless_model(config.replaced(execution="eager") if is_generate else config)
+    if is_generate and not isinstance(model, TransformersModel):
+        raise ConfigurationError(f"{config.model.model_path} is a MolmoE, which runs in stages; drop --generate")
+    for target in requested_values(config.knobs, find_model(config.model.model_path)).targets:
+        inputs = first_inputs(model, config.task, target)
+        model.apply(KnobSetting(target, model.default_top_k, tuple(range(model.num_total_blocks))))
+        name = f"{target.label}, {inputs['input_ids'].shape[1]} tokens"
+        yield name, model.model if isinstance(model, TransformersModel) and is_generate else model, inputs
+
+
+def seconds(run: Run, model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> float:
+    """Seconds of a run, the device idle at both ends."""
+    return timed(model.device, lambda: run(model, inputs, max_new_tokens))[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_flags(parser)
+    parser.add_argument("--generate", action="store_true")
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--max_new_tokens", type=int, default=16)
-    given = parser.parse_args()
-    config = config_of(given)
-    set_cpu_threads(None, 1)
-    model = endless_model(config)
-    for target in config.knobs.vision_targets:
-        inputs = first_inputs(model, config.task, target)
-
-        def marked(inputs: Mapping[str, Any] = inputs) -> float:
-            return timed(model.device, lambda: run(model, inputs, given.max_new_tokens, new_marks(model.device)))[0]
-
-        def unmarked(inputs: Mapping[str, Any] = inputs) -> float:
-            return timed(model.device, lambda: run(model, inputs, given.max_new_tokens, NoMarks()))[0]
-
+    own, config = parsed(parser)
+    device = choose_device(config.machine.device)
+    is_built = own.generate and config.model.model_path == str(EMBEDDED_MODEL)
+    dtype = choose_dtype(config.model.precision, device)
+    cases = built_cases(device, dtype) if is_built else loaded_cases(config, own.generate)
+    ways: tuple[Run, Run] = (marked_generate, plain_generate) if own.generate else (marked_stages, plain_stages)
+    print("| model, prompt | unmarked ms | marked / unmarked | unmarked / unmarked |")
+    print("| --- | --- | --- | --- |")
+    for name, model, inputs in cases:
+        if own.generate:
+            model.generation_config = greedy_config(model)
+            model.generation_config.eos_token_id = None
+        marked, plain = (partial(seconds, run, model, inputs, own.max_new_tokens) for run in ways)
         with torch.inference_mode():
-            paired_ratios(marked, unmarked, 2)
-            ratios = paired_ratios(marked, unmarked, given.pairs)
-            noise = paired_ratios(unmarked, unmarked, given.pairs)
-        print(
-            f"{target.label}: marked / unmarked = {quartiles(ratios)}, quartiles of {given.pairs} pairs; "
-            f"unmarked / unmarked = {quartiles(noise)}",
-            flush=True,
-        )
+            paired_ratios(marked, plain, 2)
+            middle = statistics.median(plain() for _ in range(5))
+            found, noise = (paired_ratios(run, plain, own.pairs) for run in (marked, plain))
+        print(f"| {name} | {middle * 1e3:.1f} | {quartiles(found)} | {quartiles(noise)} |", flush=True)
 
 
 if __name__ == "__main__":

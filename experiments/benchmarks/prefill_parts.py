@@ -8,17 +8,16 @@ every block's weights come from memory. `--check` compares logits, stored keys a
 
 import argparse
 import copy
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
-from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.costs import vision_flops
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
@@ -30,52 +29,10 @@ from experiment_core_utils.models.molmoe.engines.weights import (
     fuse_vision_weights,
 )
 from experiment_core_utils.primitives.errors import ProfilerError
+from experiments.benchmarks.molmoe_1b import POSITIONS, built, crops_of, milliseconds, relative
 
 # Dense bfloat16 products per second that the card attains, as the project's other floors take it.
 PEAK_FLOPS = 790e12
-TOKENS = 1053
-
-
-def built(blocks: int, vision_blocks: int, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
-    """Random weights made on the GPU; norms and biases too, so that nothing is multiplied by one or added as zero."""
-    config = MolmoeConfig()
-    config.text_config.num_hidden_layers = blocks
-    config.vision_config.num_hidden_layers = vision_blocks
-    torch.manual_seed(5)
-    torch.set_default_dtype(dtype)
-    with torch.device("cuda"):
-        model = MolmoeForConditionalGeneration(config).eval()
-    torch.set_default_dtype(torch.float32)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 1:
-                weight.add_(torch.randn_like(weight) * 0.02)
-    return model
-
-
-def milliseconds(run: Callable[[], Any], times: int = 15) -> float:
-    """The median device time of one run after the other."""
-    for _ in range(2):
-        run()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(times)]
-    for started, ended in events:
-        started.record()
-        run()
-        ended.record()
-    torch.cuda.synchronize()
-    return statistics.median(started.elapsed_time(ended) for started, ended in events)
-
-
-def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return float((ours.double() - theirs.double()).norm() / theirs.double().norm())
-
-
-def crops_of(model: MolmoeForConditionalGeneration, crops: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pixels [K, 3, S, S] and masks [K, P] of random crops."""
-    side, patches = model.config.vision_config.image_size, model.config.patches_per_side**2
-    masks = torch.ones(crops, patches, device="cuda")
-    masks[-1, ::3] = 0.0
-    return torch.randn(crops, 3, side, side, device="cuda", dtype=model.dtype), masks
 
 
 @torch.inference_mode()
@@ -157,7 +114,7 @@ def whole(model: MolmoeForConditionalGeneration, decoder: DecoderWeights) -> Non
     taken = free - torch.cuda.mem_get_info()[0]
     started = time.perf_counter()
     for count in range(1, len(every)):
-        engine.warm_up(EngineKnobs(8, every[:count]), kv_cache, TOKENS)
+        engine.warm_up(EngineKnobs(8, every[:count]), kv_cache, POSITIONS)
     seconds = (time.perf_counter() - started) / (len(every) - 1)
     more = (free - taken - torch.cuda.mem_get_info()[0]) / (len(every) - 1)
     print(f"memory: {taken / 2**20:.0f} MiB for six settings, {more / 2**20:.1f} MiB and {seconds:.2f} s for one more")

@@ -20,9 +20,8 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import Produc
 from experiment_core_utils.models.molmoe.engines.gpu.triton.vision_ops import add_norm, quick_gelu_in_place
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, VisionWeights
+from experiments.benchmarks.molmoe_1b import POSITIONS, ROWS, TOP_K
 
-# A prompt, its padded length, and the experts of each token.
-TOKENS, ROWS, TOP_K = 1053, 1088, 8
 GATED_TILES = (
     ProductTile(128, 64, 128, 32, warps=8, stages=3),
     ProductTile(128, 64, 128, 32, warps=8, stages=3, bulk=True),
@@ -66,7 +65,7 @@ def decoder_parts(decoder: DecoderWeights) -> Iterator[PrefillPart]:
     width, inner, experts = decoder.width, decoder.expert_width, decoder.num_experts
     blocks, eps = decoder.blocks, decoder.norm_eps
     hidden = torch.randn(ROWS, width, device="cuda", dtype=decoder.dtype)
-    length = torch.tensor([TOKENS], device="cuda")
+    length = torch.tensor([POSITIONS], device="cuda")
     kv_cache = KVCache.allocate(decoder, ROWS)
     rotary = rotary_table(decoder.inverse_frequencies, ROWS)
     block = blocks[0]
@@ -98,7 +97,7 @@ def decoder_parts(decoder: DecoderWeights) -> Iterator[PrefillPart]:
     yield PrefillPart("norm", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
     yield PrefillPart("router", lambda i: route(normed, blocks[i].router, length, others, False))
     yield PrefillPart("plan", lambda i: align_blocks(topk_ids, experts, 160))
-    choices = float(TOKENS * TOP_K)
+    choices = float(POSITIONS * TOP_K)
     for tile in GATED_TILES:
         order, row_blocks = align_blocks(topk_ids, experts, tile.row_block)
 
@@ -117,7 +116,7 @@ def decoder_parts(decoder: DecoderWeights) -> Iterator[PrefillPart]:
             grouped_gemm(sorted_rows, blocks[i].down, rows, order, row_blocks, TOP_K, False, tile)
 
         yield PrefillPart(f"down, {tile}", down, 2.0 * choices * width * inner)
-    real = topk_ids[:TOKENS].flatten().long()
+    real = topk_ids[:POSITIONS].flatten().long()
     order = real.sort(stable=True).indices
     ends = real.bincount(minlength=experts).cumsum(0).to(torch.int32)
     given = normed[order // TOP_K]

@@ -1,6 +1,8 @@
 """What profiling costs: the same run without a profiler, under a minimal and under a full one, in turn, as ratios.
 
 python -m experiments.benchmarks.profiler --rounds 15
+
+Flags that are not this script's own go to the pipeline's configuration.
 """
 
 import argparse
@@ -16,9 +18,9 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.parts import ProfilerMode
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
-from experiment_core_utils.primitives.device import NoMarks, set_cpu_threads, synchronize
+from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.sweep.profiles import new_profiler, stages_in_ranges
-from experiments.benchmarks.shared import add_model_flags, config_of, endless_model, first_inputs, quartiles
+from experiments.benchmarks.shared import endless_model, first_inputs, parsed, quartiles
 
 # "again" is a second run without a profiler in each round: its ratio to the first is the noise of the others.
 KINDS: Mapping[str, ProfilerMode | None] = {"none": None, "again": None, "minimal": "minimal", "full": "full"}
@@ -63,14 +65,9 @@ def ratios_of_rounds(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_model_flags(parser)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--max_new_tokens", type=int, default=16)
-    parser.add_argument("--num_threads", type=int)
-    parser.add_argument("--tier_list", nargs="+", default=["low", "medium", "high"])
-    arguments = parser.parse_args()
-    config = config_of(arguments, "--tier_list", *arguments.tier_list)
-    set_cpu_threads(arguments.num_threads, 1)
+    arguments, config = parsed(parser)
     model = endless_model(config)
     print(f"{model.name} on {model.device.type}, {torch.get_num_threads()} threads, {arguments.rounds} rounds:")
     print("ratios to a run without a profiler, median (quartiles): the generation | with the profiler's start and stop")

@@ -4,7 +4,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -15,23 +14,25 @@ from experiment_core_utils.c_prompt_processing import open_task
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.device import choose_device, synchronize
+from experiment_core_utils.primitives.device import choose_device, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.knobs import VisionTarget
 
 T = TypeVar("T")
 Name = TypeVar("Name", str, int)
 
 
-def add_model_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that `config_of` reads."""
-    parser.add_argument("--model_path", type=Path)
-    parser.add_argument("--random_weights", action="store_true")
+def parsed(
+    parser: argparse.ArgumentParser, num_samples: int | None = None
+) -> tuple[argparse.Namespace, ProfilingConfig]:
+    """The benchmark's own flags, and the pipeline's configuration from all others; the CPU's threads are set by it.
 
-
-def config_of(given: argparse.Namespace, *more: str) -> ProfilingConfig:
-    """The pipeline's configuration of the flags of `add_model_flags` and more."""
-    path = ["--model_path", str(given.model_path)] if given.model_path else []
-    return parse_config([*path, *(["--random_weights"] if given.random_weights else []), *more])
+    Args:
+        num_samples: where `--num_samples` is not given.
+    """
+    own, flags = parser.parse_known_args()
+    config = parse_config([*(["--num_samples", str(num_samples)] if num_samples else []), *flags])
+    set_cpu_threads(config.machine.num_threads, 1)
+    return own, config
 
 
 def endless_model(config: ProfilingConfig) -> StagedModel:

@@ -30,9 +30,18 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.benchmarks.molmoe_1b import (
+    MAX_SEQ_LEN,
+    ROWS,
+    TOP_K,
+    built,
+    filled_kv_cache,
+    launches_of,
+    microseconds,
+)
 
-# Series of each candidate, the experts of each token, and the blocks of the model: more weights than fit in any cache.
-ROUNDS, TOP_K, BLOCKS = 3, 8, 4
+# Series of each candidate, and the blocks of the model: more weights than fit in any cache.
+ROUNDS, BLOCKS = 3, 4
 # Kernels of a decode step, and the steps that each can take.
 PARTS = {"qkv": (1, 2), "attention": (1,), "output": (1,), "gate_up": (1, 2), "down": (1,), "head": (1,)}
 T = TypeVar("T")
@@ -73,8 +82,6 @@ def timed(candidates: Sequence[T], run_with: Callable[[T], Callable[[], torch.Te
     """The fastest of those that fit the card."""
     from triton.errors import TritonError
 
-    from experiments.benchmarks.decode_kernels import microseconds
-
     found: dict[T, list[float]] = {}
     for candidate in candidates:
         graphs = CudaGraphPool(limit=1)
@@ -89,7 +96,6 @@ def timed(candidates: Sequence[T], run_with: Callable[[T], Callable[[], torch.Te
 def tuned_step(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
     """The row with the fastest tile of each kernel of a decode step."""
     from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
-    from experiments.benchmarks.decode_kernels import MAX_SEQ_LEN, launches_of
 
     for part in PARTS:
 
@@ -114,7 +120,6 @@ def tuned_step(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tunin
 def tuned_prefill(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
     """The row with the fastest tiles of the grouped GEMMs."""
     from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
-    from experiments.benchmarks.prefill_variants import ROWS
 
     like: dict[str, Any] = {"dtype": decoder.dtype, "device": decoder.device}
     hidden = torch.randn(ROWS, decoder.width, **like)
@@ -152,9 +157,6 @@ def main() -> int:
             "error: tile sizes are measured on a GPU, and this machine has none; run this where one is", file=sys.stderr
         )
         return 2
-    from experiments.benchmarks.decode_kernels import filled_kv_cache
-    from experiments.benchmarks.prefill_parts import built
-
     decoder = fuse_decoder_weights(built(BLOCKS, 10, torch.bfloat16))
     card, kv_cache = Card.of(decoder.device), filled_kv_cache(decoder, 1)
     row = tuned_step(decoder, tuning_of(card.name), kv_cache)

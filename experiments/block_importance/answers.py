@@ -12,7 +12,7 @@ from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
 from experiment_core_utils.sweep.requests import RequestSource
-from experiment_core_utils.tasks.interface import Metric, Task, answer_of
+from experiment_core_utils.tasks.interface import Answer, Task, answer_of
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.block_importance.importance import Blocks, Measured, TaskValues, passed_through
 
@@ -42,9 +42,6 @@ class AnswerScorer:
         vision: crops of each picture.
         top_k: experts per token in the blocks after the first.
         batch_size: most samples answered together, fewer where memory runs out.
-
-    Attributes:
-        failed: of each task, the samples that were left out so far.
     """
 
     measure = "accuracy, as a fraction of the metric's best score"
@@ -57,6 +54,7 @@ class AnswerScorer:
         self._vision = vision
         self._top_k = top_k
         self._batch_size = batch_size
+        #: of each task, the samples that were left out so far
         self.failed: dict[str, set[int]] = {each.task.name: set() for each in drawn}
 
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
@@ -71,7 +69,7 @@ class AnswerScorer:
             answered = [self._answered(drawn, blocks) for blocks in tqdm(sets, desc=drawn.task.name, unit="set")]
             ids = [each for each in drawn.sample_ids if all(each in samples for samples in answered)]
             for place, samples in enumerate(answered):
-                found[place][drawn.task.name] = _scored(drawn.task, [samples[each] for each in ids])
+                found[place][drawn.task.name] = scored(drawn.task, [answer_of(samples[each]) for each in ids])
         return list(found)
 
     def _answered(self, drawn: DrawnTask, blocks: Blocks) -> dict[int, MeasuredSample]:
@@ -94,14 +92,14 @@ class AnswerScorer:
         return answered
 
 
-def _scored(task: Task, samples: Sequence[MeasuredSample]) -> TaskValues:
-    metric: Metric = get_metric(task.metric)
-    values = (
-        [score.value for score in metric.score([answer_of(sample) for sample in samples]).scores] if samples else []
-    )
+def scored(task: Task, answers: Sequence[Answer]) -> TaskValues:
+    """Scores of the answers as fractions of the metric's best; raises ConfigurationError where one has none."""
+    metric = get_metric(task.metric)
+    values = [score.value for score in metric.score(answers).scores] if answers else []
     known = [value / metric.best for value in values if value is not None]
     if len(known) < len(values) or not known:
         raise ConfigurationError(
-            f"{task.metric} has no score for these {len(values)} samples of {task.name}; ask for more (--num_samples)"
+            f"{task.metric} has no score for these {len(values)} samples of {task.name}; ask for more (--num_samples, "
+            "--held_out)"
         )
-    return TaskValues(tuple(known), tuple(sample.image_id for sample in samples))
+    return TaskValues(tuple(known), tuple(answer.image_id for answer in answers))

@@ -9,11 +9,10 @@ from tqdm import tqdm
 
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
-from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, VisionTarget
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer
-from experiment_core_utils.tasks.registry import get_metric
+from experiments.block_importance.answers import AnswerScorer, scored
 from experiments.block_importance.importance import Blocks, Measured, TaskValues
 from experiments.reference_model.evaluation import answer_pictures, placed, samples_of
 from experiments.reference_model.packing import make_slot
@@ -33,7 +32,7 @@ class AnsweredPictureScorer:
     pictures: Sequence[int]
     vision: VisionTarget
     top_k: int | None
-    measure = "accuracy, as a fraction of the metric's best score"
+    measure = AnswerScorer.measure
 
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
         """See `BlockSetScorer.measured`; raises ConfigurationError for too few pictures to score captions."""
@@ -44,19 +43,7 @@ class AnsweredPictureScorer:
         for picture in tqdm(self.pictures, unit="picture", desc=f"{len(settings)} sets of blocks"):
             for each in answer_pictures(self.model, self.processor, self.tasks, [picture], settings):
                 answers[each.setting.active_blocks][each.task].append(each.answer)
-        return [{task.name: _scored(task, answers[blocks][task.name]) for task in self.tasks} for blocks in sets]
-
-
-def _scored(task: GeneratedTask, answers: Sequence[Answer]) -> TaskValues:
-    metric = get_metric(task.metric)
-    values = [score.value for score in metric.score(answers).scores]
-    known = tuple(value / metric.best for value in values if value is not None)
-    if len(known) < len(values):
-        raise ConfigurationError(f"{task.metric} has no score for {len(values)} answers; ask for more --held_out")
-    return TaskValues(known, tuple(answer.image_id for answer in answers))
-
-
-Found = dict[Blocks, list[tuple[str, float]]]
+        return [{task.name: scored(task, answers[blocks][task.name]) for task in self.tasks} for blocks in sets]
 
 
 @dataclass(eq=False)
@@ -98,16 +85,13 @@ class PackedPictureScorer:
 
 
 class _Pack:
-    """A picture with its questions and expected answers, embedded.
-
-    Attributes:
-        samples: task and picture of each question.
-    """
+    """A picture with its questions and expected answers, embedded."""
 
     def __init__(self, scorer: PackedPictureScorer, tasks: Sequence[GeneratedTask], picture: int) -> None:
         self._model = model = scorer.model
         processor = scorer.processor
         samples = [(task, sample) for task in tasks for sample in samples_of(task, picture)]
+        #: task and picture of each question
         self.samples = [(task.name, sample.image_id) for task, sample in samples]
         inputs = processor("", samples[0][1].image, scorer.crops)
         prefix = inputs["input_ids"].shape[1]

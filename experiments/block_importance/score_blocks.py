@@ -111,11 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Job:
-    """The loaded and validated model and samples that are scored.
-
-    Attributes:
-        scored, held_out: the samples; held out are others than those scored.
-    """
+    """The loaded and validated model and tasks."""
 
     own: argparse.Namespace
     config: ProfilingConfig

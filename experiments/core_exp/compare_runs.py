@@ -7,7 +7,7 @@ python experiments/core_exp/compare_runs.py results/before results/after --fail_
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -18,12 +18,11 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.units import check_within
-from experiment_core_utils.saved_results.rescoring import other_conditions
 from experiments.analyses.charts.run_charts import runs_chart
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, json_text
 from experiments.analyses.sweeps import labels_of, load_sweep
-from experiments.analyses.two_runs import RunDifference, compare_runs, drift_of, slower
+from experiments.analyses.two_runs import RunDifference, compare_runs
 
 
 def table(lines: Sequence[RunDifference]) -> str:
@@ -66,32 +65,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_within("--accuracy_margin", given.accuracy_margin, 0, 1)
     folders = [given.run_a, *given.others]
     runs = [load_sweep(folder) for folder in folders]
-    labels = labels_of(runs, folders)
-    lines = [
-        replace(line, run=label if len(given.others) > 1 else "")
-        for label, run in zip(labels[1:], runs[1:], strict=True)
-        for line in compare_runs(runs[0], run, given.margin, given.accuracy_margin, len(given.others))
-    ]
-    print(table(lines))
-    counts = pd.Series([each.verdict for each in lines]).value_counts()
-    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
-    print(f"A: {labels[0]}" + (f", B: {labels[1]}" if len(runs) == 2 else ""))
-    if (drift := max(drift_of(runs[0], run) for run in runs[1:])) > 0:
-        print(f"latency intervals are widened by the drift of the control settings, up to {drift:.0%}")
-    for condition in other_conditions([each.result for run in runs for each in run.settings]):
-        print(f"differs: {condition}")
-    content = {"schema_version": 1, "margin": given.margin, "accuracy_margin": given.accuracy_margin}
-    content |= {"runs": labels, "lines": [asdict(each) for each in lines]}
+    found = compare_runs(runs, labels_of(runs, folders), given.margin, given.accuracy_margin)
+    print("\n".join([table(found.lines), *found.sentences()]))
     if given.output is not None:
-        write_text_atomically(json_text(content), given.output)
+        write_text_atomically(json_text(found.content()), given.output)
     if given.output_dir is not None:
-        shared = [run.provenance for run in runs]
         num_settings, num_samples = sum(len(run.settings) for run in runs), sum(run.num_samples for run in runs)
-        named = [replace(each, run=each.run or labels[1]) for each in lines]
-        chart, caption = runs_chart(named, labels[0]), caption_of(shared, num_settings, num_samples)
-        for path in AnalysisFiles({"comparison": content}, {}, [chart], caption).write(given.output_dir):
+        caption = caption_of([run.provenance for run in runs], num_settings, num_samples)
+        named = [replace(each, run=each.run or found.labels[1]) for each in found.lines]
+        charts = [runs_chart(named, found.labels[0])]
+        for path in AnalysisFiles({"comparison": found.content()}, {}, charts, caption).write(given.output_dir):
             print(path)
-    return 1 if given.fail_on_slower and slower(lines) else 0
+    return 1 if given.fail_on_slower and any(each.verdict == "SLOWER" for each in found.lines) else 0
 
 
 if __name__ == "__main__":

@@ -19,10 +19,8 @@ from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, f
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
 from experiments.analyses.knobs.findings import study_findings
 from experiments.analyses.knobs.grid import load_study
-from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95, LATENCY_P99
-from experiments.analyses.knobs.records import Shared, caveats_of, contents_of, tables_of
-
-TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
+from experiments.analyses.knobs.objectives import TAIL_LATENCIES, study_costs
+from experiments.analyses.knobs.records import caveats_of, contents_of, tables_of
 
 
 def analyse(
@@ -38,14 +36,15 @@ def analyse(
     study = load_study(results)
     count = sum(len(grid.points) for grid in study.grids)
     steps.say(count, f"{count} settings are read; fronts, couplings and effects are computed")
-    costs = (TAIL_LATENCIES[percentile], LATENCY_MEAN, ENERGY, FLOPS)
-    found = analyse_knobs(study.grids, costs, num_draws, seed)
+    found = analyse_knobs(study.grids, study_costs(percentile), num_draws, seed)
     steps.say(count, "figures are drawn")
-    contents = contents_of(Shared(study.source, num_draws, seed), found.tasks, found.differences, study.random_weights)
-    charts = knob_study_charts(found.tasks, costs)
+    caveats = caveats_of(found.tasks, study.random_weights)
+    drawn = {"num_draws": num_draws, "seed": seed}
+    contents = contents_of(study.source, drawn, found.tasks, found.differences, caveats)
+    charts = knob_study_charts(found.tasks)
     written = AnalysisFiles(contents, tables_of(found.tasks), charts, study.caption).write(output_dir)
-    caveats = [f"caveat: {each.sentence}" for each in caveats_of(found.tasks, study.random_weights)]
-    return study_findings(found.tasks, study.random_weights), caveats, written
+    shown = [f"caveat: {each.sentence}" for each in caveats]
+    return study_findings(found.tasks, study.random_weights), shown, written
 
 
 @reporting_errors

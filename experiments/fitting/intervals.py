@@ -15,6 +15,14 @@ def resampled(generator: np.random.Generator, num_clusters: int, num_draws: int)
     return generator.multinomial(num_clusters, np.full(num_clusters, 1 / num_clusters), size=num_draws)
 
 
+def drawn_medians(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """[B], the median of each draw, which contains each of [N] values as often as its count in [B, N]."""
+    order = np.argsort(values)
+    last = counts[:, order].cumsum(axis=1)
+    middle = [(last[:, -1:] - 1) // 2, last[:, -1:] // 2]
+    return np.asarray(np.mean([values[order][(last > place).argmax(axis=1)] for place in middle], axis=0))
+
+
 def drawn_sums(sums: np.ndarray, seed: int = 0) -> np.ndarray:
     """[R, C], sums over as many clusters drawn with replacement, of [G, C] sums of each cluster; a seed is a draw."""
     # All draws of many clusters would take gigabytes; few clusters ask for the same draws again and again.

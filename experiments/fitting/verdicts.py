@@ -48,12 +48,19 @@ def means_and_errors(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarr
     return means, np.sqrt((residuals**2).sum(axis=1) * groups / (groups - 1)) / values.shape[1], groups - 1
 
 
-def _residuals(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [R] of each row of [R, n], and for each of G clusters [R, G] its sum less its number of values' means."""
+def cluster_sums(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums [R, G] of each row of [R, n] over each of G clusters, and the number of values [G] in each."""
     counts = np.bincount(clusters).astype(np.float64)
     sums = np.zeros((len(values), len(counts)))
+    # In the order of the samples, as np.bincount adds.
     for sample, cluster in enumerate(clusters):
         sums[:, cluster] += values[:, sample]
+    return sums, counts
+
+
+def _residuals(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean [R] of each row of [R, n], and for each of G clusters [R, G] its sum less its number of values' means."""
+    sums, counts = cluster_sums(values, clusters)
     means = values.mean(axis=1)
     return means, sums - counts * means[:, None]
 

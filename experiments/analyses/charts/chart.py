@@ -18,6 +18,8 @@ Interval = tuple[float, float]
 Numbers = Sequence[float] | np.ndarray
 # Larger sets of dots are thinned evenly: more cannot be distinguished, and files would be large and slow.
 MOST_DOTS = 2500
+# Percentages from this one on are written into their bars.
+SMALLEST_LABELLED = 6.0
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar at each place, from its start to start + length."""
+    """A horizontal bar at each place of y, from its start to start + length."""
 
     places: Numbers
     lengths: Numbers
@@ -92,7 +94,6 @@ class Bars:
     starts: Numbers = ()  #: empty for zero
     pale: Sequence[bool] = ()  #: whether a bar is drawn faintly; empty or one each
     thickness: float = 0.75
-    is_horizontal: bool = True
 
 
 @dataclass(frozen=True)
@@ -180,22 +181,18 @@ def stacked_bars(
     colours: Sequence[str],
     texts: Sequence[Sequence[Sequence[str]]],
     *,
-    is_horizontal: bool = True,
-    smallest_labelled: float = 6.0,
+    are_percentages: bool = True,
 ) -> list[Bars]:
     """Bars one after the other, a series for each of `names`; percentages are written inside where there is room.
 
     Args:
         parts: for each of `names`, its length at each place; places are 0, 1, 2, ...
-        smallest_labelled: length from which a part is labelled as a percentage.
     """
     starts = [0.0] * len(parts[0]) if parts else []
     found = []
     for name, lengths, colour, own in zip(names, parts, colours, texts, strict=True):
-        labels = [f"{length:.0f} %" if length >= smallest_labelled else "" for length in lengths]
-        found.append(
-            Bars(range(len(lengths)), lengths, colour, name, own, labels if is_horizontal else (), tuple(starts),
-                 is_horizontal=is_horizontal)
-        )  # fmt: skip
+        labels = [f"{length:.0f} %" if length >= SMALLEST_LABELLED else "" for length in lengths]
+        labels = labels if are_percentages else []
+        found.append(Bars(range(len(lengths)), lengths, colour, name, own, labels, tuple(starts)))
         starts = [start + length for start, length in zip(starts, lengths, strict=True)]
     return found

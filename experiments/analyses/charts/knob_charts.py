@@ -47,22 +47,22 @@ INTERACTION_COLOURS = (SKY, YELLOW, PURPLE, VERMILION)
 MOST_NAMES, MOST_VALUE_NAMES = 30, 12
 
 
-def knob_study_charts(
-    analyses: Sequence[TaskAnalysis], costs: Sequence[Cost], with_accuracy: bool = True
-) -> list[Chart]:
-    """The fronts of each cost with a panel for each task, and each task's charts where a knob varies."""
-    several = [each for each in analyses if len(each.grid.points) > 1]
-    fronts = [each for analysis in several if with_accuracy for each in present(analysis)]
-    charts = [fronts_chart(own) for of in costs if (own := [each for each in fronts if each.found.of == of])]
-    return charts + [chart for each in several for chart in knob_charts(each, with_accuracy)]
-
-
-def knob_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[Chart]:
-    """What holding a knob loses, and what the knobs do to each figure, of one task.
+def knob_study_charts(analyses: Sequence[TaskAnalysis], with_accuracy: bool = True) -> list[Chart]:
+    """The fronts of each cost with a panel for each task, and each task's charts where a knob varies.
 
     Args:
-        with_accuracy: False where the weights are random; there is no coupling then, and no effect on accuracy.
+        with_accuracy: False where the weights are random: no fronts, no coupling, no effect on accuracy.
     """
+    several = [each for each in analyses if len(each.grid.points) > 1]
+    fronts: dict[Cost, list[FrontAnalysis]] = {}
+    for each in (each for analysis in several if with_accuracy for each in present(analysis)):
+        fronts.setdefault(each.found.of, []).append(each)
+    charts = [fronts_chart(own) for own in fronts.values()]
+    return charts + [chart for analysis in several for chart in _knob_charts(analysis, with_accuracy)]
+
+
+def _knob_charts(analysis: TaskAnalysis, with_accuracy: bool) -> list[Chart]:
+    """What holding a knob loses, and what the knobs do to each figure, of one task."""
     found = present(analysis)
     charts = []
     if with_accuracy and found and found[0].fixed and found[0].front.hypervolume.value > 0:

@@ -18,6 +18,7 @@ from experiments.analyses.charts.chart import (
     thinned,
 )
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, QUIET, SKY, VERMILION
+from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.latency.features import TimedSamples
 from experiments.analyses.latency.guardrail import AIM, BUDGET_PERCENTILES, GuardrailCounts
 from experiments.analyses.latency.recalibration import METHODS, STUDIED, RecalibrationStudy
@@ -45,28 +46,22 @@ NOISE = "noise of measuring a sample again"
 SPREAD = "spread of a setting's samples"
 
 
-def latency_charts(
-    samples: TimedSamples,
-    validation: Validation,
-    curve: Sequence[GuardrailCounts],
-    studies: Sequence[RecalibrationStudy] = (),
-    drift: float | None = None,
-) -> list[Chart]:
-    """All charts of E3; recalibration for each study with errors.
-
-    Args:
-        drift: mean deviation of the control setting over the run, a fraction; None where it was not measured.
-    """
+def latency_charts(found: LatencyModel, studies: Sequence[RecalibrationStudy] = ()) -> list[Chart]:
+    """All charts of E3; recalibration for each study with errors."""
     return [
-        errors_chart(validation, drift),
-        guardrail_chart(curve),
-        predicted_chart(samples, validation),
+        errors_chart(found.validation, None if found.drift is None else found.drift["mean_deviation"]),
+        guardrail_chart(found.curve),
+        predicted_chart(found.samples, found.validation),
         *(recalibration_chart(each) for each in studies if each.errors),
     ]
 
 
 def errors_chart(validation: Validation, drift: float | None = None) -> Chart:
-    """The error by stage beside those of a linear model and a forest, with the noise of measuring again as a mark."""
+    """The error by stage beside those of a linear model and a forest, with the noise of measuring again as a mark.
+
+    Args:
+        drift: mean deviation of the control setting over the run, a fraction; None where it was not measured.
+    """
     names = [name for name in BARS if name in validation.estimator]
     ticks = {place: LABELS[name] for place, name in enumerate(names)}
     panels = []

@@ -130,24 +130,14 @@ def _band(axes: Axes, mark: Band, order: int) -> None:
 
 def _bars(axes: Axes, mark: Bars, order: int) -> None:
     starts = mark.starts if len(mark.starts) else [0.0] * len(mark.lengths)
-    draw = axes.barh if mark.is_horizontal else axes.bar
-    drawn = draw(
-        mark.places,
-        mark.lengths,
-        mark.thickness,
-        starts,
-        color=mark.colour,
-        edgecolor="white",
-        linewidth=0.4,
-        label=mark.name,
-        zorder=order,
-    )
+    drawn = axes.barh(mark.places, mark.lengths, mark.thickness, starts, color=mark.colour, edgecolor="white",
+                      linewidth=0.4, label=mark.name, zorder=order)  # fmt: skip
     for bar, pale in zip(drawn, mark.pale, strict=False):
         bar.set_alpha(0.4 if pale else 1.0)
     for place, start, length, label in zip(mark.places, starts, mark.lengths, mark.labels, strict=False):
         if label:
-            at = (start + length / 2, place) if mark.is_horizontal else (place, start + length / 2)
-            axes.text(*at, label, ha="center", va="center", color=ink_on(mark.colour), fontsize=8, zorder=order + 1)
+            axes.text(start + length / 2, place, label, ha="center", va="center", color=ink_on(mark.colour), fontsize=8,
+                      zorder=order + 1)  # fmt: skip
 
 
 def _rule(axes: Axes, mark: Rule, order: int) -> None:

@@ -129,15 +129,14 @@ _SCATTERS = {Dots: _dots, Line: _line, Band: _band}
 
 
 def _bars(mark: Bars) -> go.Bar:
-    places, lengths = numbers(mark.places), numbers(mark.lengths)
     labels = {
         "text": [plain(label) for label in mark.labels], "textposition": "inside", "insidetextanchor": "middle",
         "textangle": 0, "insidetextfont": {"color": ink_on(mark.colour), "size": 11}, "constraintext": "none",
     }  # fmt: skip
     return go.Bar(
-        x=lengths if mark.is_horizontal else places,
-        y=places if mark.is_horizontal else lengths,
-        orientation="h" if mark.is_horizontal else "v",
+        x=numbers(mark.lengths),
+        y=numbers(mark.places),
+        orientation="h",
         base=numbers(mark.starts) if len(mark.starts) else None,
         width=mark.thickness,
         marker={"color": mark.colour, "line": {"width": 0},

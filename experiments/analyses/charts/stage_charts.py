@@ -52,6 +52,8 @@ SCALING = {
 }
 
 SYMBOLS: dict[str, Symbol] = {"vision": "circle", "prefill": "square", "decode": "triangle"}
+# Bars with a name beside them: more names would be larger than their bars.
+MOST_NAMES = 90
 MFU_LINES = (1.0, 0.1, 0.01, 0.001, 0.0001)
 
 
@@ -77,23 +79,26 @@ def fractions_chart(regimes: Sequence[Regime]) -> Chart:
     has_tasks = len({each.task for each in regimes}) > 1
     names = [(f"{each.task} · " if has_tasks else "") + f"{each.vision} · {_tokens(each)}" for each in regimes]
     parts = [[100 * each.stages[stage].share for each in regimes] for stage in STAGES]
+    x = Axis("fraction of the time of a request (%)", limits=(0, 100))
+    note = "Each bar's name ends with the mean total. All top-k and block counts are pooled."
+    title = "Where the time of a request goes, by vision knob and answer length"
+    return Chart("e1_stage_shares", [_stage_bars(title, x, names, regimes, parts, note)],
+                 panel_size_in=(8.2, 1.2 + 0.3 * len(regimes)), footnote=footnote)  # fmt: skip
+
+
+def _stage_bars(
+    title: str, x: Axis, names: Sequence[str], regimes: Sequence[Regime], parts: Sequence[Sequence[float]], note: str
+) -> Panel:
+    """A bar of the three stages' `parts` for each regime, named on the axis; of very many evenly spread ones are."""
     texts = [[_regime_text(*named, stage) for named in zip(names, regimes, strict=True)] for stage in STAGES]
     ticks = {
-        place: f"{name} · {milliseconds(each.total_ms)}"
-        for place, (name, each) in enumerate(zip(names, regimes, strict=True))
+        place: f"{names[place]} · {milliseconds(regimes[place].total_ms)}" for place in thinned(len(names), MOST_NAMES)
     }
-    panel = Panel(
-        "Where the time of a request goes, by vision knob and answer length",
-        Axis("fraction of the time of a request (%)", limits=(0, 100)),
-        Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(regimes) - 0.4)),
-        stacked_bars(STAGES, parts, _COLOURS, texts),
-        "Each bar's name ends with the mean total. All top-k and block counts are pooled.",
-        height_px=max(360, 110 + 24 * len(regimes)),
+    y = Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(names) - 0.4))
+    bars = stacked_bars(
+        STAGES, parts, [STAGE_COLOURS[stage] for stage in STAGES], texts, are_percentages=x.limits is not None
     )
-    return Chart("e1_stage_shares", [panel], panel_size_in=(8.2, 1.2 + 0.3 * len(regimes)), footnote=footnote)
-
-
-_COLOURS = [STAGE_COLOURS[stage] for stage in STAGES]
+    return Panel(title, x, y, bars, note, height_px=max(360, 110 + 24 * len(ticks)))
 
 
 def _group(regime: Regime) -> tuple[str, str]:
@@ -129,15 +134,12 @@ def settings_chart(settings: Sequence[Regime]) -> Chart:
     has_tasks = len({each.task for each in settings}) > 1
     names = [f"{each.task} {each.setting}" if has_tasks else str(each.setting) for each in ordered]
     parts = [[each.stages[stage].mean_ms for each in ordered] for stage in STAGES]
-    texts = [[_regime_text(*named, stage) for named in zip(names, ordered, strict=True)] for stage in STAGES]
-    panel = Panel(
-        "Mean time of a request at each setting, fastest first",
-        Axis(f"{len(ordered)} settings", ticks={}),
-        Axis("time (ms)", from_zero=True),
-        stacked_bars(STAGES, parts, _COLOURS, texts, is_horizontal=False),
-        "Each generation counts with its own length. Point at a bar to see which setting it is.",
-    )
-    return Chart("e1_settings", [panel])
+    x, note = Axis("time (ms)", from_zero=True), "Each generation counts with its own length."
+    panel = _stage_bars("Mean time of a request at each setting, fastest first", x, names, ordered, parts, note)
+    left_out = len(ordered) - len(panel.y.ticks or ())
+    footnote = f"{left_out} of {len(ordered)} settings are drawn without their names" if left_out else ""
+    height_in = 1.2 + 0.22 * len(panel.y.ticks or ())
+    return Chart("e1_settings", [panel], panel_size_in=(8.2, height_in), footnote=footnote)
 
 
 def stages_over_tokens_chart(generations: Sequence[Generation]) -> Chart:

@@ -23,6 +23,7 @@ from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.fitting.intervals import draw_counts
 from experiments.fitting.verdicts import (
     TAIL,
+    cluster_sums,
     fewest_for,
     first_of_each,
     mean_p_values,
@@ -51,11 +52,18 @@ LATENCY_P95 = Cost("latency_p95", "total_ms", "p95", "ms", "P95 of end-to-end la
 LATENCY_P99 = Cost("latency_p99", "total_ms", "p99", "ms", "P99 of end-to-end latency")
 ENERGY = Cost("energy", "energy_j", "mean", "J", "mean energy of a request")
 FLOPS = Cost("flops", "flops", "mean", "FLOPs", "mean operations of a request")
+COSTS = {of.name: of for of in (LATENCY_MEAN, LATENCY_P95, LATENCY_P99, ENERGY, FLOPS)}
+TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
 WHY_NONE = {
     "total_ms": "no setting has a sample with a time: all were answered in batches",
     "energy_j": "no sample has an energy: the run was without --energy, or nothing measured power",
     "flops": "no sample has a number of operations: a table contains none, and not every architecture has formulas",
 }
+
+
+def study_costs(percentile: int = 95) -> tuple[Cost, ...]:
+    """The costs that a study compares accuracy with; `percentile` is one of TAIL_LATENCIES."""
+    return TAIL_LATENCIES[percentile], LATENCY_MEAN, ENERGY, FLOPS
 
 
 @dataclass(frozen=True)
@@ -149,9 +157,7 @@ class Objectives:
 
     def accuracy_intervals(self) -> list[tuple[float, float]]:
         """95 % interval of each setting's accuracy, by the function that every accuracy's is by."""
-        counts = np.bincount(self.clusters).astype(np.float64)
-        indicators = np.eye(len(counts))[self.clusters]
-        return bounded_mean_intervals(self.scores @ indicators, counts, self.best)
+        return bounded_mean_intervals(*cluster_sums(self.scores, self.clusters), self.best)
 
 
 @dataclass(frozen=True)
@@ -233,11 +239,7 @@ def _unseen(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def _score_p_values(differences: np.ndarray, clusters: np.ndarray, best: float) -> np.ndarray:
     """The one-sided p-value [R] of each row of [R, n] differences, with the made-up samples of `mean_bound`."""
-    counts = np.bincount(clusters).astype(np.float64)
-    # In the order of the samples, as np.bincount adds.
-    sums = np.zeros((len(differences), len(counts)))
-    for sample, cluster in enumerate(clusters):
-        sums[:, cluster] += differences[:, sample]
+    sums, counts = cluster_sums(differences, clusters)
     if len(counts) < 2:
         return np.ones(len(differences))
     outcomes = normal_quantile(TAIL) ** 2 / 8

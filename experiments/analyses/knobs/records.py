@@ -1,6 +1,6 @@
 """The contents of E2's three JSON files and of its CSV files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,9 +9,9 @@ import numpy as np
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.records.caveats import caveat_fields
 from experiments.analyses.caveats import AnalysisCaveat
-from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
+from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES, split_intervals
 from experiments.analyses.knobs.coupling import Coupling, FixedValue, SingleKnob
-from experiments.analyses.knobs.effects import Effects, is_beyond_noise
+from experiments.analyses.knobs.effects import Effects, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import Front, TaskDifference
 from experiments.analyses.knobs.grid import KNOBS, TaskGrid, knobs_of, levels_of
 from experiments.analyses.knobs.objectives import PERCENT, Cost, NoObjectives, Objectives
@@ -41,19 +41,6 @@ class TaskAnalysis:
     grid: TaskGrid
     fronts: Sequence[FrontAnalysis | NoObjectives]  #: one for each cost, in the order in which they are requested
     effects: Mapping[str, Effects]  #: `accuracy` or a cost's name -> how its spread splits
-
-
-@dataclass(frozen=True)
-class Shared:
-    """The fields that all three files begin with: what was read and how draws were made."""
-
-    source: Mapping[str, Any]
-    num_draws: int
-    seed: int
-
-    def entry(self) -> dict[str, Any]:
-        """The fields as keys of a file."""
-        return {"schema_version": 1, "source": self.source, "num_draws": self.num_draws, "seed": self.seed}
 
 
 def present(analysis: TaskAnalysis) -> list[FrontAnalysis]:
@@ -108,88 +95,102 @@ def _left_out_of_many(analysis: TaskAnalysis) -> list[AnalysisCaveat]:
     return found
 
 
-def grid_content(shared: Shared, analyses: Sequence[TaskAnalysis], caveats: Sequence[AnalysisCaveat]) -> dict[str, Any]:
-    """The content of `e2_knob_grid_results.json`."""
-    return shared.entry() | {
-        **caveat_fields(caveats),
-        "tasks": [
-            {
-                "task": each.grid.task,
-                "metric": each.grid.metric,
-                "metric_best": each.grid.best,
-                "num_settings": len(each.grid.points),
-                "knobs": {knob: list(levels_of(each.grid.points, knob)) for knob in knobs_of(each.grid.points)},
-                "settings": _setting_entries(each.grid),
-                "effects": {name: _effects_fields(effects) for name, effects in each.effects.items()},
-            }
-            for each in analyses
-        ],
+def contents_of(
+    source: Mapping[str, Any],
+    drawn: Mapping[str, int],
+    analyses: Sequence[TaskAnalysis],
+    differences: Mapping[str, Sequence[TaskDifference]],
+    caveats: Sequence[AnalysisCaveat],
+) -> dict[str, dict[str, Any]]:
+    """The contents of E2's JSON files by name.
+
+    Args:
+        source: what was read.
+        drawn: `num_draws` and `seed`.
+        differences: by the cost's name.
+    """
+    head = {"schema_version": 1, "source": source, **drawn}
+    shown = [each for analysis in analyses for each in present(analysis)]
+    return {
+        "e2_knob_grid_results": head
+        | {
+            **caveat_fields(caveats),
+            "tasks": [_task_fields(each) for each in analyses],
+        },
+        "e2_pareto_frontiers": head
+        | {
+            "fronts": [_front_fields(each) for analysis in analyses for each in analysis.fronts],
+            "tasks_compared": [
+                {"cost": name, "settings": [asdict(each) for each in found]} for name, found in differences.items()
+            ],
+        },
+        "e2_coupling_analysis": head | {"couplings": [_coupling_fields(each) for each in shown]},
     }
 
 
-def fronts_content(
-    shared: Shared, analyses: Sequence[TaskAnalysis], differences: Mapping[str, Sequence[TaskDifference]]
-) -> dict[str, Any]:
-    """The content of `e2_pareto_frontiers.json`; `differences` by the cost's name."""
-    return shared.entry() | {
-        "fronts": [_front_fields(each) for analysis in analyses for each in analysis.fronts],
-        "tasks_compared": [
-            {"cost": name, "settings": [asdict(each) for each in found]} for name, found in differences.items()
-        ],
-    }
-
-
-def coupling_content(shared: Shared, analyses: Sequence[TaskAnalysis]) -> dict[str, Any]:
-    """The content of `e2_coupling_analysis.json`."""
-    return shared.entry() | {
-        "couplings": [
-            _cost_fields(each.found.task, each.found.of)
-            | {
-                "hypervolume": each.front.hypervolume.value,
-                "reference_cost": each.front.reference_cost,
-                "fixed": [asdict(row) for row in each.fixed],
-                "single": [asdict(row) for row in each.single],
-                "best_values": [asdict(row) for row in each.couplings],
-            }
-            for analysis in analyses
-            for each in present(analysis)
-        ]
-    }
-
-
-def front_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
-    """Rows of the CSV of fronts: one for each task, cost and setting."""
+def tables_of(analyses: Sequence[TaskAnalysis]) -> dict[str, list[Row]]:
+    """The rows of E2's CSV files by name."""
     knobs = knobs_of(point for analysis in analyses for point in analysis.grid.points)
-    return [
-        {
-            **_names(each),
-            "setting": point.key,
-            **cells[point.key],
-            "accuracy": point.accuracy,
-            "accuracy_ci95_low": point.accuracy_ci95[0],
-            "accuracy_ci95_high": point.accuracy_ci95[1],
-            "cost_value": point.cost,
-            "cost_ci95_low": None if point.cost_ci95 is None else point.cost_ci95[0],
-            "cost_ci95_high": None if point.cost_ci95 is None else point.cost_ci95[1],
-            "on_front": point.on_front,
-            "front_probability": point.probability,
-            "front_drift_probability": point.drift_probability,
-            "front_p_value": point.p_value,
-            "status": point.status,
-            "dominated_by": point.dominated_by,
-        }
-        for analysis in analyses
-        for each in present(analysis)
-        for cells in [{point.key: {knob: point.value(knob) for knob in knobs} for point in each.found.points}]
-        for point in each.front.points
-    ]
+    shown = [each for analysis in analyses for each in present(analysis)]
+    return {
+        "e2_fronts": [row for each in shown for row in _front_rows(each, knobs)],
+        "e2_fixed_knobs": [_fixed_row(each, row) for each in shown for row in each.fixed],
+        "e2_effects": [
+            _effect_row(analysis.grid.task, name, term)
+            for analysis in analyses
+            for name, effects in analysis.effects.items()
+            for term in effects.terms
+        ],
+    }
 
 
-def coupling_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
-    """Rows of the CSV of couplings: one for each task, cost, knob and value at which it is held."""
-    return [
+def _task_fields(analysis: TaskAnalysis) -> dict[str, Any]:
+    grid = analysis.grid
+    return {
+        "task": grid.task,
+        "metric": grid.metric,
+        "metric_best": grid.best,
+        "num_settings": len(grid.points),
+        "knobs": {knob: list(levels_of(grid.points, knob)) for knob in knobs_of(grid.points)},
+        "settings": _setting_entries(grid),
+        "effects": {name: _effects_fields(effects) for name, effects in analysis.effects.items()},
+    }
+
+
+def _coupling_fields(each: FrontAnalysis) -> dict[str, Any]:
+    return _cost_fields(each.found.task, each.found.of) | {
+        "hypervolume": each.front.hypervolume.value,
+        "reference_cost": each.front.reference_cost,
+        "fixed": [asdict(row) for row in each.fixed],
+        "single": [asdict(row) for row in each.single],
+        "best_values": [asdict(row) for row in each.couplings],
+    }
+
+
+def _front_rows(each: FrontAnalysis, knobs: Sequence[str]) -> Iterator[Row]:
+    """A row for each setting."""
+    values = {point.key: {knob: point.value(knob) for knob in knobs} for point in each.found.points}
+    for point in each.front.points:
+        yield {**_names(each), "setting": point.key, **values[point.key]} | split_intervals(
+            {
+                "accuracy": point.accuracy,
+                "accuracy_ci95": point.accuracy_ci95,
+                "cost_value": point.cost,
+                "cost_ci95": point.cost_ci95,
+                "on_front": point.on_front,
+                "front_probability": point.probability,
+                "front_drift_probability": point.drift_probability,
+                "front_p_value": point.p_value,
+                "status": point.status,
+                "dominated_by": point.dominated_by,
+            }
+        )
+
+
+def _fixed_row(each: FrontAnalysis, row: FixedValue) -> Row:
+    """The row of a knob and the value at which it is held."""
+    return _names(each) | split_intervals(
         {
-            **_names(each),
             "knob": row.knob,
             "value": str(row.value),
             "num_settings": row.num_settings,
@@ -197,38 +198,17 @@ def coupling_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
             "probability_on_joint_front": row.probability_on_joint_front,
             "hypervolume": row.loss.hypervolume,
             "loss_share": row.loss.share,
-            "loss_share_ci95_low": None if row.loss.share_ci95 is None else row.loss.share_ci95[0],
-            "loss_share_ci95_high": None if row.loss.share_ci95 is None else row.loss.share_ci95[1],
+            "loss_share_ci95": row.loss.share_ci95,
             "unseen_loss_share": row.loss.unseen_share,
             "beyond_noise": row.loss.beyond_noise,
         }
-        for analysis in analyses
-        for each in present(analysis)
-        for row in each.fixed
-    ]
+    )
 
 
-def effect_rows(analyses: Sequence[TaskAnalysis]) -> list[Row]:
-    """Rows of the CSV of effects: one for each task, figure and term."""
-    return [
-        {
-            "task": analysis.grid.task,
-            "figure": name,
-            "term": " x ".join(term.knobs),
-            "degrees": term.degrees,
-            "share": term.share,
-            "share_ci95_low": None if term.share_ci95 is None else term.share_ci95[0],
-            "share_ci95_high": None if term.share_ci95 is None else term.share_ci95[1],
-            "noise_share": term.noise_share,
-            "p_value": term.p_value,
-            "settings_p_value": term.settings_p_value,
-            "family_p_value": term.family_p_value,
-            "beyond_noise": is_beyond_noise(term),
-        }
-        for analysis in analyses
-        for name, effects in analysis.effects.items()
-        for term in effects.terms
-    ]
+def _effect_row(task: str, figure: str, term: Term) -> Row:
+    figures = {name: value for name, value in vars(term).items() if name != "knobs"}
+    named = {"task": task, "figure": figure, "term": " x ".join(term.knobs)}
+    return {**named, **split_intervals(figures), "beyond_noise": is_beyond_noise(term)}
 
 
 def _names(each: FrontAnalysis) -> Row:
@@ -299,26 +279,3 @@ def _tails(times: np.ndarray) -> list[list[float | None]]:
         return [np.percentile(row, (95, 99)).tolist() if len(row) else [None, None] for row in rows]
     tails: list[list[float | None]] = np.percentile(times, (95, 99), axis=1).T.tolist()
     return tails
-
-
-def contents_of(
-    shared: Shared,
-    analyses: Sequence[TaskAnalysis],
-    differences: Mapping[str, Sequence[TaskDifference]],
-    random_weights: bool,
-) -> dict[str, dict[str, Any]]:
-    """The contents of E2's JSON files by name."""
-    return {
-        "e2_knob_grid_results": grid_content(shared, analyses, caveats_of(analyses, random_weights)),
-        "e2_pareto_frontiers": fronts_content(shared, analyses, differences),
-        "e2_coupling_analysis": coupling_content(shared, analyses),
-    }
-
-
-def tables_of(analyses: Sequence[TaskAnalysis]) -> dict[str, list[Row]]:
-    """The rows of E2's CSV files by name."""
-    return {
-        "e2_fronts": front_rows(analyses),
-        "e2_fixed_knobs": coupling_rows(analyses),
-        "e2_effects": effect_rows(analyses),
-    }

@@ -1,40 +1,84 @@
-"""E3 of a sweep's samples: how well latency is predicted, with the sentences of its command and the report."""
+"""E3 of a sweep: how well latency is predicted, with the sentences of its command and the report."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
+from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.estimator import LEVEL, LatencyEstimator
 from experiments.analyses.latency.features import TimedSamples, of_fewer_settings, timed_samples
 from experiments.analyses.latency.guardrail import AIM, GuardrailCounts, guardrail_curve
+from experiments.analyses.latency.recalibration import (
+    RecalibrationStudy,
+    study_by_order,
+    study_of_synthetic,
+    study_of_target,
+)
 from experiments.analyses.latency.validation import Validation, validate
+from experiments.analyses.sweeps import Sweep, runs_frame
 
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """What E3 finds; `left_out` says of which settings, where not of all."""
+    """What E3 finds."""
 
     samples: TimedSamples
     estimator: LatencyEstimator
     validation: Validation
     curve: Sequence[GuardrailCounts]  #: of requests whose answer's length is the expected one
-    left_out: AnalysisCaveat | None
+    drift: Mapping[str, float] | None  #: of the control setting over the run, see `control_drift`
+    caveats: Sequence[AnalysisCaveat]  #: the estimator's, and which settings were left out where not all are in it
 
 
-def analyse_latency(frame: pd.DataFrame, level: float = LEVEL, runs: pd.DataFrame | None = None) -> LatencyModel:
-    """E3 of the samples of a frame, with intervals of this level; `runs` of `sweeps.runs_frame` show their noise.
+def analyse_latency(sweep: Sweep, samples: pd.DataFrame, level: float = LEVEL) -> LatencyModel:
+    """E3 of a sweep, whose frame of samples is given, with intervals of this level.
 
     Raises:
         ResultsError: too few samples or settings.
         ConfigurationError: a level that is not between 0 and 1.
     """
-    samples, left_out = of_fewer_settings(timed_samples(frame, runs))
-    estimator = LatencyEstimator(level).fit(samples)
-    validation = validate(samples, level)
-    curve = guardrail_curve(validation.totals["expected"], samples.times["T_total"])
-    return LatencyModel(samples, estimator, validation, curve, left_out)
+    timed, left_out = of_fewer_settings(timed_samples(samples, runs_frame(sweep)))
+    estimator = LatencyEstimator(level).fit(timed)
+    validation = validate(timed, level)
+    curve = guardrail_curve(validation.totals["expected"], timed.times["T_total"])
+    drift = control_drift([each.result for each in sweep.settings])
+    caveats = [*estimator.fitted.caveat_records, *([] if left_out is None else [left_out])]
+    return LatencyModel(timed, estimator, validation, curve, drift, caveats)
+
+
+def control_drift(results: Sequence[SettingResult]) -> dict[str, float] | None:
+    """Spread of the control setting's time over the run, as multiples of its first reading; None without readings.
+
+    `mean_deviation` is the mean of |ratio / median ratio - 1|: what the same setting differs by when it is measured
+    again later.
+    """
+    ratios = [drift.before for result in results for drift in result.drift if drift.before is not None]
+    if not ratios:
+        return None
+    median = float(np.median(ratios))
+    deviation = float(np.abs(np.array(ratios) / median - 1).mean())
+    return {"min": min(ratios), "median": median, "max": max(ratios), "mean_deviation": deviation}
+
+
+def recalibration_studies(sweep: Sweep, found: LatencyModel, target: Sweep | None) -> list[RecalibrationStudy]:
+    """How well a recalibration works: to the target, or without one to a part of the same run.
+
+    Raises:
+        ConfigurationError: the target is of another model.
+    """
+    if target is not None:
+        return [study_of_target(found.estimator, sweep, target)]
+    level = found.estimator.level
+    return [study_by_order(sweep, found.samples, level), study_of_synthetic(found.samples, level)]
+
+
+def latency_findings(found: LatencyModel) -> list[str]:
+    """What the command prints."""
+    caveats = (f"caveat: {each.sentence}" for each in found.caveats)
+    return [*prediction_sentences(found), *budget_sentences(found), *caveats]
 
 
 def prediction_sentences(found: LatencyModel) -> Iterator[str]:

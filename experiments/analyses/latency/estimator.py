@@ -164,10 +164,13 @@ class LatencyEstimator:
         other._fitted = replace(self.fitted, stages=stages, caveats=caveats, caveat_records=records)
         return other
 
+    def content(self) -> dict[str, Any]:
+        """The estimator as one JSON object, see docs/core_exp/e3_latency_estimator.md."""
+        return {"schema_version": SCHEMA_VERSION, "kind": KIND, **_STORED.dump_python(self.fitted)}
+
     def save(self, path: Path) -> None:
-        """Write the estimator as one JSON object, see docs/core_exp/e3_latency_estimator.md."""
-        content = {"schema_version": SCHEMA_VERSION, "kind": KIND, **_STORED.dump_python(self.fitted)}
-        write_json_atomically(content, path)
+        """Write the content to a file."""
+        write_json_atomically(self.content(), path)
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -6,32 +6,38 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.csv_tables import Cell, csv_of_rows
+from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.records.caveats import sentences
-from experiment_core_utils.records.setting_result import SettingResult
-from experiments.analyses.caveats import AnalysisCaveat
-from experiments.analyses.latency.estimator import LatencyEstimator
-from experiments.analyses.latency.features import TimedSamples
-from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, GuardrailCounts, guardrail_curve
+from experiments.analyses.latency.analysis import LatencyModel
+from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, guardrail_curve
 from experiments.analyses.latency.recalibration import METHODS, RecalibrationStudy
 from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
-from experiments.analyses.latency.validation import Errors, Validation
+from experiments.analyses.latency.validation import Errors
 from experiments.analyses.sweeps import Sweep
 
 SCHEMA_VERSION = 1
 FEATURES = ("vision_tokens", "crops", "text_tokens", "top_k", "num_active_blocks", "output_tokens")
+# Of a validation, in its file by the same names.
+FIGURES = ("estimator", "linear", "forest", "repeatability", "noise", "after_vision", "coverage")
 
 
-def validation_fields(
-    sweep: Sweep,
-    samples: TimedSamples,
-    estimator: LatencyEstimator,
-    validation: Validation,
-    studies: Sequence[RecalibrationStudy],
-    curve: Sequence[GuardrailCounts],
-    left_out: Sequence[AnalysisCaveat] = (),
-) -> dict[str, Any]:
-    """The content of e3_validation.json; `left_out` says which settings were."""
+def contents_of(
+    sweep: Sweep, found: LatencyModel, studies: Sequence[RecalibrationStudy]
+) -> dict[str, Mapping[str, Any]]:
+    """The contents of E3's JSON files by name."""
+    return {
+        "e3_latency_estimator": found.estimator.content(),
+        "e3_validation": _validation_fields(sweep, found, studies),
+    }
+
+
+def tables_of(found: LatencyModel) -> dict[str, list[dict[str, Cell]]]:
+    """The rows of E3's CSV file by name."""
+    return {"e3_predictions": _prediction_rows(found)}
+
+
+def _validation_fields(sweep: Sweep, found: LatencyModel, studies: Sequence[RecalibrationStudy]) -> dict[str, Any]:
+    samples, estimator, validation = found.samples, found.estimator, found.validation
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "latency_estimator_validation",
@@ -43,22 +49,16 @@ def validation_fields(
         "num_settings": len(np.unique(samples.knobs)),
         "num_folds": validation.num_folds,
         "level": estimator.level,
-        "caveats": [*estimator.fitted.caveats, *sentences(left_out)],
-        "caveat_records": [each.model_dump() for each in (*estimator.fitted.caveat_records, *left_out)],
+        "caveats": sentences(found.caveats),
+        "caveat_records": [each.model_dump() for each in found.caveats],
         "forms": {name: stage.form for name, stage in estimator.fitted.stages.items()},
-        "estimator": {name: asdict(each) for name, each in validation.estimator.items()},
-        "linear": {name: asdict(each) for name, each in validation.linear.items()},
-        "forest": {name: asdict(each) for name, each in validation.forest.items()},
-        "repeatability": {name: asdict(each) for name, each in validation.repeatability.items()},
-        "noise": {name: asdict(each) for name, each in validation.noise.items()},
-        "after_vision": {name: asdict(each) for name, each in validation.after_vision.items()},
+        **{key: {name: asdict(each) for name, each in getattr(validation, key).items()} for key in FIGURES},
         "left_out": {name: asdict(each) for name, each in validation.others.items()},
-        "coverage": {name: asdict(each) for name, each in validation.coverage.items()},
-        "control_drift": control_drift([each.result for each in sweep.settings]),
+        "control_drift": found.drift,
         "recalibrations": [asdict(each) for each in studies],
         "guardrail": {
             "budget_percentiles": list(BUDGET_PERCENTILES),
-            "margins": [asdict(each) for each in curve],
+            "margins": [asdict(each) for each in found.curve],
             "by_length": {
                 length: [asdict(each) for each in guardrail_curve(total, samples.times["T_total"])]
                 for length, total in validation.totals.items()
@@ -67,32 +67,19 @@ def validation_fields(
     }
 
 
-def control_drift(results: Sequence[SettingResult]) -> dict[str, float] | None:
-    """Spread of the control setting's time over the run, as multiples of its first reading; None without readings.
-
-    `mean_deviation` is the mean of |ratio / median ratio - 1|: what the same setting differs by when it is measured
-    again later.
-    """
-    ratios = [drift.before for result in results for drift in result.drift if drift.before is not None]
-    if not ratios:
-        return None
-    median = float(np.median(ratios))
-    deviation = float(np.abs(np.array(ratios) / median - 1).mean())
-    return {"min": min(ratios), "median": median, "max": max(ratios), "mean_deviation": deviation}
-
-
-def predictions_csv(samples: TimedSamples, validation: Validation) -> str:
-    """The CSV of predictions: a row for each sample; times in ms, each predicted with its setting left out."""
+def _prediction_rows(found: LatencyModel) -> list[dict[str, Cell]]:
+    """A row for each sample; times in ms, each predicted with its setting left out."""
+    samples, left_out = found.samples, found.validation.left_out
     columns: dict[str, Any] = {"task": samples.tasks, "setting": [key.split(" ", 1)[1] for key in samples.settings]}
     columns |= {name: getattr(samples.requests, name) for name in FEATURES}
     measured = measured_times(samples)
     for name in PREDICTED:
         columns[f"{name}_measured_ms"] = measured[name]
-        columns[f"{name}_predicted_ms"] = validation.left_out.times[name]
-        columns[f"{name}_low_ms"] = validation.left_out.low[name]
-        columns[f"{name}_high_ms"] = validation.left_out.high[name]
+        columns[f"{name}_predicted_ms"] = left_out.times[name]
+        columns[f"{name}_low_ms"] = left_out.low[name]
+        columns[f"{name}_high_ms"] = left_out.high[name]
     cells = {name: [_cell(value, name) for value in values] for name, values in columns.items()}
-    return csv_of_rows((dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)), list(cells))
+    return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
 
 
 def _cell(value: Any, name: str) -> Cell:
@@ -101,14 +88,9 @@ def _cell(value: Any, name: str) -> Cell:
     return int(value) if name in FEATURES and float(value).is_integer() else round(float(value), 6)
 
 
-def closing_lines(
-    estimator: LatencyEstimator,
-    validation: Validation,
-    studies: Sequence[RecalibrationStudy],
-    curve: Sequence[GuardrailCounts],
-) -> Iterator[str]:
+def detail_lines(model: LatencyModel, studies: Sequence[RecalibrationStudy]) -> Iterator[str]:
     """The tables that the driver prints on request."""
-    fitted = estimator.fitted
+    fitted, validation = model.estimator.fitted, model.validation
     yield f"{fitted.num_settings} settings, {fitted.num_samples} samples; errors at settings left out, in %"
     header = f"{'setting':>8}{'linear':>8}{'forest':>8}{'noise':>7}"
     yield f"{'':<20}{'form':<14}{header} {header.replace('setting', ' sample')}{'coverage':>10}"
@@ -134,7 +116,7 @@ def closing_lines(
         yield from _after_vision_lines(left_out.after_vision)
     for study in studies:
         yield from _recalibration_lines(study)
-    for each in curve:
+    for each in model.curve:
         violations = "-" if each.violation_rate is None else f"{each.violation_rate:.1%}"
         rejected = "-" if each.false_rejection_rate is None else f"{each.false_rejection_rate:.1%}"
         yield f"margin {each.margin:+.2f}: {violations} of admitted requests late, {rejected} of fitting ones rejected"

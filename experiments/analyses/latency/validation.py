@@ -16,6 +16,7 @@ from experiments.analyses.latency.features import STAGES, RequestColumns, TimedS
 from experiments.analyses.latency.settings_left_out import Predict, fit_chosen, predicted_left_out
 from experiments.analyses.latency.stage_regression import PREDICTED, after_vision, measured_times
 from experiments.fitting.held_out import deviations, left_out_masks
+from experiments.fitting.intervals import drawn_medians, resampled
 
 OUTER_FOLDS = 8
 _RESAMPLES = 200
@@ -272,7 +273,7 @@ def repeatability(measured: np.ndarray, settings: np.ndarray) -> Repeatability:
         if len(times) < 2:
             continue
         of_samples += list(np.abs(_medians_of_others(times) / times - 1))
-        drawn = np.median(generator.choice(times, size=(_RESAMPLES, len(times))), axis=1)
+        drawn = drawn_medians(times, resampled(generator, len(times), _RESAMPLES))
         of_settings.append(float(np.abs(drawn / np.median(times) - 1).mean()))
     if not of_samples:
         raise ResultsError("no setting has two samples with times, so their noise is not known; profile more samples")
@@ -296,10 +297,9 @@ def noise_floor(runs: np.ndarray, settings: np.ndarray) -> NoiseFloor | None:
     generator = np.random.default_rng(0)
     of_settings = []
     for own in places_by_setting(settings):
-        # Runs that are there come first.
-        ordered = np.take_along_axis(runs[:, own], np.argsort(np.isnan(runs[:, own]), axis=0, kind="stable"), axis=0)
-        drawn = (generator.random((_RESAMPLES, len(own))) * number[own]).astype(np.int64)
-        medians = np.median(ordered[drawn, np.arange(len(own))], axis=1)
+        times = runs[:, own].T
+        one_of_each = generator.multinomial(1, np.isfinite(times) / number[own, None], size=(_RESAMPLES, len(own)))
+        medians = drawn_medians(times.ravel(), one_of_each.reshape(_RESAMPLES, -1))
         of_settings.append(float(np.abs(medians / medians.mean() - 1).mean() * unbiased[own].mean()))
     return NoiseFloor(len(number), float(of_samples.mean()), float(np.mean(of_settings)))
 

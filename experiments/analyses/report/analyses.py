@@ -10,19 +10,10 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.files import Steps
 from experiments.analyses.knobs.analysis import KnobAnalysis, analyse_knobs
 from experiments.analyses.knobs.grid import grids_of
-from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, LATENCY_P95
+from experiments.analyses.knobs.objectives import study_costs
 from experiments.analyses.latency.analysis import LatencyModel, analyse_latency
 from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages
-from experiments.analyses.sweeps import (
-    StoredSetting,
-    Sweep,
-    joint_settings_frame,
-    load_sweeps,
-    runs_frame,
-    samples_frame,
-)
-
-COSTS = (LATENCY_P95, LATENCY_MEAN, ENERGY, FLOPS)
+from experiments.analyses.sweeps import StoredSetting, Sweep, joint_settings_frame, load_sweeps, samples_frame
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,7 @@ def analyse(results_dirs: Sequence[Path]) -> Analyses:
     sweeps = load_sweeps(*results_dirs)
     count = sum(len(sweep.settings) for sweep in sweeps)
     steps.say(count, f"{count} settings are read; what the knobs buy (E2)")
-    knobs = analyse_knobs(grids_of(*sweeps), COSTS)
+    knobs = analyse_knobs(grids_of(*sweeps), study_costs())
     steps.say(count, "where the time goes (E1), and how well latency is predicted (E3)")
     own = [_analyse_sweep(sweep) for sweep in sweeps]
     steps.say(count, "the page is written")
@@ -81,7 +72,7 @@ def _analyse_sweep(sweep: Sweep) -> SweepAnalyses:
     samples = samples_frame(sweep)
     stages = analyse_stages(sweep, samples) or Missing("no sample has times: all were answered in batches")
     try:
-        model: LatencyModel | Missing = analyse_latency(samples, runs=runs_frame(sweep))
+        model: LatencyModel | Missing = analyse_latency(sweep, samples)
     except ResultsError as error:
         model = Missing(str(error))
     return SweepAnalyses(sweep, stages, model)

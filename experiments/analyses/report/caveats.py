@@ -108,10 +108,9 @@ def _of_analyses(found: Analyses) -> Iterator[ReportCaveat]:
     for own in found.sweeps:
         if isinstance(own.model, Missing):
             continue
-        left_out = [] if own.model.left_out is None else [own.model.left_out.sentence]
-        for text in (*own.model.estimator.fitted.caveats, *left_out):
-            of = f" of {own.sweep.label}" if own.sweep.label else ""
-            yield ReportCaveat(f"Estimator{of}: {text}.")
+        of = f" of {own.sweep.label}" if own.sweep.label else ""
+        for each in own.model.caveats:
+            yield ReportCaveat(f"Estimator{of}: {each.sentence}.")
 
 
 def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:

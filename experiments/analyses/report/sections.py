@@ -4,9 +4,9 @@ from experiments.analyses.charts.knob_charts import knob_study_charts
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.knobs.analysis import KnobAnalysis
-from experiments.analyses.knobs.objectives import NoObjectives
+from experiments.analyses.knobs.objectives import COSTS, NoObjectives
 from experiments.analyses.latency.analysis import LatencyModel
-from experiments.analyses.report.analyses import COSTS, Missing
+from experiments.analyses.report.analyses import Missing
 from experiments.analyses.report.parts import Section
 from experiments.analyses.stages.analysis import StageAnalysis
 from experiments.analyses.sweeps import SweepProvenance
@@ -53,16 +53,16 @@ def knob_section(found: KnobAnalysis, random_weights: bool) -> Section:
         "A setting is on the front if no other is better in accuracy or cost without being worse in the other. "
         "Settings are compared on the same samples; marks show what only noise separates."
     )
-    charts = knob_study_charts(found.tasks, COSTS, with_accuracy=not random_weights)
+    charts = knob_study_charts(found.tasks, with_accuracy=not random_weights)
     return Section("e2", "What the knobs buy (E2)", intro, charts, reasons)
 
 
 def _difference_lines(found: KnobAnalysis) -> list[str]:
     return [
-        f"{each.key} ({of.label}): " + ", ".join(f"{status.replace('_', ' ')} for {task}" for task, status in
-                                                each.statuses.items()) + "."
-        for of in COSTS
-        for each in found.differences.get(of.name, ())
+        f"{each.key} ({COSTS[name].label}): "
+        + ", ".join(f"{status.replace('_', ' ')} for {task}" for task, status in each.statuses.items()) + "."
+        for name, differences in found.differences.items()
+        for each in differences
         if each.difference == "established"
     ]  # fmt: skip
 
@@ -76,4 +76,4 @@ def estimator_section(found: LatencyModel | Missing) -> Section:
         "A model of the stages, fitted on these results. Every prediction here is of a setting that was left out of "
         "the fit."
     )
-    return Section("e3", title, intro, latency_charts(found.samples, found.validation, found.curve))
+    return Section("e3", title, intro, latency_charts(found))

@@ -6,9 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiment_core_utils.records.setting_result import Drift, SettingResult
 from experiments.analyses.latency.estimator import LatencyEstimator
-from experiments.analyses.latency.records import control_drift
 from experiments.core_exp.e3_latency_estimator import main
 from tests.experiments.hand_made_sweep import FLOPS, result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
@@ -78,11 +76,3 @@ def test_a_target_of_another_model_is_refused(tmp_path: Path, capsys: pytest.Cap
         path.write_text(json.dumps(content))
     assert main([str(source), "--target_dir", str(target)]) == 2
     assert "the target's results are of another, the source's of folder/tiny" in capsys.readouterr().err
-
-
-def test_drift_of_the_control_by_hand() -> None:
-    # 0.9, 1.0 and 1.3 around 1.0: 10, 0 and 30 % off.
-    results = [SettingResult.model_construct(drift=[Drift(before=each, after=None)]) for each in (0.9, 1.0, 1.3, None)]
-    found = control_drift(results)
-    assert found is not None and found["mean_deviation"] == pytest.approx(0.4 / 3)
-    assert control_drift([SettingResult.model_construct(drift=[])]) is None

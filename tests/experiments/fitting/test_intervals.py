@@ -6,6 +6,7 @@ import pytest
 from experiments.fitting.intervals import (
     conformal_ratios,
     draw_counts,
+    drawn_medians,
     drawn_sums,
     interval,
     intervals,
@@ -19,6 +20,14 @@ def test_a_draw_is_of_as_many_clusters_as_there_are() -> None:
     assert drawn.shape == (500, 4) and (drawn.sum(axis=1) == 4).all()
     # Each is left out of a draw with probability 0.75^4 = 0.316.
     assert (drawn == 0).mean() == pytest.approx(0.316, abs=0.04)
+
+
+def test_medians_of_draws_by_hand() -> None:
+    counts = np.array([[1, 1, 1], [2, 0, 1], [0, 2, 2], [4, 0, 0]])
+    # 10 20 30; 10 30 30; 10 10 20 20; 30 four times.
+    assert drawn_medians(np.array([30.0, 10.0, 20.0]), counts).tolist() == [20.0, 30.0, 15.0, 30.0]
+    # What is not there is not drawn.
+    assert drawn_medians(np.array([np.nan, 10.0]), np.array([[0, 2]])).tolist() == [10.0]
 
 
 @pytest.mark.parametrize("num_clusters", [4, 2500])
