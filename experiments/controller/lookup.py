@@ -164,15 +164,10 @@ class Lookup:
         """See `Policy.name`."""
         return self.options.name
 
-    @property
-    def aggregation_method(self) -> Aggregation:
-        """What a setting's latency is."""
-        return self.options.aggregation_method
-
-    @property
-    def tolerance(self) -> float:
-        """Fraction of the budget by which a setting's latency may be above it."""
-        return self.options.tolerance
+    @cached_property
+    def keys(self) -> frozenset[tuple[str, int]]:
+        """Task and sample id of each sample."""
+        return frozenset((task, sample_id) for task, ids in self.sample_ids.items() for sample_id in ids)
 
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
         """See `Policy.choose`; without a neighbourhood the choice is the same for every request."""
@@ -186,7 +181,7 @@ class Lookup:
 
     def mixture(self, budget_ms: float, prompt: str | None = None) -> tuple[tuple[LookupEntry, float], ...]:
         """The settings that such requests get, and the fraction of them that gets each: one of all, but in a stream."""
-        if self.aggregation_method != "stream":
+        if self.options.aggregation_method != "stream":
             return ((predict(self, budget_ms, prompt), 1.0),)
         check_budget(budget_ms / 1000)
         gains, costs = self._expected(budget_ms, self._places(prompt))
@@ -206,7 +201,7 @@ class Lookup:
         """Milliseconds [S, N]; with `max_late` 1 for a late sample and 0 for one in time."""
         if self.options.max_late is None:
             return self._latencies
-        late = self._latencies > budget_ms * (1 + self.tolerance)
+        late = self._latencies > self._limit_ms(budget_ms)
         return np.where(np.isfinite(self._latencies), late, np.nan)
 
     def _price(self, budget_ms: float) -> Price:
@@ -215,7 +210,7 @@ class Lookup:
             prompts = self.prompts or (None,) * self._latencies.shape[1]
             expected = [self._expected(budget_ms, self._places(prompts[at])) for at in known]
             gains, costs = (np.array(each) for each in zip(*expected, strict=True))
-            limit = self.options.max_late if self.options.max_late is not None else budget_ms * (1 + self.tolerance)
+            limit = self.options.max_late if self.options.max_late is not None else self._limit_ms(budget_ms)
             self._prices[budget_ms] = price_of(gains, costs, self._costs(budget_ms)[:, known].T, limit)
         return self._prices[budget_ms]
 
@@ -223,26 +218,20 @@ class Lookup:
     def _prices(self) -> dict[float, Price]:
         return {}
 
-    def latency_ms(self, entry: LookupEntry) -> float:
-        """The latency of an entry by `aggregation_method`, over all samples."""
-        return float(self._latency_ms[self.entries.index(entry)])
-
-    def fits(self, entry: LookupEntry, budget_ms: float, prompt: str | None = None) -> bool:
-        """Whether the setting may be taken for the budget."""
-        return bool(self.at(budget_ms, prompt).fits[self.entries.index(entry)])
+    def _limit_ms(self, budget_ms: float) -> float:
+        """The latency that is in time."""
+        return budget_ms * (1 + self.options.tolerance)
 
     def at(self, budget_ms: float, prompt: str | None = None) -> _Table:
         """The figures of all settings at a budget, for a prompt where there is a neighbourhood."""
-        limit_ms = budget_ms * (1 + self.tolerance)
-        options, latencies, scores, latency_ms, accuracy = (
-            self.options, self._latencies, self._scores, self._latency_ms, self._accuracy
-        )  # fmt: skip
+        limit_ms, options = self._limit_ms(budget_ms), self.options
+        latencies, scores, latency_ms, accuracy = self._latencies, self._scores, self._latency_ms, self._accuracy
         if options.neighbourhood is not None:
             places = self._places(prompt)
             latencies, scores = latencies[:, places], scores[:, places]
-            latency_ms, accuracy = _over_rows(latencies, self.aggregation_method), _means(scores)
+            latency_ms, accuracy = _over_rows(latencies, self.options.aggregation_method), _means(scores)
         fits = np.asarray(latency_ms <= limit_ms)
-        if self.aggregation_method == "in_time":
+        if self.options.aggregation_method == "in_time":
             in_time = latencies <= limit_ms
             accuracy = _means(np.where(np.isfinite(latencies), np.where(in_time, scores, 0.0 * scores), np.nan))
             fits = np.asarray(in_time.any(axis=1))
@@ -276,7 +265,7 @@ class Lookup:
             "median": medians,
             "max_accuracy": np.minimum(means, medians),
         }
-        method = self.aggregation_method
+        method = self.options.aggregation_method
         return stored[method] if method in stored else _over_rows(self._latencies, method)
 
     @cached_property
@@ -368,7 +357,7 @@ def predict(lookup: Lookup, budget_ms: float, prompt: str | None = None) -> Look
     Raises:
         ConfigurationError: a budget that is not above 0.
     """
-    if lookup.aggregation_method == "stream":
+    if lookup.options.aggregation_method == "stream":
         return max(lookup.mixture(budget_ms, prompt), key=lambda each: each[1])[0]
     check_budget(budget_ms / 1000)
     table = lookup.at(budget_ms, prompt)
@@ -521,13 +510,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
-    if lookup.aggregation_method == "stream":
+    if lookup.options.aggregation_method == "stream":
         parts = [f"{100 * share:.0f} % {entry.choice.key}" for entry, share in lookup.mixture(budget_ms, prompt)]
         return f"{budget_ms:g} ms over a stream: {', '.join(parts)}"
     entry, table = predict(lookup, budget_ms, prompt), lookup.at(budget_ms, prompt)
     place = lookup.entries.index(entry)
-    method = "mean" if lookup.aggregation_method == "in_time" else lookup.aggregation_method
-    counted = " in time" * (lookup.aggregation_method == "in_time")
+    method = "mean" if lookup.options.aggregation_method == "in_time" else lookup.options.aggregation_method
+    counted = " in time" * (lookup.options.aggregation_method == "in_time")
     word = "" if table.fits[place] else "; no setting fits, this is the nearest"
     return (
         f"{budget_ms:g} ms: {entry.choice.key}, {table.latency_ms[place]:.1f} ms by {method}, "

@@ -216,8 +216,8 @@ def _seen_of_grid(described: Mapping[str, Any], validated: MeasuredGrid) -> int:
     task, split = described["task"], described["split"]
     if validated.splits.get(task, split) != split:
         return 0
-    ids = set(described["sample_ids"])
-    return sum(name == task and at in ids for name, at in zip(validated.tasks, validated.sample_ids, strict=True))
+    seen = {(task, sample_id) for sample_id in described["sample_ids"]}
+    return sum(key in seen for key in validated.keys)
 
 
 def _counted(how: str, seen: int, number: int) -> ControllerCaveat:
@@ -230,8 +230,7 @@ def _each_once(found: Sequence[ControllerCaveat]) -> Iterable[ControllerCaveat]:
 
 def fingerprints(grid: MeasuredGrid) -> dict[str, str]:
     """Task -> digest of its samples, as a training records it."""
-    pairs = list(zip(grid.tasks, grid.sample_ids, strict=True))
     return {
-        task: fingerprint_of_ids([sample_id for name, sample_id in pairs if name == task])
+        task: fingerprint_of_ids([sample_id for name, sample_id in grid.keys if name == task])
         for task in sorted(set(grid.tasks))
     }

@@ -71,7 +71,7 @@ class TwoStageController:
     """A `Controller` with the two stages inside the running model. Their time is within the latency.
 
     Attributes:
-        host_reason: see `StageOdds.reason`.
+        host_reason: see `ActionLogits.reason`.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ def learned_replay(
     if not has.any():
         raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
     known = grid.take(has)
-    missing = without_states(states, grid.tasks, grid.sample_ids)
+    missing = without_states(states, grid.keys)
     usable = calibration.take(calibration.is_complete & has_states(calibration, states))
     caveats = [
         NOT_IN_A_REPLAY,

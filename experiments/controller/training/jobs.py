@@ -116,7 +116,7 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
     else:
         states, networks = _record(given, rest, plan, grid, train_part)
         states.save(path)
-    left_out = without_states(states, grid.tasks, grid.sample_ids)
+    left_out = without_states(states, grid.keys)
     for found in [*missing_caveats(left_out, len(grid)), *split_caveats(grid, states.splits)]:
         print(f"caveat: {found.sentence}", file=sys.stderr)
     environment = replay_environment(train_part, states)
@@ -189,7 +189,7 @@ def _record(
             )
     tasks = open_tasks(config.task, grid.tasks)
     refuse_other_source(grid, {name: task.split for name, task in tasks.items()}, source.name)
-    sample_keys = [(tasks[name], at) for name, at in zip(grid.tasks, grid.sample_ids, strict=True)]
+    sample_keys = [(tasks[name], at) for name, at in grid.keys]
     loaded = load_model(rest, given.init_from)
     networks = loaded.networks(knobs, plan.seed, given.init_from)
     budgets_s = spread_budgets(train_part.complete(), given.num_budgets)
