@@ -221,10 +221,10 @@ def measured_live(
         controllers_of,
         grouped_accuracy,
         live_caveats,
-        live_outcomes,
         open_live,
     )
     from experiments.controller.provenance import task_caveats
+    from experiments.controller.running.live import run_live
     from experiments.controller.training.run import load_networks
 
     if given.learned is not None:
@@ -238,7 +238,7 @@ def measured_live(
     policies = [*policies_of(given, grid.choices, lookup, seed), *further]
     job = open_live(flags, policies, grid, given.learned)
     controllers = controllers_of(job, given.learned)
-    outcomes = live_outcomes(job, controllers, seconds, seed)
+    outcomes = run_live(controllers, job.model, job.metric, job.measured, seconds, seed)
     can = meetable(grid.complete(), seconds)
     budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
     evaluation = evaluate("live", outcomes, job.evaluated, budgets, None, (lookup.name,))

@@ -5,9 +5,10 @@ python -m experiments.controller.lookup predict lookup.json --budget_ms 120
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, get_args
@@ -40,35 +41,30 @@ PERCENTS: Mapping[Aggregation, float] = {"median": 50.0, "p50": 50.0, "p95": 95.
 CONFIDENCE = 0.95
 
 
+@with_config(ConfigDict(strict=True))
 @dataclass(frozen=True)
 class LookupEntry:
     """A measured setting, over the samples that it was measured on."""
 
-    choice: KnobChoice
-    accuracy: float  #: mean of score / best score over the samples that have a score
-    num_scored: int
-    #: latency_mean_ms, latency_median_ms: of `T_total` over the samples that were measured
-    latency_mean_ms: float
-    latency_median_ms: float
-    num_measured: int
-    #: latencies_ms, scores: of each sample of the table, `T_total` and score / best score; None where a sample has
-    #: none. Both are empty in a file from before they were kept.
-    latencies_ms: tuple[float | None, ...] = ()
-    scores: tuple[float | None, ...] = ()
-
-
-@with_config(ConfigDict(strict=True))
-class _StoredEntry(TypedDict):
+    #: tier, top_k, num_active_blocks: see `KnobChoice`
     tier: Literal[tuple(TIERS)]  # type: ignore[valid-type]
     top_k: Knob
     num_active_blocks: Knob
-    accuracy: Share
+    accuracy: Share  #: mean of score / best score over the samples that have a score
     num_scored: Count
+    #: latency_mean_ms, latency_median_ms: of `T_total` over the samples that were measured
     latency_mean_ms: Time
     latency_median_ms: Time
     num_measured: Count
-    latencies_ms: NotRequired[list[Time | None]]
-    scores: NotRequired[list[Share | None]]
+    #: latencies_ms, scores: of each sample of the table, `T_total` and score / best score; None where a sample has
+    #: none. Both are empty in a file from before they were kept.
+    latencies_ms: tuple[Time | None, ...] = ()
+    scores: tuple[Share | None, ...] = ()
+
+    @property
+    def choice(self) -> KnobChoice:
+        """The setting."""
+        return KnobChoice(self.tier, self.top_k, self.num_active_blocks)
 
 
 @with_config(ConfigDict(strict=True))
@@ -79,7 +75,7 @@ class _StoredLookup(TypedDict):
     confidence: NotRequired[Share]
     neighbourhood: NotRequired[Share | None]
     prompts: NotRequired[list[str | None]]
-    entries: Annotated[list[_StoredEntry], Field(min_length=1)]
+    entries: Annotated[tuple[LookupEntry, ...], Field(min_length=1)]
     sample_ids: dict[str, list[Count]]
     source: dict[str, Any]
 
@@ -328,7 +324,7 @@ def build(
             own = total_ms[row][measured]
             entries.append(
                 LookupEntry(
-                    choice, float(fractions[row][scored].mean()), int(scored.sum()), float(own.mean()),
+                    *astuple(choice), float(fractions[row][scored].mean()), int(scored.sum()), float(own.mean()),
                     float(np.median(own)), int(measured.sum()), _known(total_ms[row]), _known(fractions[row]),
                 )
             )  # fmt: skip
@@ -373,20 +369,13 @@ def save(lookup: Lookup, path: Path) -> None:
             "schema_version": SCHEMA_VERSION,
             "kind": KIND,
             **asdict(lookup.options),
-            "entries": [entry_fields(entry) for entry in lookup.entries],
+            "entries": [asdict(entry) for entry in lookup.entries],
             "sample_ids": {task: list(ids) for task, ids in lookup.sample_ids.items()},
             "prompts": list(lookup.prompts),
             "source": dict(lookup.source),
         },
         path,
     )
-
-
-def entry_fields(entry: LookupEntry) -> dict[str, Any]:
-    """The fields of one entry as in the file: the three knobs, then the figures."""
-    figures = asdict(entry)
-    return figures.pop("choice") | {name: list(each) if isinstance(each, tuple) else each
-                                    for name, each in figures.items()}  # fmt: skip
 
 
 def load(path: Path) -> Lookup:
@@ -398,7 +387,8 @@ def load(path: Path) -> Lookup:
             f"{content.get('schema_version')!r}); build it with experiments.controller.lookup"
         )
     try:
-        stored = _STORED.validate_python(content)
+        # From Python's objects a strict one is no record.
+        stored = _STORED.validate_json(json.dumps(content))
     except ValidationError as error:
         raise ResultsError(f"{path} {field_fault(error)}; build it again") from error
     by_task = {task: tuple(ids) for task, ids in stored["sample_ids"].items()}
@@ -409,23 +399,9 @@ def load(path: Path) -> Lookup:
         )  # fmt: skip
     except ConfigurationError as error:
         raise ResultsError(f"{path} is broken: {error}; build it again") from error
-    entries = tuple(_entry(each) for each in stored["entries"])
-    found = Lookup(options, entries, by_task, stored["source"], tuple(stored.get("prompts", ())))
+    found = Lookup(options, stored["entries"], by_task, stored["source"], tuple(stored.get("prompts", ())))
     _check_samples(found, path)
     return found
-
-
-def _entry(stored: _StoredEntry) -> LookupEntry:
-    return LookupEntry(
-        KnobChoice(stored["tier"], stored["top_k"], stored["num_active_blocks"]),
-        stored["accuracy"],
-        stored["num_scored"],
-        stored["latency_mean_ms"],
-        stored["latency_median_ms"],
-        stored["num_measured"],
-        tuple(stored.get("latencies_ms", ())),
-        tuple(stored.get("scores", ())),
-    )
 
 
 def _check_samples(lookup: Lookup, path: Path) -> None:

@@ -18,6 +18,7 @@ from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.two_stage import TwoStageNetworks
+from experiments.controller.training.recorded_states import RecordedStates
 from experiments.controller.training.run import earlier_trainings, load_networks, stored_environment
 
 _KNOBS = {
@@ -143,6 +144,17 @@ def knob_differences(found: KnobSpace, wanted: KnobSpace) -> str:
         for key, name in _KNOBS.items()
         if own[key] != other[key]
     )
+
+
+def network_differences(states: RecordedStates, networks: TwoStageNetworks) -> str:
+    """What of the networks differs from those that the states were recorded for; empty where nothing does."""
+    found = knob_differences(states.space.knobs, networks.space.knobs)
+    if not found and networks.space != states.space:
+        return "pauses, or what is possible after them"
+    own = networks.budget.state_dict()
+    if not found and any(not own[name].cpu().equal(states.budget[name]) for name in own):
+        return "the budget token"
+    return found
 
 
 def _listed(value: Any) -> str:

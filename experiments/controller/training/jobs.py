@@ -21,6 +21,7 @@ from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_
 from experiments.controller.networks.two_stage import TwoStageNetworks
 from experiments.controller.provenance import (
     knob_differences,
+    network_differences,
     refuse_other_model,
     refuse_other_source,
     refuse_other_weights,
@@ -156,12 +157,7 @@ def _recorded(
 def _started(init_from: Path, path: Path, states: RecordedStates) -> TwoStageNetworks:
     """The networks of a checkpoint; raises ConfigurationError where the states are not for them."""
     networks = load_networks(init_from)
-    own = networks.budget.state_dict()
-    differing = knob_differences(states.space.knobs, networks.space.knobs)
-    if not differing and networks.space != states.space:
-        differing = "pauses, or what is possible after them"
-    if not differing and any(not torch.equal(own[name], states.budget[name]) for name in own):
-        differing = "the budget token"
+    differing = network_differences(states, networks)
     if differing:
         raise ConfigurationError(
             f"{path} was recorded for other networks than those of {init_from} ({differing}); give the states of its "

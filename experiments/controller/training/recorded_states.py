@@ -28,12 +28,7 @@ from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.action_logits import mean_embedding
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
 from experiments.controller.running.adaptive_generation import prompt_ids
-from experiments.controller.training.tensor_file import (
-    FileKind,
-    broken_content_named,
-    read_tensor_file,
-    write_tensor_file,
-)
+from experiments.controller.training.tensor_file import FileKind, read_tensor_file, write_tensor_file
 
 # Task and sample id.
 SampleKey = tuple[str, int]
@@ -118,8 +113,7 @@ class RecordedStates:
 
 def load_states(path: Path) -> RecordedStates:
     """The states that `RecordedStates.save` wrote; raises ResultsError for any other file."""
-    content = read_tensor_file(path, STATES)
-    with broken_content_named(path, STATES):
+    with read_tensor_file(path, STATES) as content:
         return RecordedStates(**{**content, "space": space_of(content["space"])})
 
 
