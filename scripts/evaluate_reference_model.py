@@ -77,14 +77,15 @@ def answer_picture(work: EvaluationTask, picture: int) -> list[Answered]:
 def answer_all(work: EvaluationTask, processes: int) -> Iterator[Answered]:
     """The answers about the pictures, in order, a process for each of some pictures at a time."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for answers in tqdm(pool.map(partial(answer_picture, work), work.pictures), total=len(work.pictures)):
+        found = pool.map(partial(answer_picture, work), work.pictures)
+        for answers in tqdm(found, total=len(work.pictures), unit="picture"):
             yield from answers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model_path", type=Path, default=EMBEDDED_MODEL)
-    parser.add_argument("--samples", type=int, default=500, help="first samples of each family (500)")
+    parser.add_argument("--samples", type=int, default=500, help="first samples of each family (default: 500)")
     parser.add_argument("--device", default="cpu", help="cpu (float32, the default) or cuda (bfloat16)")
     parser.add_argument(
         "--processes",

@@ -155,8 +155,7 @@ def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
 
 def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, MeasuredGrid]:
     """The pictures that the lookup was made of, and the rest; the whole grid for both where one would be empty."""
-    keys = zip(grid.tasks, grid.sample_ids, grid.pictures, strict=True)
-    seen = {picture for task, sample_id, picture in keys if sample_id in lookup.sample_ids.get(task, ())}
+    seen = {picture for key, picture in zip(grid.keys, grid.pictures, strict=True) if key in lookup.keys}
     mask = np.array([picture in seen for picture in grid.pictures])
     return (grid.take(mask), grid.take(~mask)) if mask.any() and not mask.all() else (grid, grid)
 
@@ -206,7 +205,7 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[ControllerCave
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
         "num_without_states": num_without_states, **caveat_fields(caveats),
     }, further)  # fmt: skip
-    return evaluation, _seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)), written
+    return evaluation, _seen(num_seen(lookup, grid.keys), len(grid)), written
 
 
 def measured_live(
@@ -222,10 +221,10 @@ def measured_live(
         controllers_of,
         grouped_accuracy,
         live_caveats,
-        live_outcomes,
         open_live,
     )
     from experiments.controller.provenance import task_caveats
+    from experiments.controller.running.live import run_live
     from experiments.controller.training.run import load_networks
 
     if given.learned is not None:
@@ -239,12 +238,12 @@ def measured_live(
     policies = [*policies_of(given, grid.choices, lookup, seed), *further]
     job = open_live(flags, policies, grid, given.learned)
     controllers = controllers_of(job, given.learned)
-    outcomes = live_outcomes(job, controllers, seconds, seed)
+    outcomes = run_live(controllers, job.model, job.metric, job.measured, seconds, seed)
     can = meetable(grid.complete(), seconds)
     budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
     evaluation = evaluate("live", outcomes, job.evaluated, budgets, None, (lookup.name,))
-    ids = [request.sample.sample_id for request in job.measured]
-    seen = num_seen(lookup, job.evaluated.tasks, ids)
+    keys = [(request.task_name, request.sample.sample_id) for request in job.measured]
+    seen = num_seen(lookup, keys)
     dots = grid.complete()
     written = write(given, evaluation, dots, f"{job.caption}\nstatic settings: {dots.caption}", {
         **shared_content(given, grid, lookup, calibration),
@@ -253,11 +252,11 @@ def measured_live(
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
         **caveat_fields([
-            *_few(len(ids)), *_seen(seen, len(ids)), *task_caveats(grid, job.task.name, job.task.split),
+            *_few(len(keys)), *_seen(seen, len(keys)), *task_caveats(grid, job.task.name, job.task.split),
             *live_caveats(job, given.learned, controllers),
         ]),
     }, further)  # fmt: skip
-    return evaluation, _seen(seen, len(ids)), written
+    return evaluation, _seen(seen, len(keys)), written
 
 
 def shared_content(
@@ -279,7 +278,7 @@ def caveats_of(grid: MeasuredGrid, lookup: Lookup) -> list[ControllerCaveat]:
     """Caveats that a reader of a replay must know."""
     together = [task for task, metric in grid.metrics.items() if metric == "cider_score"]
     notes = [ControllerCaveat.of("cider_of_a_part", task=task) for task in together]
-    return [*_few(len(grid)), *_seen(num_seen(lookup, grid.tasks, grid.sample_ids), len(grid)), *notes]
+    return [*_few(len(grid)), *_seen(num_seen(lookup, grid.keys), len(grid)), *notes]
 
 
 def _few(number: int) -> list[ControllerCaveat]:

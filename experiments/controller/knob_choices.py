@@ -12,7 +12,6 @@ from itertools import product
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import TIERS, KnobLimits, KnobSetting, decoder_label, tier_target
-from experiments.analyses.latency.features import RequestSetting
 
 TOP_KS = (4, 5, 6, 7, 8)
 # Of 16 blocks 12, 13, 14, 15 or 16 run.
@@ -96,23 +95,3 @@ def published_space(limits: KnobLimits) -> KnobSpace:
             f"{MOST_BLOCKS_LEFT_OUT + 1} blocks and {TOP_KS[0]} experts per token"
         )
     return KnobSpace(tuple(TIERS), top_ks, tuple(range(total - MOST_BLOCKS_LEFT_OUT, total + 1)), total, own)
-
-
-def request_setting(
-    choice: KnobChoice, crops: int, vision_tokens: int, text_tokens: int, output_tokens: float | None
-) -> RequestSetting:
-    """The request for the latency estimator: its top-k is that after the first block, its blocks are the active ones.
-
-    Args:
-        crops: of the picture at the choice's tier, without the overview; 0 without a picture.
-        vision_tokens: image features at that tier; 0 without a picture.
-        output_tokens: those really generated where they are known, else those expected for the task.
-    """
-    return RequestSetting(
-        vision_tokens=vision_tokens,
-        crops=crops,
-        text_tokens=text_tokens,
-        top_k=choice.top_k,
-        num_active_blocks=choice.num_active_blocks,
-        output_tokens=output_tokens,
-    )

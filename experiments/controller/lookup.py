@@ -5,9 +5,10 @@ python -m experiments.controller.lookup predict lookup.json --budget_ms 120
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, get_args
@@ -40,35 +41,30 @@ PERCENTS: Mapping[Aggregation, float] = {"median": 50.0, "p50": 50.0, "p95": 95.
 CONFIDENCE = 0.95
 
 
+@with_config(ConfigDict(strict=True))
 @dataclass(frozen=True)
 class LookupEntry:
     """A measured setting, over the samples that it was measured on."""
 
-    choice: KnobChoice
-    accuracy: float  #: mean of score / best score over the samples that have a score
-    num_scored: int
-    #: latency_mean_ms, latency_median_ms: of `T_total` over the samples that were measured
-    latency_mean_ms: float
-    latency_median_ms: float
-    num_measured: int
-    #: latencies_ms, scores: of each sample of the table, `T_total` and score / best score; None where a sample has
-    #: none. Both are empty in a file from before they were kept.
-    latencies_ms: tuple[float | None, ...] = ()
-    scores: tuple[float | None, ...] = ()
-
-
-@with_config(ConfigDict(strict=True))
-class _StoredEntry(TypedDict):
+    #: tier, top_k, num_active_blocks: see `KnobChoice`
     tier: Literal[tuple(TIERS)]  # type: ignore[valid-type]
     top_k: Knob
     num_active_blocks: Knob
-    accuracy: Share
+    accuracy: Share  #: mean of score / best score over the samples that have a score
     num_scored: Count
+    #: latency_mean_ms, latency_median_ms: of `T_total` over the samples that were measured
     latency_mean_ms: Time
     latency_median_ms: Time
     num_measured: Count
-    latencies_ms: NotRequired[list[Time | None]]
-    scores: NotRequired[list[Share | None]]
+    #: latencies_ms, scores: of each sample of the table, `T_total` and score / best score; None where a sample has
+    #: none. Both are empty in a file from before they were kept.
+    latencies_ms: tuple[Time | None, ...] = ()
+    scores: tuple[Share | None, ...] = ()
+
+    @property
+    def choice(self) -> KnobChoice:
+        """The setting."""
+        return KnobChoice(self.tier, self.top_k, self.num_active_blocks)
 
 
 @with_config(ConfigDict(strict=True))
@@ -79,7 +75,7 @@ class _StoredLookup(TypedDict):
     confidence: NotRequired[Share]
     neighbourhood: NotRequired[Share | None]
     prompts: NotRequired[list[str | None]]
-    entries: Annotated[list[_StoredEntry], Field(min_length=1)]
+    entries: Annotated[tuple[LookupEntry, ...], Field(min_length=1)]
     sample_ids: dict[str, list[Count]]
     source: dict[str, Any]
 
@@ -164,15 +160,10 @@ class Lookup:
         """See `Policy.name`."""
         return self.options.name
 
-    @property
-    def aggregation_method(self) -> Aggregation:
-        """What a setting's latency is."""
-        return self.options.aggregation_method
-
-    @property
-    def tolerance(self) -> float:
-        """Fraction of the budget by which a setting's latency may be above it."""
-        return self.options.tolerance
+    @cached_property
+    def keys(self) -> frozenset[tuple[str, int]]:
+        """Task and sample id of each sample."""
+        return frozenset((task, sample_id) for task, ids in self.sample_ids.items() for sample_id in ids)
 
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
         """See `Policy.choose`; without a neighbourhood the choice is the same for every request."""
@@ -186,7 +177,7 @@ class Lookup:
 
     def mixture(self, budget_ms: float, prompt: str | None = None) -> tuple[tuple[LookupEntry, float], ...]:
         """The settings that such requests get, and the fraction of them that gets each: one of all, but in a stream."""
-        if self.aggregation_method != "stream":
+        if self.options.aggregation_method != "stream":
             return ((predict(self, budget_ms, prompt), 1.0),)
         check_budget(budget_ms / 1000)
         gains, costs = self._expected(budget_ms, self._places(prompt))
@@ -206,7 +197,7 @@ class Lookup:
         """Milliseconds [S, N]; with `max_late` 1 for a late sample and 0 for one in time."""
         if self.options.max_late is None:
             return self._latencies
-        late = self._latencies > budget_ms * (1 + self.tolerance)
+        late = self._latencies > self._limit_ms(budget_ms)
         return np.where(np.isfinite(self._latencies), late, np.nan)
 
     def _price(self, budget_ms: float) -> Price:
@@ -215,7 +206,7 @@ class Lookup:
             prompts = self.prompts or (None,) * self._latencies.shape[1]
             expected = [self._expected(budget_ms, self._places(prompts[at])) for at in known]
             gains, costs = (np.array(each) for each in zip(*expected, strict=True))
-            limit = self.options.max_late if self.options.max_late is not None else budget_ms * (1 + self.tolerance)
+            limit = self.options.max_late if self.options.max_late is not None else self._limit_ms(budget_ms)
             self._prices[budget_ms] = price_of(gains, costs, self._costs(budget_ms)[:, known].T, limit)
         return self._prices[budget_ms]
 
@@ -223,26 +214,20 @@ class Lookup:
     def _prices(self) -> dict[float, Price]:
         return {}
 
-    def latency_ms(self, entry: LookupEntry) -> float:
-        """The latency of an entry by `aggregation_method`, over all samples."""
-        return float(self._latency_ms[self.entries.index(entry)])
-
-    def fits(self, entry: LookupEntry, budget_ms: float, prompt: str | None = None) -> bool:
-        """Whether the setting may be taken for the budget."""
-        return bool(self.at(budget_ms, prompt).fits[self.entries.index(entry)])
+    def _limit_ms(self, budget_ms: float) -> float:
+        """The latency that is in time."""
+        return budget_ms * (1 + self.options.tolerance)
 
     def at(self, budget_ms: float, prompt: str | None = None) -> _Table:
         """The figures of all settings at a budget, for a prompt where there is a neighbourhood."""
-        limit_ms = budget_ms * (1 + self.tolerance)
-        options, latencies, scores, latency_ms, accuracy = (
-            self.options, self._latencies, self._scores, self._latency_ms, self._accuracy
-        )  # fmt: skip
+        limit_ms, options = self._limit_ms(budget_ms), self.options
+        latencies, scores, latency_ms, accuracy = self._latencies, self._scores, self._latency_ms, self._accuracy
         if options.neighbourhood is not None:
             places = self._places(prompt)
             latencies, scores = latencies[:, places], scores[:, places]
-            latency_ms, accuracy = _over_rows(latencies, self.aggregation_method), _means(scores)
+            latency_ms, accuracy = _over_rows(latencies, self.options.aggregation_method), _means(scores)
         fits = np.asarray(latency_ms <= limit_ms)
-        if self.aggregation_method == "in_time":
+        if self.options.aggregation_method == "in_time":
             in_time = latencies <= limit_ms
             accuracy = _means(np.where(np.isfinite(latencies), np.where(in_time, scores, 0.0 * scores), np.nan))
             fits = np.asarray(in_time.any(axis=1))
@@ -276,7 +261,7 @@ class Lookup:
             "median": medians,
             "max_accuracy": np.minimum(means, medians),
         }
-        method = self.aggregation_method
+        method = self.options.aggregation_method
         return stored[method] if method in stored else _over_rows(self._latencies, method)
 
     @cached_property
@@ -339,7 +324,7 @@ def build(
             own = total_ms[row][measured]
             entries.append(
                 LookupEntry(
-                    choice, float(fractions[row][scored].mean()), int(scored.sum()), float(own.mean()),
+                    *astuple(choice), float(fractions[row][scored].mean()), int(scored.sum()), float(own.mean()),
                     float(np.median(own)), int(measured.sum()), _known(total_ms[row]), _known(fractions[row]),
                 )
             )  # fmt: skip
@@ -368,7 +353,7 @@ def predict(lookup: Lookup, budget_ms: float, prompt: str | None = None) -> Look
     Raises:
         ConfigurationError: a budget that is not above 0.
     """
-    if lookup.aggregation_method == "stream":
+    if lookup.options.aggregation_method == "stream":
         return max(lookup.mixture(budget_ms, prompt), key=lambda each: each[1])[0]
     check_budget(budget_ms / 1000)
     table = lookup.at(budget_ms, prompt)
@@ -384,20 +369,13 @@ def save(lookup: Lookup, path: Path) -> None:
             "schema_version": SCHEMA_VERSION,
             "kind": KIND,
             **asdict(lookup.options),
-            "entries": [entry_fields(entry) for entry in lookup.entries],
+            "entries": [asdict(entry) for entry in lookup.entries],
             "sample_ids": {task: list(ids) for task, ids in lookup.sample_ids.items()},
             "prompts": list(lookup.prompts),
             "source": dict(lookup.source),
         },
         path,
     )
-
-
-def entry_fields(entry: LookupEntry) -> dict[str, Any]:
-    """The fields of one entry as in the file: the three knobs, then the figures."""
-    figures = asdict(entry)
-    return figures.pop("choice") | {name: list(each) if isinstance(each, tuple) else each
-                                    for name, each in figures.items()}  # fmt: skip
 
 
 def load(path: Path) -> Lookup:
@@ -409,7 +387,8 @@ def load(path: Path) -> Lookup:
             f"{content.get('schema_version')!r}); build it with experiments.controller.lookup"
         )
     try:
-        stored = _STORED.validate_python(content)
+        # From Python's objects a strict one is no record.
+        stored = _STORED.validate_json(json.dumps(content))
     except ValidationError as error:
         raise ResultsError(f"{path} {field_fault(error)}; build it again") from error
     by_task = {task: tuple(ids) for task, ids in stored["sample_ids"].items()}
@@ -420,23 +399,9 @@ def load(path: Path) -> Lookup:
         )  # fmt: skip
     except ConfigurationError as error:
         raise ResultsError(f"{path} is broken: {error}; build it again") from error
-    entries = tuple(_entry(each) for each in stored["entries"])
-    found = Lookup(options, entries, by_task, stored["source"], tuple(stored.get("prompts", ())))
+    found = Lookup(options, stored["entries"], by_task, stored["source"], tuple(stored.get("prompts", ())))
     _check_samples(found, path)
     return found
-
-
-def _entry(stored: _StoredEntry) -> LookupEntry:
-    return LookupEntry(
-        KnobChoice(stored["tier"], stored["top_k"], stored["num_active_blocks"]),
-        stored["accuracy"],
-        stored["num_scored"],
-        stored["latency_mean_ms"],
-        stored["latency_median_ms"],
-        stored["num_measured"],
-        tuple(stored.get("latencies_ms", ())),
-        tuple(stored.get("scores", ())),
-    )
 
 
 def _check_samples(lookup: Lookup, path: Path) -> None:
@@ -521,13 +486,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
-    if lookup.aggregation_method == "stream":
+    if lookup.options.aggregation_method == "stream":
         parts = [f"{100 * share:.0f} % {entry.choice.key}" for entry, share in lookup.mixture(budget_ms, prompt)]
         return f"{budget_ms:g} ms over a stream: {', '.join(parts)}"
     entry, table = predict(lookup, budget_ms, prompt), lookup.at(budget_ms, prompt)
     place = lookup.entries.index(entry)
-    method = "mean" if lookup.aggregation_method == "in_time" else lookup.aggregation_method
-    counted = " in time" * (lookup.aggregation_method == "in_time")
+    method = "mean" if lookup.options.aggregation_method == "in_time" else lookup.options.aggregation_method
+    counted = " in time" * (lookup.options.aggregation_method == "in_time")
     word = "" if table.fits[place] else "; no setting fits, this is the nearest"
     return (
         f"{budget_ms:g} ms: {entry.choice.key}, {table.latency_ms[place]:.1f} ms by {method}, "

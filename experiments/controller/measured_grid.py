@@ -50,6 +50,11 @@ class MeasuredGrid:
         return len(self.sample_ids)
 
     @property
+    def keys(self) -> tuple[tuple[str, int], ...]:
+        """Task and sample id [N], which name a request."""
+        return tuple(zip(self.tasks, self.sample_ids, strict=True))
+
+    @property
     def caption(self) -> str:
         """The caption at the foot of a figure of these requests: of a part, only the part is counted."""
         counted = f"n = {len(self)} requests, {len(self.choices)} settings"
@@ -66,26 +71,19 @@ class MeasuredGrid:
         prompts = self.prompts or (None,) * len(self)
         if self.requests is not None:
             return tuple(replace(each, prompt=text) for each, text in zip(self.requests, prompts, strict=True))
-        keys = zip(self.tasks, self.sample_ids, prompts, strict=True)
-        return tuple(RequestFeatures(task, sample_id, 0, {}, None, text) for task, sample_id, text in keys)
+        return tuple(RequestFeatures(*key, 0, {}, None, text) for key, text in zip(self.keys, prompts, strict=True))
 
     def take(self, which: np.ndarray) -> "MeasuredGrid":
         """The part of the grid with the requests of a mask [N] or of places."""
         places: list[int] = (np.flatnonzero(which) if which.dtype == bool else which).tolist()
 
-        def of(values: Sequence[Any]) -> tuple[Any, ...]:
-            return tuple(values[place] for place in places)
-
+        taken: dict[str, Any] = {
+            name: tuple(values[place] for place in places)
+            for name in ("tasks", "sample_ids", "pictures", "requests", "prompts")
+            if (values := getattr(self, name)) is not None
+        }
         return replace(
-            self,
-            tasks=of(self.tasks),
-            sample_ids=of(self.sample_ids),
-            pictures=of(self.pictures),
-            scores=self.scores[:, places],
-            best=self.best[places],
-            total_s=self.total_s[:, places],
-            requests=None if self.requests is None else of(self.requests),
-            prompts=None if self.prompts is None else of(self.prompts),
+            self, scores=self.scores[:, places], best=self.best[places], total_s=self.total_s[:, places], **taken
         )
 
     @property
@@ -120,31 +118,32 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     if len(study.sweeps) > 1:
         labels = "; ".join(sweep.label for sweep in study.sweeps)
         raise ResultsError(f"these are {len(study.sweeps)} sweeps ({labels}); give the folders of one")
-    grids, sweep = study.grids, study.sweeps[0] if study.sweeps else None
+    grids = study.grids
     choices, left_out = _shared_choices(grids)
-    keys = [(grid.task, sample_id) for grid in grids for sample_id in grid.sample_ids]
-    features = None if sweep is None else features_of(sweep)
-    # A table is of one task.
-    splits = {grids[0].task: study.source["split"]} if "split" in study.source else {}
-    if sweep is not None:
-        splits = {each.task: each.result.provenance.task.split for each in sweep.settings}
-    return MeasuredGrid(
+    grid = MeasuredGrid(
         choices=choices,
-        tasks=tuple(task for task, _ in keys),
-        sample_ids=tuple(sample_id for _, sample_id in keys),
+        tasks=tuple(grid.task for grid in grids for _ in grid.sample_ids),
+        sample_ids=tuple(sample_id for grid in grids for sample_id in grid.sample_ids),
         pictures=tuple(str(picture) for grid in grids for picture in grid.pictures),
         scores=_side_by_side(grids, choices, lambda grid: grid.scores),
         best=np.array([grid.best for grid in grids for _ in grid.sample_ids]),
         total_s=_side_by_side(grids, choices, lambda grid: grid.total_ms) / 1000,
-        requests=None if features is None else tuple(features[key] for key in keys),
+        requests=None,
         metrics={grid.task: grid.metric for grid in grids},
         left_out=left_out,
         source=study.source,
         setup=study.setup,
         model=study.source.get("model"),
-        splits=splits,
+        # A table is of one task.
+        splits={grids[0].task: study.source["split"]} if "split" in study.source else {},
         prompts=_prompts(grids),
     )
+    if not study.sweeps:
+        return grid
+    (sweep,) = study.sweeps
+    features = _features_of(sweep)
+    splits = {each.task: each.result.provenance.task.split for each in sweep.settings}
+    return replace(grid, requests=tuple(features[key] for key in grid.keys), splits=splits)
 
 
 def _prompts(grids: Sequence[TaskGrid]) -> tuple[str | None, ...] | None:
@@ -189,7 +188,7 @@ def order_of(choice: KnobChoice) -> tuple[int, int, int]:
     return list(TIERS).index(choice.tier), choice.top_k, choice.num_active_blocks
 
 
-def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
+def _features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
     """Request shapes by task and sample id; tiers that a sample was not run at are left out.
 
     The length of the answer is left open: it is not known before the request runs.
@@ -204,9 +203,8 @@ def features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
             key = each.task, sample.sample_id
             text_tokens[key] = sample.input_text_tokens
             # Without a picture there are no crops.
-            crops = 0 if sample.actual_num_crops is None else sample.actual_num_crops
-            shapes.setdefault(key, {})[tier] = PictureShape(crops, sample.actual_vision_tokens)
-    return {key: RequestFeatures(key[0], key[1], text_tokens[key], shapes[key], None) for key in shapes}
+            shapes.setdefault(key, {})[tier] = PictureShape(sample.actual_num_crops or 0, sample.actual_vision_tokens)
+    return {key: RequestFeatures(*key, text_tokens[key], shapes[key], None) for key in shapes}
 
 
 def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[MeasuredGrid, MeasuredGrid]:

@@ -18,6 +18,7 @@ from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.two_stage import TwoStageNetworks
+from experiments.controller.training.recorded_states import RecordedStates
 from experiments.controller.training.run import earlier_trainings, load_networks, stored_environment
 
 _KNOBS = {
@@ -145,6 +146,17 @@ def knob_differences(found: KnobSpace, wanted: KnobSpace) -> str:
     )
 
 
+def network_differences(states: RecordedStates, networks: TwoStageNetworks) -> str:
+    """What of the networks differs from those that the states were recorded for; empty where nothing does."""
+    found = knob_differences(states.space.knobs, networks.space.knobs)
+    if not found and networks.space != states.space:
+        return "pauses, or what is possible after them"
+    own = networks.budget.state_dict()
+    if not found and any(not own[name].cpu().equal(states.budget[name]) for name in own):
+        return "the budget token"
+    return found
+
+
 def _listed(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
@@ -216,8 +228,8 @@ def _seen_of_grid(described: Mapping[str, Any], validated: MeasuredGrid) -> int:
     task, split = described["task"], described["split"]
     if validated.splits.get(task, split) != split:
         return 0
-    ids = set(described["sample_ids"])
-    return sum(name == task and at in ids for name, at in zip(validated.tasks, validated.sample_ids, strict=True))
+    seen = {(task, sample_id) for sample_id in described["sample_ids"]}
+    return sum(key in seen for key in validated.keys)
 
 
 def _counted(how: str, seen: int, number: int) -> ControllerCaveat:
@@ -230,8 +242,7 @@ def _each_once(found: Sequence[ControllerCaveat]) -> Iterable[ControllerCaveat]:
 
 def fingerprints(grid: MeasuredGrid) -> dict[str, str]:
     """Task -> digest of its samples, as a training records it."""
-    pairs = list(zip(grid.tasks, grid.sample_ids, strict=True))
     return {
-        task: fingerprint_of_ids([sample_id for name, sample_id in pairs if name == task])
+        task: fingerprint_of_ids([sample_id for name, sample_id in grid.keys if name == task])
         for task in sorted(set(grid.tasks))
     }

@@ -116,6 +116,8 @@ class OptimiserRecipe:
     facts_growth: float = 1.1  #: factor by which they become more whenever `facts_recall` of them are right
     facts_recall: float = 0.95
     facts_until: float = 0.88  #: fraction of the training after which they stay as many
+    #: recall after the longest context so far at which drills get the next longer one of `CONTEXTS`
+    context_recall: float = 0.4
     tags_weight: float = 1.0  #: of the tags' loss against the answers'
     #: fraction of batches in which one to four blocks are left out, either the last or any after the first, so that the
     #: block knob costs accuracy gradually; larger fractions make the knob free

@@ -29,24 +29,21 @@ from experiments.reference_model.tags import TagHead, feature_centres
 
 LENGTH_MULTIPLE = 64
 LOG_EVERY = 50
-CONTEXT_RECALL = 0.4
-READ_EVERY = 5
+READ_EVERY = 10
 CROPS_A_CONNECTOR_CALL = 448  # CUDA attention takes fewer than 65,536 windows, and a crop has 144
 MOST_DROPPED_BLOCKS = 4
 
 
 @dataclass
 class StepResult:
-    """The results of one forward pass: the loss to minimise, its parts, which answers [B, N] are all right, and the
-    fraction of the features on legible text that encode the whole label.
-    """
+    """The results of one forward pass; without gradients, but for the loss."""
 
-    loss: torch.Tensor
+    loss: torch.Tensor  #: to minimise
     answer_loss: torch.Tensor
-    exact: torch.Tensor
+    exact: torch.Tensor  #: [B, N] which answers are all right
     tags_loss: torch.Tensor
-    tags_right: torch.Tensor
-    prefix: torch.Tensor
+    tags_right: torch.Tensor  #: fraction of the features on legible text that encode the whole label
+    prefix: torch.Tensor  #: [B, T, H] embedded tokens of each picture, before its questions
 
 
 @dataclass
@@ -225,9 +222,9 @@ class Trainer:
             return loss + (router_losses * self._router_weights).sum(), right.detach()
 
     @torch.no_grad()
-    def recall(self, context: int, experts: int | None = None, form: int = 0) -> float:
-        """The fraction of the drilled prices that are right after so many tokens of a picture."""
-        return float(self.forward_facts(self.facts[form], context, self.prefix, experts=experts)[1])
+    def recall(self, prefix: torch.Tensor, context: int, experts: int | None = None, form: int = 0) -> float:
+        """The fraction of the drilled prices that are right after so many tokens of embedded pictures [B, T, H]."""
+        return float(self.forward_facts(self.facts[form], context, prefix, experts=experts)[1])
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.device, non_blocking=True)
@@ -320,7 +317,6 @@ class Trainer:
         result = self.forward(batch, blocks, experts)
         result.loss.backward()
         if self.facts:
-            self.prefix = result.prefix
             context = CONTEXTS[self._rng.randrange(self.context_level + 1)]
             table = self.facts[0] if self.step % 2 else self.facts[self.step // 2 % len(self.facts)]
             loss, _ = self.forward_facts(table, context, result.prefix, blocks, experts)
@@ -425,7 +421,7 @@ def run_leg(
                     "waited_s": round(waited, 1),
                     "scenes": scenes,
                     "grad_norm": round(float(norm), 3),
-                    **facts_learned(trainer, clock.progress),
+                    **facts_learned(trainer, result.prefix, clock.progress),
                     **{name: round(sum(values) / len(values), 3) for name, values in sorted(sums.items())},
                 }
                 log.write(json.dumps(row) + "\n")
@@ -435,16 +431,20 @@ def run_leg(
                 waited, scenes = 0.0, 0
 
 
-def facts_learned(trainer: Trainer, progress: float) -> dict[str, float]:
-    """The recall of prices in text over experts a token, after which there may be more prices to learn."""
+def facts_learned(trainer: Trainer, prefix: torch.Tensor, progress: float) -> dict[str, float]:
+    """The recall of prices in text over experts a token, and after tokens of embedded pictures [B, T, H] (`prefix`);
+    then there may be more prices to learn, or more tokens before them.
+    """
     if not trainer.facts:
         return {}
     recipe, most, level = trainer.recipe, trainer.model.default_top_k, trainer.context_level
-    recall = {f"top-{count}": trainer.recall(0, count) for count in (most, most // 2, most // 4)}
-    recall |= {f"after {context}": trainer.recall(context) for context in (*CONTEXTS[1 : level + 2], 256)}
-    recall |= {f"form {form} after {CONTEXTS[level]}": trainer.recall(CONTEXTS[level], form=form) for form in (1, 2)}
+    recall = {f"top-{count}": trainer.recall(prefix, 0, count) for count in (most, most // 2, most // 4)}
+    contexts = dict.fromkeys((*CONTEXTS[1 : level + 2], 256))
+    recall |= {f"after {context}": trainer.recall(prefix, context) for context in contexts}
+    last = CONTEXTS[level]
+    recall |= {f"form {form} after {last}": trainer.recall(prefix, last, form=form) for form in (1, 2)}
     found = {"facts": trainer.known_facts, **{f"recall/{name}": round(value, 3) for name, value in recall.items()}}
-    if level + 1 < len(CONTEXTS) and recall.get(f"after {CONTEXTS[level]}", recall[f"top-{most}"]) >= CONTEXT_RECALL:
+    if level + 1 < len(CONTEXTS) and recall.get(f"after {last}", recall[f"top-{most}"]) >= recipe.context_recall:
         trainer.context_level += 1
     if recall[f"top-{most}"] >= recipe.facts_recall and progress < recipe.facts_until:
         trainer.known_facts = min(round(trainer.known_facts * recipe.facts_growth), len(trainer.facts[0]))

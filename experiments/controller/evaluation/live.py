@@ -22,7 +22,7 @@ from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.controller.caveats import ControllerCaveat
-from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
+from experiments.controller.evaluation.outcomes import AnsweredRequests
 from experiments.controller.knob_choices import KnobSpace, published_space
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.action_logits import action_logits_for
@@ -35,7 +35,6 @@ from experiments.controller.running.live import (
     LiveRequest,
     prepare_requests,
     requests_of,
-    run_live,
     scores_of_choices,
     warm_up,
 )
@@ -157,13 +156,6 @@ def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
     two_stage = TwoStageController(logits, networks.space, job.model, job.blocks, job.max_new_tokens)
     two_stage.warm_up(job.measured)
     return [*controllers, two_stage]
-
-
-def live_outcomes(
-    job: LiveJob, controllers: Sequence[Controller], budgets_s: Sequence[float], seed: int
-) -> list[Outcomes]:
-    """The outcomes of every controller on every measured request at every budget."""
-    return run_live(controllers, job.model, job.metric, job.measured, budgets_s, seed)
 
 
 def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any] | None:

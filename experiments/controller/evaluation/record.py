@@ -88,10 +88,7 @@ def evaluate(
     }
     over = feasible_budgets(budgets)
     policies = tuple(
-        PolicyEvaluation(
-            each.name, figures[each.name], _gains(figures, each.name), _gain_over(figures, each.name, over)
-        )
-        for each in outcomes
+        PolicyEvaluation(each.name, figures[each.name], *_gains(figures, each.name, over)) for each in outcomes
     )
     by_name = {each.name: each for each in outcomes}
     comparisons = [
@@ -111,21 +108,15 @@ def feasible_budgets(budgets: Sequence[Budget]) -> list[int]:
     return [place for place, budget in enumerate(budgets) if budget.meetable is not False]
 
 
-def _gains(figures: Mapping[str, Sequence[BudgetFigures]], name: str) -> tuple[float | None, ...]:
+def _gains(
+    figures: Mapping[str, Sequence[BudgetFigures]], name: str, over: Sequence[int]
+) -> tuple[tuple[float | None, ...], float | None]:
+    """The fraction of the oracle's gain at each budget, and that of the means over some."""
     if BEST_STATIC not in figures or ORACLE not in figures:
-        return (None,) * len(figures[name])
-    return tuple(
-        fraction_of_gain(own.accuracy_in_time, static.accuracy_in_time, oracle.accuracy_in_time)
-        for own, static, oracle in zip(figures[name], figures[BEST_STATIC], figures[ORACLE], strict=True)
-    )
-
-
-def _gain_over(figures: Mapping[str, Sequence[BudgetFigures]], name: str, over: Sequence[int]) -> float | None:
-    if BEST_STATIC not in figures or ORACLE not in figures:
-        return None
-    return fraction_of_gain(
-        *(mean_over(figures[each], over, "accuracy_in_time") for each in (name, BEST_STATIC, ORACLE))
-    )
+        return (None,) * len(figures[name]), None
+    three = [figures[each] for each in (name, BEST_STATIC, ORACLE)]
+    gains = tuple(fraction_of_gain(*(each.accuracy_in_time for each in at)) for at in zip(*three, strict=True))
+    return gains, fraction_of_gain(*(mean_over(each, over, "accuracy_in_time") for each in three))
 
 
 def mean_over(figures: Sequence[BudgetFigures], places: Sequence[int], name: str) -> float | None:

@@ -45,7 +45,7 @@ class PerSampleOracle:
 
     @cached_property
     def _places(self) -> Mapping[tuple[str, int], int]:
-        return {key: place for place, key in enumerate(zip(self.grid.tasks, self.grid.sample_ids, strict=True))}
+        return {key: place for place, key in enumerate(self.grid.keys)}
 
     def best_row(self, place: int, budget_s: float) -> int:
         """The row of the best choice for the request at `place`."""

@@ -62,30 +62,30 @@ class HostActionLogits:
         self._budget = lru_cache(CACHED_BUDGETS)(self._new_budget)
 
     def warm_up(self, most_ids: int) -> None:
-        """See `StageOdds.warm_up`; nothing has to be prepared."""
+        """See `ActionLogits.warm_up`; nothing has to be prepared."""
 
     def first(self, ids: torch.Tensor, budget_s: float) -> Logits:
-        """See `StageOdds.first`."""
+        """See `ActionLogits.first`."""
         self._prompt = mean_embedding(self._embeddings, ids)
         budget, self._token = self._budget(budget_s)
         return self._networks.first(self._prompt.numpy(), budget)
 
     def token(self) -> torch.Tensor:
-        """See `StageOdds.token`."""
+        """See `ActionLogits.token`."""
         return self._token
 
     def rehearse(self) -> None:
-        """See `StageOdds.rehearse`; uses the states of the previous request. On the CPU nothing runs meanwhile."""
+        """See `ActionLogits.rehearse`; uses the states of the previous request. On the CPU nothing runs meanwhile."""
         if self._device.type != "cpu":
             self._networks.second(self._states.numpy(), 0, 0)
 
     def second(self, states: torch.Tensor, tier: int, pause: int) -> Logits:
-        """See `StageOdds.second`."""
+        """See `ActionLogits.second`."""
         self._states = states.to("cpu", torch.float32)
         return self._networks.second(self._states.numpy(), tier, pause)
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `StageOdds.seen`."""
+        """See `ActionLogits.seen`."""
         return self._prompt, self._states
 
     def _new_budget(self, budget_s: float) -> tuple[HostBudget, torch.Tensor]:

@@ -108,12 +108,12 @@ class DeviceActionLogits:
         self._second = self._stage_of_states()
 
     def warm_up(self, most_ids: int) -> None:
-        """See `StageOdds.warm_up`; a longer prompt is captured when it comes."""
+        """See `ActionLogits.warm_up`; a longer prompt is captured when it comes."""
         if most_ids > len(self._first.inputs) - BEFORE_IDS:
             self._first = self._stage_of_prompt(2 * most_ids)
 
     def first(self, ids: torch.Tensor, budget_s: float) -> Logits:
-        """See `StageOdds.first`."""
+        """See `ActionLogits.first`."""
         self.warm_up(len(ids))
         inputs = self._first.inputs
         inputs[0] = len(ids)
@@ -122,20 +122,20 @@ class DeviceActionLogits:
         return self._host.split_first(self._first.answer())
 
     def token(self) -> torch.Tensor:
-        """See `StageOdds.token`; the next call of `first` overwrites it."""
+        """See `ActionLogits.token`; the next call of `first` overwrites it."""
         return self._token
 
     def rehearse(self) -> None:
-        """See `StageOdds.rehearse`; the host computes next to nothing."""
+        """See `ActionLogits.rehearse`; the host computes next to nothing."""
 
     def second(self, states: torch.Tensor, tier: int, pause: int) -> Logits:
-        """See `StageOdds.second`."""
+        """See `ActionLogits.second`."""
         self._states.copy_(states)
         self._second.inputs[0] = tier * self._pauses + pause
         return self._host.split_second(self._second.answer(), pause)
 
     def seen(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `StageOdds.seen`."""
+        """See `ActionLogits.seen`."""
         return self._prompt[0].cpu(), self._states.cpu()
 
     def _stage_of_prompt(self, ids: int) -> DeviceQuestion:

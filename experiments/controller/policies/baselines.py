@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.controller.evaluation.outcomes import late
 from experiments.controller.evaluation.replay import replay
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import Aggregation, Lookup, build
@@ -102,10 +103,8 @@ def chosen_table(calibration: MeasuredGrid, budgets_s: Sequence[float]) -> Polic
         validation = known.take(left_out)
         for table in tables(known.take(~left_out)):
             found = replay(table, validation, budgets_s)
-            late = found.latency_s > np.asarray(budgets_s)[:, None]
-            totals[table.name] = totals.get(table.name, 0.0) + float(
-                np.where(late, 0, found.scores / validation.best).sum()
-            )
+            in_time = np.where(late(found, budgets_s), 0, found.scores / validation.best)
+            totals[table.name] = totals.get(table.name, 0.0) + float(in_time.sum())
     best = max(totals, key=lambda name: totals[name])
     return Renamed(CHOSEN_TABLE, next(table for table in tables(calibration) if table.name == best))
 

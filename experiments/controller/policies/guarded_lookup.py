@@ -10,7 +10,7 @@ from experiment_core_utils.primitives.units import check_above
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.analyses.latency.features import RequestSetting
 from experiments.analyses.latency.guardrail import is_admitted
-from experiments.controller.knob_choices import KnobChoice, request_setting
+from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import Lookup
 from experiments.controller.policies.interface import RequestFeatures, check_budget
 
@@ -74,7 +74,7 @@ class GuardedLookup:
                     "known; give a grid that has every tier of the lookup"
                 )
             shape = request.shapes[entry.choice.tier]
-            settings.append(
-                request_setting(entry.choice, shape.crops, shape.vision_tokens, request.text_tokens, length)
-            )
+            # The estimator's top-k is that after the first block, its blocks are the active ones: as a choice's are.
+            knobs = entry.choice.top_k, entry.choice.num_active_blocks
+            settings.append(RequestSetting(shape.vision_tokens, shape.crops, request.text_tokens, *knobs, length))
         return settings

@@ -17,7 +17,13 @@ from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.on_host import HostNetworks
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
 from experiments.controller.policies.interface import RequestFeatures, check_budget
-from experiments.controller.provenance import refuse_other_source, refuse_other_weights, replay_leaks, split_caveats
+from experiments.controller.provenance import (
+    network_differences,
+    refuse_other_source,
+    refuse_other_weights,
+    replay_leaks,
+    split_caveats,
+)
 from experiments.controller.running.adaptive_generation import AdaptiveModel
 from experiments.controller.running.deciders import NetworkDecider
 from experiments.controller.running.live import AdaptiveAnswer, LiveRequest
@@ -71,7 +77,7 @@ class TwoStageController:
     """A `Controller` with the two stages inside the running model. Their time is within the latency.
 
     Attributes:
-        host_reason: see `StageOdds.reason`.
+        host_reason: see `ActionLogits.reason`.
     """
 
     def __init__(
@@ -129,12 +135,16 @@ def learned_replay(
     states = load_states(path)
     refuse_other_source(grid, states.splits or {}, states.model["name"], path)
     refuse_other_weights(checkpoint, path, states.model)
-    _refuse_other_networks(checkpoint, networks, states)
+    if network_differences(states, networks):
+        raise ResultsError(
+            f"the states were recorded with another budget token or other knobs than {checkpoint} has; give the "
+            "states.pt of its training"
+        )
     has = has_states(grid, states)
     if not has.any():
         raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
     known = grid.take(has)
-    missing = without_states(states, grid.tasks, grid.sample_ids)
+    missing = without_states(states, grid.keys)
     usable = calibration.take(calibration.is_complete & has_states(calibration, states))
     caveats = [
         NOT_IN_A_REPLAY,
@@ -146,12 +156,3 @@ def learned_replay(
         *replay_leaks(checkpoint, usable, known),
     ]
     return LearnedReplay(RecordedTwoStage(networks, states), known, tuple(caveats), len(missing))
-
-
-def _refuse_other_networks(checkpoint: Path, networks: TwoStageNetworks, states: RecordedStates) -> None:
-    own = networks.budget.state_dict()
-    if networks.space != states.space or any(not own[name].cpu().equal(states.budget[name]) for name in own):
-        raise ResultsError(
-            f"the states were recorded with another budget token or other knobs than {checkpoint} has; give the "
-            "states.pt of its training"
-        )

@@ -1,7 +1,7 @@
 """The policies that an evaluation's flags request; all of them choose before the model runs."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -101,7 +101,6 @@ def further_policies(
     return [each for each in baselines(calibration, budgets_s) if each.name != lookup.name]
 
 
-def num_seen(lookup: Lookup, tasks: Sequence[str], sample_ids: Sequence[int]) -> int:
-    """How many of these requests the lookup was made of."""
-    seen = {(task, sample_id) for task, ids in lookup.sample_ids.items() for sample_id in ids}
-    return sum(key in seen for key in zip(tasks, sample_ids, strict=True))
+def num_seen(lookup: Lookup, keys: Iterable[tuple[str, int]]) -> int:
+    """How many of these requests, by task and sample id, the lookup was made of."""
+    return sum(key in lookup.keys for key in keys)

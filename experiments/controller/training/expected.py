@@ -6,11 +6,10 @@ Nothing is drawn but the requests: every action's reward is known, so the gradie
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
 from experiments.controller.networks.two_stage import TwoStageNetworks
 from experiments.controller.training.environment import BudgetedRequests, RewardRecipe
-from experiments.controller.training.grpo import GrpoRecipe
+from experiments.controller.training.grpo import GrpoRecipe, descend
 from experiments.controller.training.tabled_environment import TabledEnvironment
 
 # Log-probabilities of tier [B, T], pause [B, P], top-k [B, T, P, K] and number of blocks [B, T, P, C].
@@ -83,11 +82,6 @@ def update_expected(
         between = tuple(own - other for own, other in zip(log_probs, of_reference, strict=True))
         away = mean_over_actions(log_probs, between).mean()  # type: ignore[arg-type]
         loss = -expected(gained) - entropy_weight * spread + recipe.kl_weight * away
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        trained = [each for each in networks.parameters() if each.requires_grad]
-        norm = nn.utils.clip_grad_norm_(trained, recipe.max_grad_norm)
-        optimiser.step()
         found = {
             "reward": expected(gained).item(),
             "accuracy": expected(accuracy).item(),
@@ -98,6 +92,6 @@ def update_expected(
             "entropy": spread.item(),
             "kl": away.item(),
             "clipped_share": 0.0,
-            "grad_norm": norm.item(),
+            "grad_norm": descend(optimiser, loss, recipe.max_grad_norm),
         }
     return found

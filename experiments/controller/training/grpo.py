@@ -4,6 +4,7 @@ Group relative policy optimisation (Z. Shao et al., "DeepSeekMath", arXiv 2402.0
 once: the four actions of a roll-out have the same advantage, which is its reward within its group. There is no critic.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -71,6 +72,15 @@ def entropy(log_probs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return torch.stack(parts).sum(dim=0)
 
 
+def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor, max_norm: float = math.inf) -> float:
+    """Take a step against the loss's gradient, at most of this norm; returns the norm that it had."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(optimiser.param_groups[0]["params"], max_norm)
+    optimiser.step()
+    return norm.item()
+
+
 def update(
     networks: TwoStageNetworks,
     reference: TwoStageNetworks,
@@ -96,17 +106,12 @@ def update(
         spread, away = entropy(log_probs).mean(), divergence(now, of_reference).mean()
         gained = clipped_objective(ratios, gains, recipe.clip).mean()
         loss = -gained - entropy_weight * spread + recipe.kl_weight * away
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        trained = [each for each in networks.parameters() if each.requires_grad]
-        norm = nn.utils.clip_grad_norm_(trained, recipe.max_grad_norm)
-        optimiser.step()
         found = {
             "loss": loss.item(),
             "entropy": spread.item(),
             "kl": away.item(),
             "clipped_share": float(((ratios - 1).abs() > recipe.clip).float().mean()),
-            "grad_norm": norm.item(),
+            "grad_norm": descend(optimiser, loss, recipe.max_grad_norm),
         }
     return found
 
@@ -143,8 +148,6 @@ def warm_start(
         )
         pairs = ((tier_log_probs, tiers), (top_k_log_probs, top_ks), (block_log_probs, blocks))
         loss = torch.stack([nn.functional.nll_loss(part, wanted) for part, wanted in pairs]).sum()
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        optimiser.step()
+        descend(optimiser, loss)
         losses.append(loss.item())
     return losses

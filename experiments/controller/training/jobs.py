@@ -21,6 +21,7 @@ from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_
 from experiments.controller.networks.two_stage import TwoStageNetworks
 from experiments.controller.provenance import (
     knob_differences,
+    network_differences,
     refuse_other_model,
     refuse_other_source,
     refuse_other_weights,
@@ -116,7 +117,7 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
     else:
         states, networks = _record(given, rest, plan, grid, train_part)
         states.save(path)
-    left_out = without_states(states, grid.tasks, grid.sample_ids)
+    left_out = without_states(states, grid.keys)
     for found in [*missing_caveats(left_out, len(grid)), *split_caveats(grid, states.splits)]:
         print(f"caveat: {found.sentence}", file=sys.stderr)
     environment = replay_environment(train_part, states)
@@ -156,12 +157,7 @@ def _recorded(
 def _started(init_from: Path, path: Path, states: RecordedStates) -> TwoStageNetworks:
     """The networks of a checkpoint; raises ConfigurationError where the states are not for them."""
     networks = load_networks(init_from)
-    own = networks.budget.state_dict()
-    differing = knob_differences(states.space.knobs, networks.space.knobs)
-    if not differing and networks.space != states.space:
-        differing = "pauses, or what is possible after them"
-    if not differing and any(not torch.equal(own[name], states.budget[name]) for name in own):
-        differing = "the budget token"
+    differing = network_differences(states, networks)
     if differing:
         raise ConfigurationError(
             f"{path} was recorded for other networks than those of {init_from} ({differing}); give the states of its "
@@ -189,7 +185,7 @@ def _record(
             )
     tasks = open_tasks(config.task, grid.tasks)
     refuse_other_source(grid, {name: task.split for name, task in tasks.items()}, source.name)
-    sample_keys = [(tasks[name], at) for name, at in zip(grid.tasks, grid.sample_ids, strict=True)]
+    sample_keys = [(tasks[name], at) for name, at in grid.keys]
     loaded = load_model(rest, given.init_from)
     networks = loaded.networks(knobs, plan.seed, given.init_from)
     budgets_s = spread_budgets(train_part.complete(), given.num_budgets)

@@ -28,12 +28,7 @@ from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.action_logits import mean_embedding
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
 from experiments.controller.running.adaptive_generation import prompt_ids
-from experiments.controller.training.tensor_file import (
-    FileKind,
-    broken_content_named,
-    read_tensor_file,
-    write_tensor_file,
-)
+from experiments.controller.training.tensor_file import FileKind, read_tensor_file, write_tensor_file
 
 # Task and sample id.
 SampleKey = tuple[str, int]
@@ -98,7 +93,7 @@ _States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class RecordedStates:
     """The states of S samples, T tiers, P pauses and L budgets, all on the host in float32."""
 
-    keys: tuple[tuple[str, int], ...]  #: (task, sample id) of each sample
+    keys: tuple[SampleKey, ...]
     prompts: torch.Tensor  #: [S, H]
     last: torch.Tensor  #: [S, T, P, H], the prompt's last token
     tokens: torch.Tensor  #: [S, T, P, L, H], the budget token
@@ -118,8 +113,7 @@ class RecordedStates:
 
 def load_states(path: Path) -> RecordedStates:
     """The states that `RecordedStates.save` wrote; raises ResultsError for any other file."""
-    content = read_tensor_file(path, STATES)
-    with broken_content_named(path, STATES):
+    with read_tensor_file(path, STATES) as content:
         return RecordedStates(**{**content, "space": space_of(content["space"])})
 
 
@@ -177,12 +171,12 @@ def record_states(
     return RecordedStates(keys, prompts, last, tokens, budgets, networks.space, weights, reasons, dict(source), splits)
 
 
-def without_states(states: RecordedStates, tasks: Sequence[str], sample_ids: Sequence[int]) -> dict[str, str]:
+def without_states(states: RecordedStates, keys: Sequence[SampleKey]) -> dict[str, str]:
     """Each of the samples that has no states, as "task id" -> the reason."""
     recorded = set(states.keys)
     return {
         f"{task} {at}": states.failed.get(f"{task} {at}", "it was not requested when the states were recorded")
-        for task, at in zip(tasks, sample_ids, strict=True)
+        for task, at in keys
         if (task, at) not in recorded
     }
 

@@ -10,12 +10,12 @@ from itertools import product
 import numpy as np
 import torch
 
-from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.knobs import TIERS
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.two_stage import ActionSpace
+from experiments.controller.provenance import fingerprints
 from experiments.controller.training.recorded_states import RecordedStates
 from experiments.controller.training.tabled_environment import TabledEnvironment, Tables
 
@@ -37,7 +37,7 @@ def grid_space(grid: MeasuredGrid, num_total_blocks: int, first_top_k: int) -> K
 def has_states(grid: MeasuredGrid, states: RecordedStates) -> np.ndarray:
     """Whether each request [N] of the grid has states."""
     recorded = set(states.keys)
-    return np.array([key in recorded for key in zip(grid.tasks, grid.sample_ids, strict=True)], dtype=bool)
+    return np.array([key in recorded for key in grid.keys], dtype=bool)
 
 
 def usable(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
@@ -74,7 +74,7 @@ def replay_environment(grid: MeasuredGrid, states: RecordedStates) -> TabledEnvi
         raise ResultsError("the states were recorded for other values of the knobs than the grid's; record them again")
     used = usable(grid, states)
     recorded = {key: place for place, key in enumerate(states.keys)}
-    places = torch.tensor([recorded[key] for key in zip(used.tasks, used.sample_ids, strict=True)])
+    places = torch.tensor([recorded[key] for key in used.keys])
     tiers, _, top_ks, counts = states.space.sizes
     shape = len(used), tiers, top_ks, counts
     tables = Tables(
@@ -90,10 +90,7 @@ def replay_environment(grid: MeasuredGrid, states: RecordedStates) -> TabledEnvi
         "kind": "replay",
         "tasks": sorted(set(used.tasks)),
         "num_samples": len(used),
-        "samples": {
-            task: fingerprint_of_ids([at for name, at in zip(used.tasks, used.sample_ids, strict=True) if name == task])
-            for task in sorted(set(used.tasks))
-        },
+        "samples": fingerprints(used),
         "budgets_ms": [1000 * float(budget) for budget in states.budgets_s],
         "model": dict(states.model),
         # Absent from older states, so that a training on them can still be resumed.

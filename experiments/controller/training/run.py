@@ -20,12 +20,7 @@ from experiments.controller.training.expected import update_expected
 from experiments.controller.training.grpo import GrpoRecipe, update
 from experiments.controller.training.recorded_states import space_of
 from experiments.controller.training.tabled_environment import TabledEnvironment
-from experiments.controller.training.tensor_file import (
-    FileKind,
-    broken_content_named,
-    read_tensor_file,
-    write_tensor_file,
-)
+from experiments.controller.training.tensor_file import FileKind, read_tensor_file, write_tensor_file
 
 CHECKPOINT = "checkpoint.pt"
 TRAINING = FileKind("controller_training", 1, CHECKPOINT)
@@ -93,24 +88,25 @@ class TrainingRun:
         recipe = self.plan.grpo
         assert isinstance(self.environment, TabledEnvironment)
         budgeted = self.environment.draw(recipe.asks_per_update * recipe.group_size, self._generator)
-        left = 1.0 - len(self.rows) / self.plan.updates
         found = update_expected(
             self.networks, self._reference, self._optimiser, self.environment, budgeted, self.plan.reward, recipe,
-            recipe.entropy_weight * left,
+            self._entropy_weight,
         )  # fmt: skip
         return {"update": len(self.rows) + 1, **found}
+
+    @property
+    def _entropy_weight(self) -> float:
+        """It falls evenly to 0."""
+        return self.plan.grpo.entropy_weight * (1.0 - len(self.rows) / self.plan.updates)
 
     def _grpo_row(self) -> dict[str, float]:
         recipe = self.plan.grpo
         budgeted = self.environment.draw(recipe.asks_per_update, self._generator).repeated(recipe.group_size)
         rolled = self.environment.roll_out(self.networks, budgeted, self._generator)
         gained = rewards(self.plan.reward, rolled.accuracy, rolled.latency_s, budgeted.budgets_s)
-        left = 1.0 - len(self.rows) / self.plan.updates
-        found = update(
-            self.networks, self._reference, self._optimiser, rolled, gained, recipe, recipe.entropy_weight * left
-        )
+        found = update(self.networks, self._reference, self._optimiser, rolled, gained, recipe, self._entropy_weight)
         groups = gained.view(-1, recipe.group_size)
-        row = {
+        return {
             "update": len(self.rows) + 1,
             "reward": float(gained.mean()),
             "accuracy": float(rolled.accuracy.mean()),
@@ -119,7 +115,6 @@ class TrainingRun:
             "advantage_groups": float((groups.amax(dim=1) > groups.amin(dim=1)).double().mean()),
             **found,
         }
-        return row
 
     def save(self, path: Path) -> None:
         """Write the checkpoint whole or not at all; raises ResultsNotSaved where the disk does not take it."""
@@ -144,8 +139,7 @@ class TrainingRun:
             ConfigurationError: it is of another plan or environment.
             ResultsError: it is not a checkpoint.
         """
-        content = read_tensor_file(path, TRAINING)
-        with broken_content_named(path, TRAINING):
+        with read_tensor_file(path, TRAINING) as content:
             self._resume_from(content, path)
 
     def _resume_from(self, content: Mapping[str, Any], path: Path) -> None:
@@ -171,8 +165,7 @@ def stored_environment(path: Path) -> Mapping[str, Any] | None:
     """The environment's description in a checkpoint; None without a file, ResultsError for any other file."""
     if not path.exists():
         return None
-    content = read_tensor_file(path, TRAINING)
-    with broken_content_named(path, TRAINING):
+    with read_tensor_file(path, TRAINING) as content:
         environment: Mapping[str, Any] = content["environment"]
     return environment
 
@@ -186,8 +179,7 @@ def start_of(init_from: Path | None) -> Mapping[str, Any]:
     """
     if init_from is None:
         return DRAWN
-    content = read_tensor_file(init_from, TRAINING)
-    with broken_content_named(init_from, TRAINING):
+    with read_tensor_file(init_from, TRAINING) as content:
         return {"kind": "checkpoint", "environment": content["environment"], "start": content.get("start")}
 
 
@@ -197,8 +189,7 @@ def earlier_trainings(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
     Raises:
         ResultsError: the file is not a checkpoint.
     """
-    content = read_tensor_file(path, TRAINING)
-    with broken_content_named(path, TRAINING):
+    with read_tensor_file(path, TRAINING) as content:
         found, start = [content["environment"]], content.get("start")
         while start is not None and start["kind"] == "checkpoint":
             found.append(start["environment"])
@@ -209,8 +200,7 @@ def earlier_trainings(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
 
 def load_networks(path: Path) -> TwoStageNetworks:
     """The networks of a checkpoint, on the host; raises ResultsError for any other file."""
-    content = read_tensor_file(path, TRAINING)
-    with broken_content_named(path, TRAINING):
+    with read_tensor_file(path, TRAINING) as content:
         networks = TwoStageNetworks(space_of(content["space"]), content["hidden_size"], 1.0, seed=0)
         networks.load_state_dict(content["networks"])
     return networks

@@ -35,10 +35,14 @@ def write_tensor_file(path: Path, of: FileKind, content: Mapping[str, Any]) -> N
         torch.save({"kind": of.kind, "version": of.version, **content}, temporary)
 
 
-def read_tensor_file(path: Path, of: FileKind) -> dict[str, Any]:
-    """The content without kind and version, on the host; raises ResultsError for a file of anything else.
+@contextmanager
+def read_tensor_file(path: Path, of: FileKind) -> Iterator[dict[str, Any]]:
+    """A context in which the content without kind and version, on the host, is used.
 
     Nothing in the file is run: it may contain tensors and plain values only.
+
+    Raises:
+        ResultsError: a file of anything else, or something in it is missing or not possible.
     """
     content = _loaded(path, of)
     if not isinstance(content, dict) or "kind" not in content:
@@ -48,14 +52,8 @@ def read_tensor_file(path: Path, of: FileKind) -> dict[str, Any]:
         raise ResultsError(
             f"{path} is not a {of.kind} of version {of.version}, but a {kind} of version {version}; {of.advice}"
         )
-    return content
-
-
-@contextmanager
-def broken_content_named(path: Path, of: FileKind) -> Iterator[None]:
-    """A context in which a file's content is used; raises ResultsError where something is missing or not possible."""
     try:
-        yield
+        yield content
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, RuntimeError) as error:
         raise ResultsError(f"{path} is a broken {of.kind} ({shortened(first_line(error))}); {of.advice}") from error
 

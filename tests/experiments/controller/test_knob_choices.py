@@ -7,8 +7,7 @@ import pytest
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import CropRange, KnobLimits
-from experiments.analyses.latency.features import RequestSetting
-from experiments.controller.knob_choices import KnobChoice, published_space, request_setting
+from experiments.controller.knob_choices import KnobChoice, published_space
 
 LIMITS = KnobLimits(num_total_blocks=16, num_experts=64, default_top_k=8)
 
@@ -80,10 +79,3 @@ def test_block_0_runs_and_the_others_by_importance():
 def test_without_scores_the_first_blocks_run():
     setting = published_space(LIMITS).setting(KnobChoice("low", 8, 13), BlockChoice())
     assert setting.active_blocks == tuple(range(13))
-
-
-def test_the_estimator_gets_all_blocks_and_the_later_top_k():
-    found = request_setting(KnobChoice("low", 6, 12), crops=2, vision_tokens=432, text_tokens=30, output_tokens=None)
-    assert found == RequestSetting(
-        vision_tokens=432, crops=2, text_tokens=30, top_k=6, num_active_blocks=12, output_tokens=None
-    )

@@ -65,8 +65,9 @@ def test_none_fits_says_so_and_gives_the_nearest():
     lookup = build(grid(), "mean")
     entry = predict(lookup, 50)
     assert entry.choice == FAST
-    assert not lookup.fits(entry, 50)
-    assert lookup.fits(entry, 125)
+    place = lookup.entries.index(entry)
+    assert not lookup.at(50).fits[place]
+    assert lookup.at(125).fits[place]
 
 
 def test_scores_count_as_fractions_of_the_best_and_absent_ones_do_not_count():

@@ -25,9 +25,12 @@ RECIPE = replace(
 
 def _trainer(recipe: OptimiserRecipe) -> Trainer:
     tables = [FactTable.of(TOKENIZER, CPU, form, number=20) for form in FORMS]
-    trainer = Trainer(tiny_model(), tiny_processor(), recipe, compile_blocks=False, facts=tables)
-    trainer.prefix = torch.randn(2, 9, trainer.model.config.text_config.hidden_size)
-    return trainer
+    return Trainer(tiny_model(), tiny_processor(), recipe, compile_blocks=False, facts=tables)
+
+
+def _prefix(trainer: Trainer) -> torch.Tensor:
+    """Embedded tokens of two pictures."""
+    return torch.randn(2, 9, trainer.model.config.text_config.hidden_size)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -50,14 +53,14 @@ def test_a_drill_gives_the_code_and_asks_for_the_price(form: str) -> None:
 def test_the_loss_is_that_of_each_drill_alone_after_its_context(context: int, experts: int | None) -> None:
     trainer = _trainer(replace(RECIPE, first_facts=1))
     # One fact and one context: whichever tokens are drawn, every drill is the same.
-    trainer.prefix = trainer.prefix[:1, :1].expand(2, 9, -1)
+    prefix = _prefix(trainer)[:1, :1].expand(2, 9, -1)
     table, model = trainer.facts[2], trainer.model
     with torch.no_grad():
         model.train()
-        loss, right = trainer.forward_facts(table, context, trainer.prefix, experts=experts)
+        loss, right = trainer.forward_facts(table, context, prefix, experts=experts)
         model.eval()
         drill = model.model.embed(table.input_ids[:1], None)
-        states = torch.cat([trainer.prefix[:1, : 1 + context], drill], dim=1)
+        states = torch.cat([prefix[:1, : 1 + context], drill], dim=1)
         with model.knobs(top_k=experts):
             logits = model(inputs_embeds=states).logits[:, -table.answers.shape[1] :]
     expected = torch.nn.functional.cross_entropy(logits[0], table.answers[0])
@@ -67,25 +70,27 @@ def test_the_loss_is_that_of_each_drill_alone_after_its_context(context: int, ex
 
 def test_more_prices_follow_when_enough_are_right() -> None:
     trainer = _trainer(replace(RECIPE, facts_recall=0.0))
-    assert facts_learned(trainer, 0.5)["facts"] == 10
+    prefix = _prefix(trainer)
+    assert facts_learned(trainer, prefix, 0.5)["facts"] == 10
     assert trainer.known_facts == 15
-    facts_learned(trainer, 0.95)
+    facts_learned(trainer, prefix, 0.95)
     assert trainer.known_facts == 15  # the end of the training is for what there is
-    facts_learned(trainer, 0.5)
+    facts_learned(trainer, prefix, 0.5)
     assert trainer.known_facts == 20  # and there are no more than the table has
     strict = _trainer(replace(RECIPE, facts_recall=1.1))
-    facts_learned(strict, 0.5)
+    facts_learned(strict, prefix, 0.5)
     assert strict.known_facts == 10
 
 
-def test_the_context_grows_when_prices_are_recalled_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = _trainer(RECIPE)
-    facts_learned(trainer, 0.5)
-    assert trainer.context_level == 0  # an untrained model knows no price
-    monkeypatch.setattr("experiments.reference_model.trainer.CONTEXT_RECALL", 0.0)
+def test_the_context_grows_when_prices_are_recalled_after_it() -> None:
+    untrained = _trainer(RECIPE)
+    prefix = _prefix(untrained)
+    facts_learned(untrained, prefix, 0.5)
+    assert untrained.context_level == 0  # an untrained model knows no price
+    trainer = _trainer(replace(RECIPE, context_recall=0.0))
     for level in (1, 2):
-        assert f"recall/after {CONTEXTS[level]}" in facts_learned(trainer, 0.5)
+        assert f"recall/after {CONTEXTS[level]}" in facts_learned(trainer, prefix, 0.5)
         assert trainer.context_level == level
     for _ in range(10):
-        facts_learned(trainer, 0.5)
+        facts_learned(trainer, prefix, 0.5)
     assert trainer.context_level == len(CONTEXTS) - 1

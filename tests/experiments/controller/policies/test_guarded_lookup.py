@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.analyses.latency.features import RequestSetting
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import build
 from experiments.controller.policies.guarded_lookup import GuardedLookup
@@ -94,6 +95,13 @@ def test_the_estimator_predicts_each_choice_at_its_own_tier():
         (6, 800, 4, 12),
         (12, 1600, 8, 16),
     ]
+
+
+def test_the_estimator_gets_all_blocks_and_the_later_top_k():
+    found = policy().request_settings(request(output_tokens=3))[0]
+    assert found == RequestSetting(
+        vision_tokens=400, crops=2, text_tokens=10, top_k=4, num_active_blocks=12, output_tokens=3
+    )
 
 
 def test_a_knob_that_the_estimator_has_not_seen_is_not_admitted():

@@ -19,12 +19,7 @@ from experiments.controller.training.run import (
     start_of,
     stored_environment,
 )
-from experiments.controller.training.tensor_file import (
-    FileKind,
-    broken_content_named,
-    read_tensor_file,
-    write_tensor_file,
-)
+from experiments.controller.training.tensor_file import FileKind, read_tensor_file, write_tensor_file
 from tests.experiments.controller.hand_made_states import networks_with, states_of
 from tests.experiments.hand_made_sweep import result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
@@ -35,7 +30,8 @@ ADVICE = "; give the states.pt that experiments.controller.train wrote"
 
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
     write_tensor_file(tmp_path / "new" / "a.pt", STATES, {"rows": torch.arange(3), "name": "x"})
-    found = read_tensor_file(tmp_path / "new" / "a.pt", STATES)
+    with read_tensor_file(tmp_path / "new" / "a.pt", STATES) as found:
+        pass
     assert found["rows"].tolist() == [0, 1, 2] and found["name"] == "x" and set(found) == {"rows", "name"}
 
 
@@ -77,8 +73,8 @@ NO_PLAIN_VALUES = " is not a controller_states: it contains more than tensors an
 def test_any_other_file_is_named_in_one_line(tmp_path: Path, make: Callable[[Path], object], output: str) -> None:
     path = tmp_path / "given"
     make(path)
-    with pytest.raises(ResultsError) as caught:
-        read_tensor_file(path, STATES)
+    with pytest.raises(ResultsError) as caught, read_tensor_file(path, STATES):
+        pass
     assert str(caught.value) == f"{path}{output}{ADVICE}"
 
 
@@ -118,7 +114,8 @@ def test_commands_name_the_file_that_they_were_given(
 @pytest.mark.parametrize("error", [KeyError("space"), TypeError("a"), RuntimeError("size mismatch"), ValueError("b")])
 def test_content_that_lacks_something_is_named_with_its_file(tmp_path: Path, error: Exception) -> None:
     path = tmp_path / "given"
-    with pytest.raises(ResultsError) as caught, broken_content_named(path, STATES):
+    write_tensor_file(path, STATES, {})
+    with pytest.raises(ResultsError) as caught, read_tensor_file(path, STATES):
         raise error
     output = str(caught.value)
     assert output.startswith(f"{path} is a broken {STATES.kind} (") and output.endswith(STATES.advice)
