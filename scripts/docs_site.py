@@ -29,7 +29,6 @@ SOURCES = "repository"
 # Published commands that `knobprof` has no name for: name and module.
 OTHER_COMMANDS = (
     ("python experiments/core_exp/collect_table.py", "experiments.core_exp.collect_table"),
-    ("python scripts/score_block_importance.py", "experiments.block_importance.score_blocks"),
 )
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)((?:#[^)\s]*)?)(?=\))")
 # mermaid's own script, where `npm install mermaid` has put it; the theme would load it from a server.
