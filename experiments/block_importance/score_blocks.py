@@ -81,7 +81,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="do not score: compare the scores in --output with the first blocks, by accuracy on the --held_out "
         "samples",
     )
-    parser.add_argument("--method", choices=METHODS, default=METHODS[0])
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        default=METHODS[0],
+        help="leave_one_out: accuracy lost without the block; activation_change: how much the block changes its input; "
+        "gradient: first-order change of the loss without it",
+    )
     parser.add_argument(
         "--positions",
         choices=("all", "last"),
