@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import check_energy, meters_of
-from experiment_core_utils.l_results_csv_cleaning import write_tables
+from experiment_core_utils.l_results_csv_cleaning import check_table_format, write_tables
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.collectives import (
     all_or_raise,
@@ -86,6 +86,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
     if config.machine.tracker is not None:
         check_tracker(config.machine.tracker)
+    check_table_format(config.machine.format)
     accelerator = setup_distributed(config.machine)
     requested = requested_run(config)
     check_and_make_folder(requested, energy)
