@@ -29,9 +29,7 @@ _COMMANDS = "<!-- commands -->"
 #: where files from outside docs/ are in the site
 SOURCES = "repository"
 # Published commands that `knobprof` has no name for: name and module.
-OTHER_COMMANDS = (
-    ("python experiments/core_exp/collect_table.py", "experiments.core_exp.collect_table"),
-)
+OTHER_COMMANDS = (("python experiments/core_exp/collect_table.py", "experiments.core_exp.collect_table"),)
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)((?:#[^)\s]*)?)(?=\))")
 # mermaid's own script, where `npm install mermaid` has put it; the theme would load it from a server.
 _MERMAID = Path("node_modules/mermaid/dist/mermaid.min.js")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, package_of_extra
 from experiment_core_utils.primitives.files import parse_json, refuse_unreadable
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.questions import (
@@ -207,8 +207,8 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, Row | str]]:
 
 def _parquet_rows(path: Path, cache_dir: Path | None) -> FileRows:
     # The library behind it takes seconds to import, and no other form needs it.
-    from experiment_core_utils.tasks.datasets.hub_tables import read_parquet
-
+    with package_of_extra("datasets", "datasets"):
+        from experiment_core_utils.tasks.datasets.hub_tables import read_parquet
     try:
         table = read_parquet(path, cache_dir)
     except ConfigurationError as error:
