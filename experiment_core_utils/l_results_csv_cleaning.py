@@ -23,7 +23,7 @@ from experiment_core_utils.primitives.csv_tables import (
     spreadsheet_safe,
     table_text,
 )
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ResultsError, package_of_extra
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
 from experiment_core_utils.primitives.knobs import VisionTarget, decoder_label, own_target, tier_target, token_target
 from experiment_core_utils.primitives.statistics import rate
@@ -52,6 +52,23 @@ SAMPLE_COLUMNS = (
     SampleColumn("sample_id", "sample_id", int),
     SampleColumn("image_id", "metadata.image_id", str),
     SampleColumn("question_type", "question_type", str),
+    SampleColumn("question", "metadata.question", str),
+    SampleColumn("pred", "pred", str),
+    SampleColumn("answers", "metadata.answers", str, "`metadata.answers`, the reference answers, as a JSON list"),
+    SampleColumn("accuracy", "accuracy", float),
+    SampleColumn("parse_status", "parse_status", str),
+    SampleColumn("T_total_ms", "T_total", float),
+    SampleColumn("T_vision_total_ms", "T_vision_total", float),
+    SampleColumn("T_LLM_prefill_ms", "T_LLM_prefill", float),
+    SampleColumn("T_LLM_decode_ms", "T_LLM_decode", float),
+    SampleColumn("T_first_token_ms", "T_first_token", float),
+    SampleColumn("T_decode_per_token_ms", "T_decode_per_token", float),
+    SampleColumn("T_preprocess_ms", "T_preprocess", float),
+    SampleColumn("T_transfer_ms", "T_transfer", float),
+    SampleColumn("num_runs", "runs", int, "how many there are in `runs`"),
+    SampleColumn("num_outlier_runs", "outlier_runs", int, "how many there are in `outlier_runs`"),
+    SampleColumn("energy_j", "energy_j", float),
+    SampleColumn("energy_source", "energy_source", str),
     SampleColumn("target_crops", "target_crops", int),
     SampleColumn("actual_num_crops", "actual_num_crops", int),
     SampleColumn("pooled_image_features", "pooled_image_features", int),
@@ -61,27 +78,10 @@ SAMPLE_COLUMNS = (
     SampleColumn("prompt_tokens", "prompt_tokens", int),
     SampleColumn("output_tokens", "output_tokens", int),
     SampleColumn("output_ended", "output_ended", bool),
-    SampleColumn("accuracy", "accuracy", float),
-    SampleColumn("parse_status", "parse_status", str),
-    SampleColumn("T_vision_total_ms", "T_vision_total", float),
-    SampleColumn("T_LLM_prefill_ms", "T_LLM_prefill", float),
-    SampleColumn("T_LLM_decode_ms", "T_LLM_decode", float),
-    SampleColumn("T_total_ms", "T_total", float),
-    SampleColumn("T_decode_per_token_ms", "T_decode_per_token", float),
-    SampleColumn("T_first_token_ms", "T_first_token", float),
-    SampleColumn("T_preprocess_ms", "T_preprocess", float),
-    SampleColumn("T_transfer_ms", "T_transfer", float),
-    SampleColumn("num_runs", "runs", int, "how many there are in `runs`"),
-    SampleColumn("num_outlier_runs", "outlier_runs", int, "how many there are in `outlier_runs`"),
     SampleColumn("vision_flops", "vision_flops", float),
     SampleColumn("prefill_flops", "prefill_flops", float),
     SampleColumn("decode_flops_per_token", "decode_flops_per_token", float),
-    SampleColumn("energy_j", "energy_j", float),
-    SampleColumn("energy_source", "energy_source", str),
     SampleColumn("accuracy_batch_size", "accuracy_batch_size", int),
-    SampleColumn("question", "metadata.question", str),
-    SampleColumn("pred", "pred", str),
-    SampleColumn("answers", "metadata.answers", str, "`metadata.answers`, the reference answers, as a JSON list"),
     SampleColumn("prompt", "metadata.prompt", str),
 )
 _IN_NO_CSV = re.compile("[\0\ud800-\udfff]")
@@ -107,6 +107,12 @@ def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, li
     return of_setting | {
         each.name: _values(samples, each.source) for each in SAMPLE_COLUMNS if each.name not in of_setting
     }
+
+
+def table_of_samples(results: Sequence[SettingResult]) -> dict[str, list[Cell]]:
+    """`sample_columns` without columns that have no value; all of them where no sample ran."""
+    columns = sample_columns((result, setting_key(result)) for result in results)
+    return {name: cells for name, cells in columns.items() if not cells or any(cell is not None for cell in cells)}
 
 
 def _values(samples: Sequence[SampleResult], source: str) -> list[Cell]:
@@ -201,13 +207,16 @@ READ_FIRST = (
     "metric",
     "T_total_mean_ms",
     "T_total_p95_ms",
+    "T_vision_total_mean_ms",
+    "T_LLM_prefill_mean_ms",
+    "T_LLM_decode_mean_ms",
     "T_first_token_mean_ms",
     "T_decode_per_token_mean_ms",
     *RATE_COLUMNS,
     "energy_end_to_end_j",
     "energy_j_per_output_token",
 )
-# Digits that are kept of a number in the CSV of settings; the JSON files have all.
+# Digits that are kept of a number in the CSV files; the JSON files have all.
 _DIGITS = 6
 
 
@@ -241,14 +250,11 @@ def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
 
 
 def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
-    """`settings_frame` with who each row is, rates and memory, in reading order.
-
-    Knobs and accuracy are always there; other columns without any value are left out.
-    """
+    """`settings_frame` with who each row is, rates and memory, in reading order, without columns that have no value."""
     further = pd.DataFrame([_identity(result) | _rates(result) for result in results])
     frame = pd.concat([further, settings_frame(results)], axis=1)
     names = in_reading_order(list(frame.columns))
-    return frame[[name for name in names if name in SETTING_COLUMNS or frame[name].notna().any()]]
+    return frame[[name for name in names if frame[name].notna().any()]]
 
 
 def in_reading_order(names: Sequence[str]) -> list[str]:
@@ -284,9 +290,26 @@ def _rates(result: SettingResult) -> dict[str, Any]:
 def write_settings_csv(results: Sequence[SettingResult], path: Path) -> None:
     """`table_of_settings` as CSV, written whole or not at all; six digits of a number."""
     frame = table_of_settings(results)
-    short = frame.map(lambda cell: float(f"{cell:.{_DIGITS}g}") if isinstance(cell, float) else cell)
-    rows: list[Any] = short.astype(object).where(frame.notna(), None).to_dict("records")
-    write_text_atomically(csv_of_rows(rows, list(frame.columns)), path)
+    rows: list[Any] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    write_text_atomically(_csv_of(rows, list(frame.columns)), path)
+
+
+def _csv_of(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> str:
+    return csv_of_rows(({name: _short(cell) for name, cell in row.items()} for row in rows), names)
+
+
+def _short(cell: Any) -> Any:
+    """The cell with six digits of a number, and U+FFFD for characters that no CSV file can contain."""
+    if isinstance(cell, float):
+        return float(f"{cell:.{_DIGITS}g}")
+    return _IN_NO_CSV.sub("\ufffd", cell) if isinstance(cell, str) else cell
+
+
+def check_table_format(table_format: TableFormat) -> None:
+    """Raises ConfigurationError where the package that writes Parquet files is not installed."""
+    if table_format == "parquet":
+        with package_of_extra("pyarrow", "datasets"):
+            import pyarrow  # noqa: F401
 
 
 def write_tables(
@@ -298,15 +321,17 @@ def write_tables(
         table_format: `parquet` writes Parquet files, with all digits, beside the CSV files.
 
     Raises:
+        ConfigurationError: see `check_table_format`.
         ResultsError: a number that is not finite.
         ResultsNotSaved: the disk does not take them.
     """
+    check_table_format(table_format)
     settings_csv = folder / f"{task_name.replace('_', '-')}_settings.csv"
     write_settings_csv(results, settings_csv)
     samples_csv = samples_csv_beside(settings_csv)
     write_samples_csv(results, samples_csv)
     if table_format == "parquet":
-        samples = pd.DataFrame(sample_columns((result, setting_key(result)) for result in results))
+        samples = pd.DataFrame(table_of_samples(results))
         for frame, path in ((table_of_settings(results), settings_csv), (samples, samples_csv)):
             with replaced_whole(path.with_suffix(".parquet")) as temporary:
                 frame.to_parquet(temporary, index=False)
@@ -319,7 +344,7 @@ def samples_csv_beside(settings_csv: Path) -> Path:
 
 
 def write_samples_csv(results: Sequence[SettingResult], path: Path) -> None:
-    """One row for each sample that ran, setting by setting, written whole or not at all; safe as the other table.
+    """`table_of_samples`, a row for each sample that ran, written as the other table.
 
     A character that no CSV file can contain becomes U+FFFD.
 
@@ -327,12 +352,9 @@ def write_samples_csv(results: Sequence[SettingResult], path: Path) -> None:
         ResultsError: a number that is not finite.
         ResultsNotSaved: the disk does not take it.
     """
-    rows = (row for result in results for row in sample_rows(result, setting_key(result)))
-    writable = (
-        {name: _IN_NO_CSV.sub("\ufffd", cell) if isinstance(cell, str) else cell for name, cell in row.items()}
-        for row in rows
-    )
-    write_text_atomically(csv_of_rows(writable, [column.name for column in SAMPLE_COLUMNS]), path)
+    columns = table_of_samples(results)
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    write_text_atomically(_csv_of(rows, list(columns)), path)
 
 
 def json_to_csv(json_file_path: Path | str, csv_file_path: Path | str) -> None:
@@ -364,7 +386,7 @@ def reorder_csv_columns(csv_file_path: Path | str, priority_columns: Sequence[st
     rows = checked_rows(csv_content(path), str(path))
     names = [cell.text for cell in rows[0]]
     priority = [spreadsheet_safe(name) for name in priority_columns]
-    if {"num_active_blocks", "num_samples"} <= set(names):
+    if "num_samples" in names and {"setting", "num_active_blocks"} & set(names):
         priority += [name for name in names if name not in priority]
     places = [names.index(name) for name in reordered_columns(names, priority)]
     write_text_atomically(csv_text([row[place] for place in places] for row in rows), path)

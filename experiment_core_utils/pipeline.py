@@ -16,7 +16,7 @@ from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_file_name, setting_result
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
-from experiment_core_utils.l_results_csv_cleaning import write_tables
+from experiment_core_utils.l_results_csv_cleaning import check_table_format, write_tables
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.collectives import (
     all_or_raise,
@@ -104,6 +104,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
     if config.machine.tracker is not None:
         check_tracker(config.machine.tracker)
+    check_table_format(config.machine.format)
     accelerator = setup_distributed(config.machine)
     requested = requested_run(config)
     check_and_make_folder(requested, energy)

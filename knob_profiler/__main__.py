@@ -75,6 +75,9 @@ COMMANDS = Group(
             },
             "convolution algorithms in whole networks",
         ),
+        "blocks": Command(
+            "experiments.block_importance.score_blocks", "score a model's transformer blocks, or choose sets of them"
+        ),
         "meters": Command("experiment_core_utils.meters.__main__", "what measures energy on this machine"),
     },
     "Accuracy, latency, FLOPs, memory and energy of model inference under run-time knobs.",

@@ -22,15 +22,14 @@ from experiment_core_utils.saved_results.schema_docs import documented
 from knob_profiler.__main__ import COMMANDS, Group
 
 DOCS = REPOSITORY / "docs"
+# The command whose flags have a section of their own on that page.
+_PROFILER = "experiments.core_exp.acc_lat_profiling"
 # Where a page gets the flags of all commands.
 _COMMANDS = "<!-- commands -->"
 #: where files from outside docs/ are in the site
 SOURCES = "repository"
 # Published commands that `knobprof` has no name for: name and module.
-OTHER_COMMANDS = (
-    ("python experiments/core_exp/collect_table.py", "experiments.core_exp.collect_table"),
-    ("python scripts/score_block_importance.py", "experiments.block_importance.score_blocks"),
-)
+OTHER_COMMANDS = (("python experiments/core_exp/collect_table.py", "experiments.core_exp.collect_table"),)
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)((?:#[^)\s]*)?)(?=\))")
 # mermaid's own script, where `npm install mermaid` has put it; the theme would load it from a server.
 _MERMAID = Path("node_modules/mermaid/dist/mermaid.min.js")
@@ -79,10 +78,12 @@ def knobprof_parsers(group: Group = COMMANDS, above: str = "knobprof") -> Iterat
 
 
 def commands_described() -> str:
-    """Every flag of every command, from the parsers."""
+    """Every flag of every command, from the parsers, but for the profiler's, to which a link leads."""
     parts = []
     for name, module, parser in knobprof_parsers():
-        parts.append(f"## {name}\n\n`python -m {module}`\n\n{_described(parser)}")
+        of_its_own = "Its flags are the [flags of the profiler](#flags-of-the-profiler)."
+        described = of_its_own if module == _PROFILER else _described(parser)
+        parts.append(f"## {name}\n\n`python -m {module}`\n\n{described}")
     for name, module in OTHER_COMMANDS:
         parts.append(f"## {name}\n\n{_described(parser_of(module))}")
     return "\n\n".join(parts)
@@ -90,10 +91,10 @@ def commands_described() -> str:
 
 def _described(parser: argparse.ArgumentParser) -> str:
     """The description of a parser and a table for each group of its flags, then those of its subcommands."""
-    parts = [parser.description or ""]
+    parts, formatter = [parser.description or ""], parser._get_formatter()
     for group in parser._action_groups:
         rows = [
-            f"| {_names(action)} | {_cell((action.help or '') % {**vars(action), 'prog': parser.prog})} |"
+            f"| {_names(action)} | {_cell(formatter._expand_help(action) if action.help else '')} |"
             for action in group._group_actions
             if action.dest != "help" and not isinstance(action, argparse._SubParsersAction)
         ]

@@ -6,9 +6,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export HF_HUB_OFFLINE=1
 output_dir=${OUTPUT_DIR:-results/quickstart}
+# One process needs no launcher, which would answer Ctrl-C with a traceback of its own.
 set -x
-accelerate launch --config_file scripts/one_process.yaml \
-    experiments/core_exp/acc_lat_profiling.py --tier_list low medium high --top_k_list 4 8 \
-    --num_active_blocks_list 12 16 --num_samples 16 --num_runs_per_sample 2 --max_warmup_runs 3 --output_dir "$output_dir"
+knobprof profile --tier_list low medium high --top_k_list 4 8 --num_active_blocks_list 12 16 \
+    --num_samples 16 --num_runs_per_sample 2 --max_warmup_runs 3 --output_dir "$output_dir"
 { set +x; } 2>/dev/null
 echo "results: $output_dir (one JSON for each setting, and a CSV of all)"

@@ -4,8 +4,8 @@ import sys
 
 import checkout  # noqa: F401
 
-from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command import run_command
 from experiments.block_importance.score_blocks import main
 
 if __name__ == "__main__":
-    sys.exit(run_command(reporting_errors(main)))
+    sys.exit(run_command(main))

@@ -21,14 +21,18 @@ def few_samples_warning(results: Sequence[SettingResult]) -> str | None:
 
 
 def failed_sample_lines(results: Sequence[SettingResult]) -> list[str]:
-    """For each setting with samples that failed, how many of each class."""
-    lines = []
+    """How many samples of each class failed, and why the first did; settings of which this is the same share a line."""
+    settings: dict[str, list[str]] = {}
     for result in results:
         counts = Counter(failure.error for failure in result.failed_samples)
         if counts:
             found = ", ".join(f"{count} {error}" for error, count in sorted(counts.items()))
-            lines.append(f"failed samples: {setting_key(result)}: {found} of {len(result.sample_ids)}")
-    return lines
+            line = f"{found} of {len(result.sample_ids)}; the first: {result.failed_samples[0].reason}"
+            settings.setdefault(line, []).append(setting_key(result))
+    return [
+        f"failed samples: {keys[0] if len(keys) == 1 else f'each of {len(keys)} settings'}: {line}"
+        for line, keys in settings.items()
+    ]
 
 
 def caveat_lines(results: Sequence[SettingResult]) -> list[str]:

@@ -1,6 +1,6 @@
 """Scores the blocks of a model, or chooses block sets, and writes them to a file with its provenance.
 
-python scripts/score_block_importance.py --model_path FOLDER --dataset_name text_vqa doc_qa --output scores.json
+knobprof blocks --model_path FOLDER --dataset_name text_vqa doc_qa --output scores.json
 
 Flags that are not this program's own go to the profiler's configuration: --split, --data_dir, --seed, --device,
 --precision and so on. The vision target is the first of --tier_list (or --vision_tokens_list), experts per token the
@@ -20,7 +20,8 @@ import numpy as np
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import open_tasks
 from experiment_core_utils.config.block_choice import BlockChoice, read_importance
-from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.command import reporting_errors
+from experiment_core_utils.config.command_line import DocstringHelp, OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
 from experiment_core_utils.meters.host_facts import command_line, package_version
@@ -59,9 +60,7 @@ MEASURES = ("accuracy", "answer_loss")
 
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags."""
-    parser = OneLineParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = OneLineParser(description=__doc__, formatter_class=DocstringHelp, allow_abbrev=False)
     parser.add_argument(
         "--output", type=Path, required=True, help="file of the scores, or with --select of the block sets"
     )
@@ -82,7 +81,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="do not score: compare the scores in --output with the first blocks, by accuracy on the --held_out "
         "samples",
     )
-    parser.add_argument("--method", choices=METHODS, default=METHODS[0])
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        default=METHODS[0],
+        help="leave_one_out: accuracy lost without the block; activation_change: how much the block changes its input; "
+        "gradient: first-order change of the loss without it",
+    )
     parser.add_argument(
         "--positions",
         choices=("all", "last"),
@@ -127,8 +132,9 @@ class Job:
         return self.model.num_total_blocks
 
 
+@reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
-    """Score, or check, and write; returns the exit code. Raises ProfilerError for what cannot be done."""
+    """Score, or check, and write. Exit code: 0 written, 1 broken off, 2 refused."""
     job = open_job(argv)
     scorers = pictures_of(job) if job.own.measure == "answer_loss" else samples_of(job)
     if job.own.check:

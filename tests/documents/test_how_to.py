@@ -19,8 +19,6 @@ README = REPOSITORY / "README.md"
 PAGES = [README, *sorted((REPOSITORY / "docs" / "how_to").glob("*.md"))]
 MOST_WORDS = 400
 DRIVER = "experiments.core_exp.acc_lat_profiling"
-# Scripts that run the `main` of another module.
-SCRIPTS = {"scripts.score_block_importance": "experiments.block_importance.score_blocks"}
 # What gives the flags that it does not know to the driver's configuration.
 WITH_DRIVERS_FLAGS = {"experiments.block_importance.score_blocks"}
 # Not commands of this project.
@@ -71,7 +69,7 @@ def program_of(line: str) -> tuple[str, list[str]] | None:
     place = next(index for index, word in enumerate(words) if word.endswith(".py"))
     assert (REPOSITORY / words[place]).is_file(), line
     module = words[place].removesuffix(".py").replace("/", ".")
-    return SCRIPTS.get(module, module), words[place + 1 :]
+    return module, words[place + 1 :]
 
 
 @pytest.mark.parametrize(("page", "line"), COMMAND_LINES)

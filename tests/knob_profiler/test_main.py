@@ -63,6 +63,7 @@ def test_a_wrong_word_is_one_line_with_the_nearest_right_one(
         (["tasks", "compare", "--help"], "knobprof tasks compare"),
         (["compare", "--help"], "knobprof compare"),
         (["convolutions", "status", "--help"], "knobprof convolutions status"),
+        (["blocks", "--help"], "knobprof blocks"),
     ],
 )
 def test_help_names_the_command_that_was_typed(

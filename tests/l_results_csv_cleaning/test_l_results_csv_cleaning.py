@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
     write_settings_csv,
     write_tables,
 )
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.requests import StageFlops
@@ -41,10 +42,9 @@ from tests.hand_made_records import (
 
 HEADER = (
     "task,setting,tier,vision_tokens_target,top_k,num_active_blocks,num_samples,num_failed_samples,accuracy,"
-    "accuracy_ci95_low,accuracy_ci95_high,metric,T_total_mean_ms,T_total_p95_ms,T_first_token_mean_ms,"
-    "T_decode_per_token_mean_ms,tokens_per_second,requests_per_second,selected_crops_mean,"
-    "actual_vision_tokens_mean,T_vision_total_mean_ms,T_LLM_prefill_mean_ms,T_LLM_decode_mean_ms,T_total_std_ms,"
-    "T_total_p50_ms,T_total_p99_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,vision_flops_mean,"
+    "accuracy_ci95_low,accuracy_ci95_high,metric,T_total_mean_ms,T_total_p95_ms,T_vision_total_mean_ms,"
+    "T_LLM_prefill_mean_ms,T_LLM_decode_mean_ms,T_first_token_mean_ms,T_decode_per_token_mean_ms,tokens_per_second,"
+    "requests_per_second,selected_crops_mean,actual_vision_tokens_mean,T_total_std_ms,T_total_p50_ms,T_total_p99_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,vision_flops_mean,"
     "prefill_flops_mean,decode_flops_per_token_mean,metric_best,num_unparsed,share_unparsed,share_truncated,"
     "share_failed,num_latency_samples,file"
 )
@@ -70,6 +70,21 @@ def test_the_header_is_pinned(results: list[SettingResult], tmp_path: Path) -> N
     write_settings_csv(results, tmp_path / "settings.csv")
     assert (tmp_path / "settings.csv").read_text().splitlines()[0] == HEADER
     assert [path.name for path in tmp_path.iterdir()] == ["settings.csv"]
+
+
+def test_a_column_without_a_value_is_left_out(results: list[SettingResult], tmp_path: Path) -> None:
+    write_settings_csv(results[:1], tmp_path / "settings.csv")
+    header = (tmp_path / "settings.csv").read_text().splitlines()[0]
+    assert header == HEADER.replace("vision_tokens_target,", "")
+
+
+def test_parquet_is_refused_where_nothing_writes_it(
+    results: list[SettingResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"^the package pyarrow is not installed; .*extra \[datasets\]\)$"):
+        write_tables(results, "signs", tmp_path, "parquet")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rows_by_hand(results: list[SettingResult], tmp_path: Path) -> None:

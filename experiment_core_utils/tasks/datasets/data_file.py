@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, package_of_extra
 from experiment_core_utils.primitives.files import parse_json, read_given, refuse_unreadable
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.pictures import PictureFolders
@@ -185,9 +185,9 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, Row | str]]:
 
 
 def _parquet_rows(path: Path, cache_dir: Path | None) -> FileRows:
-    # Its library takes seconds to import, and no other form needs it.
-    from experiment_core_utils.tasks.datasets.hub_tables import read_parquet
-
+    # The library behind it takes seconds to import, and no other form needs it.
+    with package_of_extra("datasets", "datasets"):
+        from experiment_core_utils.tasks.datasets.hub_tables import read_parquet
     try:
         table = read_parquet(path, cache_dir)
     except ConfigurationError as error:

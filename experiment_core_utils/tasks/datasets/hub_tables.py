@@ -5,7 +5,8 @@ imports a reader when a task of it is opened.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,12 +159,26 @@ def read_parquet(path: Path, cache_dir: Path | None) -> HubTable:
 
 
 def _loaded(kind: str, files: Sequence[Path], cache_dir: Path | None) -> datasets.Dataset:
-    return datasets.load_dataset(
-        kind,
-        data_files={"read": [str(path) for path in files]},
-        split="read",
-        cache_dir=None if cache_dir is None else str(cache_dir),
-    )
+    with _without_progress():
+        return datasets.load_dataset(
+            kind,
+            data_files={"read": [str(path) for path in files]},
+            split="read",
+            cache_dir=None if cache_dir is None else str(cache_dir),
+        )
+
+
+@contextmanager
+def _without_progress() -> Iterator[None]:
+    """The library shows no bars of its own: local files are read in moments, under a name that nobody gave."""
+    are_shown = not datasets.are_progress_bars_disabled()
+    if are_shown:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if are_shown:
+            datasets.enable_progress_bars()
 
 
 def _saved(folder: Path, split: str) -> HubTable:

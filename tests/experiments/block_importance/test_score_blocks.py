@@ -8,7 +8,6 @@ import pytest
 
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, read_block_sets, read_importance
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
-from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiments.block_importance.importance import provenance_path
 from experiments.block_importance.score_blocks import main
@@ -103,10 +102,12 @@ def test_sets_are_written_for_every_count(tiny_checkpoint: Path, tmp_path: Path)
     ],
 )
 def test_what_cannot_be_scored_is_refused(
-    tiny_checkpoint: Path, tmp_path: Path, flags: list[str], message: str
+    tiny_checkpoint: Path, tmp_path: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        main(["--model_path", str(tiny_checkpoint), "--output", str(tmp_path / "x.json"), "--device", "cpu", *flags])
+    given = ["--model_path", str(tiny_checkpoint), "--output", str(tmp_path / "x.json"), "--device", "cpu", *flags]
+    assert main(given) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and error.count("\n") == 1
 
 
 def test_the_embedded_models_scores_are_of_its_weights() -> None:

@@ -42,11 +42,21 @@ def test_every_line_in_its_place() -> None:
         "not shown: which setting is faster: the mean end-to-end latency needs 6 pictures for a verdict and has 2; "
         "differences in accuracy of settings that agree on 99% of the scores, as the median pair, with 2 samples",
         "warning: only 2 samples per setting: use --num_samples 500 or more before comparing accuracy",
-        "failed samples: tier-low_topk4_blocks2: 1 SampleError of 3",
+        "failed samples: tier-low_topk4_blocks2: 1 SampleError of 3; the first: torn picture",
         "failed: tier-high_topk4_blocks2: OutOfMemory after 3 attempts: no memory",
         "left out by the sampling strategy: top-k 8 (--sampling_strategy full measures all)",
         "run 0007: 2 settings in results/signs",
         "table of settings: results/signs/signs_settings.csv",
+    ]
+
+
+def test_samples_that_fail_in_every_setting_are_one_line() -> None:
+    failures = failed_sample(7, "torn picture"), failed_sample(8, "no question")
+    results = (stored(2, *failures), stored(4, *failures), stored(3, failures[1]))
+    lines = closing_lines(replace(NOTHING_LEFT, results=results))
+    assert [each for each in lines if each.startswith("failed samples")] == [
+        "failed samples: each of 2 settings: 2 SampleError of 4; the first: torn picture",
+        "failed samples: tier-low_topk3_blocks2: 1 SampleError of 3; the first: no question",
     ]
 
 

@@ -1,6 +1,9 @@
 """One's own questions in a file: the three forms, broken rows, pictures, options, and what is refused at once."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from datasets import Dataset, Features, Value
 from datasets import Image as Picture
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import load_data_file
@@ -92,6 +96,27 @@ def test_the_three_forms_give_the_same_samples(
     assert task.prompt(text) == " User: vqa2: Two and two? Assistant:"
     assert text.metadata == {"row": f"my questions.{form} {second}"}
     assert task.source["file"] == path.name and len(task.source["sha256"]) == 64
+
+
+def test_a_parquet_file_is_read_without_a_word_of_the_library(folder: Path) -> None:
+    write_parquet(folder / "my.parquet")
+    code = (
+        "import datasets, sys; from pathlib import Path;"
+        "from experiment_core_utils.tasks.registry import load_data_file;"
+        "load_data_file(Path('my.parquet'), cache_dir=Path('cache')); sys.exit(datasets.are_progress_bars_disabled())"
+    )
+    # The working directory is that of the file; the bars of other readings are as they were.
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True
+    )
+    assert (run.returncode, run.stderr, run.stdout) == (0, b"", b"")
+
+
+def test_a_parquet_file_needs_a_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(folder / "my.parquet")
+    monkeypatch.delitem(sys.modules, "experiment_core_utils.tasks.datasets.hub_tables", raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "the package datasets is not installed; run: pip install datasets" in refusal(path)
 
 
 def test_pictures_within_a_parquet_file(folder: Path) -> None:
