@@ -7,6 +7,8 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Threads that wait by spinning slow each other down many times where cores are shared; processes of tests inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -22,7 +24,6 @@ from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from tests.processes.forked_runs import RunServer
 
-# Threads that wait by spinning slow each other down many times where cores are shared.
 torch.set_num_threads(1)
 # Modules stay: until all are imported, looking for garbage among them only costs time.
 gc.disable()

@@ -39,7 +39,8 @@ SAMPLE_KEYS = """
 def tiny_config(checkpoint: Path, output_dir: Path, *more: str) -> ProfilingConfig:
     return parse_config(
         ["--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", "3",
-         "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--num_threads", "1", "--max_new_tokens", "4", *more]
+         "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0",
+         "--num_threads", "1", "--max_new_tokens", "4", *more]
     )  # fmt: skip
 
 
@@ -65,7 +66,7 @@ def results(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("results")
     config = tiny_config(
         tiny_checkpoint, folder, "--tier_list", "low", "medium", "--top_k_list", "2", "4",
-        "--num_active_blocks_list", "3", "4",
+        "--num_active_blocks_list", "3", "4", "--drift_check_every", "4", "--max_warmup_runs", "1",
     )  # fmt: skip
     report = run_profiling(config)
     assert not report.failed
@@ -352,7 +353,7 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, run_serve
         "--model_path", str(tiny_checkpoint), "--tier_list", "low", "--top_k_list", "4",
         "--num_active_blocks_list", "4",
         "--num_samples", "5", "--num_runs_per_sample", "1", "--max_new_tokens", "3", "--num_threads", "1",
-        "--num_warmup_runs", "0", "--drift_check_every", "0",
+        "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0",
     ]  # fmt: skip
     run_profiling(parse_config([*flags, "--output_dir", str(tmp_path / "one")]))
     two = run_two_ranks(run_server, tmp_path, *flags, "--num_processes", "2", "--output_dir", str(tmp_path / "two"))

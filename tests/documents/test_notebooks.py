@@ -52,10 +52,11 @@ def test_the_steps_leave_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_sweep_is_analysed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a random model with the shipped one's blocks and experts, which is quicker."""
+    """On a random model with the shipped one's blocks and experts, which is quicker, and nothing measured again."""
     config = tiny_config(num_hidden_layers=16, num_experts=16, num_experts_per_tok=8)
-    model = ('device="cpu"', f'device="cpu", model={str(save_tiny(config, tmp_path / "model"))!r}')
-    notebook = executed("analyse_a_sweep.ipynb", tmp_path, monkeypatch, model)
+    model = f"model={str(save_tiny(config, tmp_path / 'model'))!r}"
+    flags = ('device="cpu"', f'device="cpu", max_repeats=0, {model}')
+    notebook = executed("analyse_a_sweep.ipynb", tmp_path, monkeypatch, flags)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert shown(notebook, "cell-02") == "8"
     # Shares of the stages and a front.

@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-# The drivers import pipelines where they need them; here that is before the fork.
+# The drivers import these where they need them; here that is before the fork.
 import experiment_core_utils.pipeline
-import experiment_core_utils.saved_results.terminal  # noqa: F401
+import experiment_core_utils.saved_results.terminal
+import experiment_core_utils.sweep.dry_run  # noqa: F401
+import experiments.core_exp.closing_lines  # noqa: F401
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged

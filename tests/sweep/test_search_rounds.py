@@ -48,9 +48,9 @@ def arguments(checkpoint: Path, output_dir: Path) -> tuple[str, ...]:
     """A tiny random model: no answer is right, so that the fastest setting is as good as any."""
     return (
         "--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", str(NUM_SAMPLES),
-        "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--num_threads", "1", "--max_new_tokens", "2",
-        "--tier_list", "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "4", "--config_retry_delay",
-        "0", "--pareto_search",
+        "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_warmup_runs", "1", "--max_repeats", "0",
+        "--num_threads", "1", "--max_new_tokens", "2", "--tier_list", "low", "--top_k_list", "2", "4",
+        "--num_active_blocks_list", "3", "4", "--config_retry_delay", "0", "--pareto_search",
     )  # fmt: skip
 
 

@@ -81,7 +81,8 @@ def first_sweep(run_server: RunServer, tmp_path_factory: pytest.TempPathFactory)
     arguments = (
         "--model_path", str(model), "--output_dir", str(folder), "--tier_list", "low", "--top_k_list", "2",
         "4", "--num_active_blocks_list", "1", "2", "--num_samples", str(NUM_SAMPLES), "--num_runs_per_sample", "1",
-        "--num_warmup_runs", "0", "--max_new_tokens", "2", "--num_threads", "1", "--config_retry_delay", "0",
+        "--num_warmup_runs", "0", "--max_warmup_runs", "1", "--max_repeats", "0", "--max_new_tokens", "2",
+        "--num_threads", "1", "--config_retry_delay", "0",
     )  # fmt: skip
     calls = folder.parent / "calls"
     (ended,) = run_server.run(Run(arguments, f"{folder}.0.log", calls_file=str(calls)))

@@ -14,7 +14,8 @@ def test_flags_that_are_not_its_own_go_to_the_pipeline(
     monkeypatch.setattr(collect_table, "GRID", ["--tier_list", "low", "--top_k_list", "2", "4"])
     table = tmp_path / "new" / "table.json"
     flags = ["--num_active_blocks_list", "3", "--model_path", str(tiny_checkpoint), "--max_new_tokens", "2",
-             "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--num_threads", "1"]  # fmt: skip
+             "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0",
+             "--num_threads", "1"]  # fmt: skip
     assert collect_table.main([str(table), "--results_dir", str(tmp_path / "run"), "--num_samples", "2", *flags]) == 0
     assert "2 settings x 2 samples" in capsys.readouterr().out
     assert read_table(table).settings == ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")
