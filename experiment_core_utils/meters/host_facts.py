@@ -18,7 +18,7 @@ from experiment_core_utils.meters.nvml import GpuDescription, NvmlGpu
 from experiment_core_utils.primitives.device import gpu_uuid, visible_gpus
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.files import IS_CHECKOUT, REPOSITORY
-from experiment_core_utils.records.setting_result import Hardware, Provenance
+from experiment_core_utils.records.provenance import Hardware, Provenance
 from experiment_core_utils.records.text import HardwareInfo
 
 GIB = 2**30
