@@ -109,12 +109,6 @@ def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, li
     }
 
 
-def table_of_samples(results: Sequence[SettingResult]) -> dict[str, list[Cell]]:
-    """`sample_columns` without columns that have no value; all of them where no sample ran."""
-    columns = sample_columns((result, setting_key(result)) for result in results)
-    return {name: cells for name, cells in columns.items() if not cells or any(cell is not None for cell in cells)}
-
-
 def _values(samples: Sequence[SampleResult], source: str) -> list[Cell]:
     values: list[Any] = list(map(attrgetter(source), samples))
     if source == "metadata.answers":
@@ -331,7 +325,7 @@ def write_tables(
     samples_csv = samples_csv_beside(settings_csv)
     write_samples_csv(results, samples_csv)
     if table_format == "parquet":
-        samples = pd.DataFrame(table_of_samples(results))
+        samples = pd.DataFrame(sample_columns((result, setting_key(result)) for result in results))
         for frame, path in ((table_of_settings(results), settings_csv), (samples, samples_csv)):
             with replaced_whole(path.with_suffix(".parquet")) as temporary:
                 frame.to_parquet(temporary, index=False)
@@ -344,7 +338,7 @@ def samples_csv_beside(settings_csv: Path) -> Path:
 
 
 def write_samples_csv(results: Sequence[SettingResult], path: Path) -> None:
-    """`table_of_samples`, a row for each sample that ran, written as the other table.
+    """All columns with a row for each sample that ran, setting by setting, written as the other table.
 
     A character that no CSV file can contain becomes U+FFFD.
 
@@ -352,7 +346,7 @@ def write_samples_csv(results: Sequence[SettingResult], path: Path) -> None:
         ResultsError: a number that is not finite.
         ResultsNotSaved: the disk does not take it.
     """
-    columns = table_of_samples(results)
+    columns = sample_columns((result, setting_key(result)) for result in results)
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     write_text_atomically(_csv_of(rows, list(columns)), path)
 

@@ -22,13 +22,12 @@ from tests.hand_made_records import (
     stored_result,
 )
 
-# Of a measured sample without energy, FLOPs and a target of vision tokens.
 HEADER = (
-    "task,setting,tier,top_k,num_active_blocks,sample_id,image_id,question_type,question,pred,answers,accuracy,"
-    "parse_status,T_total_ms,T_vision_total_ms,T_LLM_prefill_ms,T_LLM_decode_ms,T_first_token_ms,"
-    "T_decode_per_token_ms,T_preprocess_ms,T_transfer_ms,num_runs,target_crops,actual_num_crops,"
-    "pooled_image_features,actual_vision_tokens,image_marker_tokens,input_text_tokens,prompt_tokens,output_tokens,"
-    "output_ended"
+    "task,setting,tier,vision_tokens_target,top_k,num_active_blocks,sample_id,image_id,question_type,question,pred,"
+    "answers,accuracy,parse_status,T_total_ms,T_vision_total_ms,T_LLM_prefill_ms,T_LLM_decode_ms,T_first_token_ms,"
+    "T_decode_per_token_ms,T_preprocess_ms,T_transfer_ms,num_runs,num_outlier_runs,energy_j,energy_source,target_crops,"
+    "actual_num_crops,pooled_image_features,actual_vision_tokens,image_marker_tokens,input_text_tokens,prompt_tokens,"
+    "output_tokens,output_ended,vision_flops,prefill_flops,decode_flops_per_token,accuracy_batch_size,prompt"
 )
 
 
@@ -45,13 +44,13 @@ def test_the_header_is_pinned(tmp_path: Path) -> None:
 
 
 def test_rows_by_hand_and_absent_is_empty(tmp_path: Path) -> None:
-    path = write(tmp_path, measured_sample(0, staged_run(inter_token_s=())), answered_sample(1), measured_sample(2))
+    path = write(tmp_path, measured_sample(0, staged_run(inter_token_s=())), answered_sample(1))
     assert path.read_text().splitlines()[1] == (
-        'signs,tier-low_topk2_blocks3,low,2,3,0,picture-0,reading,what?,"1.0","[""stop""]",1.0,text,'
-        "750.0,500.0,250.0,,750.0,,2.0,1.0,1,2,2,432,384,28,10,422,1,true,"
+        'signs,tier-low_topk2_blocks3,low,,2,3,0,picture-0,reading,what?,"1.0","[""stop""]",1.0,text,'
+        "750.0,500.0,250.0,,750.0,,2.0,1.0,1,,,,2,2,432,384,28,10,422,1,true,,,,,"
     )
-    measured, answered, _ = read_results_csv(path)
-    assert (measured["T_decode_per_token_ms"], measured["pred"], "energy_j" in measured) == (None, "1.0", False)
+    measured, answered = read_results_csv(path)
+    assert (measured["T_decode_per_token_ms"], measured["energy_j"], measured["pred"]) == (None, None, "1.0")
     assert (answered["T_total_ms"], answered["num_runs"], answered["accuracy_batch_size"]) == (None, 0, 3)
 
 
@@ -75,7 +74,7 @@ def test_a_result_from_before_energy_has_an_empty_cell(tmp_path: Path) -> None:
     del content["per_sample_results"][0]["energy_j"]
     write_samples_csv([SettingResult.from_content(content, "old.json")], tmp_path / "samples.csv")
     (row,) = read_results_csv(tmp_path / "samples.csv")
-    assert "energy_j" not in row
+    assert row["energy_j"] is None
 
 
 def test_numbers_have_six_digits(tmp_path: Path) -> None:
