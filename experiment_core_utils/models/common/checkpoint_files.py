@@ -336,7 +336,8 @@ def loaded_weights(folder: Path, load: Callable[..., Any], **options: Any) -> An
         ConfigurationError: weights that cannot be loaded, do not fit the config one to one, or are not finite.
         OutOfMemory: they do not fit the device.
     """
-    with vendor_errors_named(f"the weights in {folder} cannot be loaded"):
+    again = "; copy or download a file that cannot be read again"
+    with vendor_errors_named(f"the weights in {folder} cannot be loaded", again):
         # Tensors of another shape are refused by name.
         model, found = load(output_loading_info=True, ignore_mismatched_sizes=True, **options)
         refuse_misfit(found, folder)
