@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_beside_power
@@ -41,6 +41,7 @@ from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.steadiness import disturbances
 from experiment_core_utils.tasks.interface import Sample, answer_to
 
+T = TypeVar("T")
 SAMPLE_EVERY_S = 0.5
 # Between disturbed runs and their repeat.
 REPEAT_AFTER_S = 0.5
@@ -247,20 +248,25 @@ class ShardMeasurer:
         if journal.before is not None and journal.before.energy is not None:
             return
         self._bench.model.apply(setting)
-        request = self._first_request(setting, sample_ids)
-        if request is not None:
-            self._bench.model.warm_up(request[1], self._bench.max_new_tokens)
         context, bench = self._context, self._bench
+        request = self._of_first_readable(
+            setting, sample_ids, lambda sample_id, request: (sample_id, bench.model.to_device(request.inputs))
+        )
+        if request is not None:
+            bench.model.warm_up(request[1], bench.max_new_tokens)
         journal.append(
             energy_of_setting(bench.model, request, bench.max_new_tokens, how, context.experiment_id, context.rank)
         )
 
-    def _first_request(self, setting: KnobSetting, sample_ids: Sequence[int]) -> tuple[int, Mapping[str, Any]] | None:
+    def _of_first_readable(
+        self, setting: KnobSetting, sample_ids: Sequence[int], use: Callable[[int, PreparedRequest], T]
+    ) -> T | None:
+        """What `use` makes of the first sample that can be read and run; None where there is none."""
         for sample_id in sample_ids:
             try:
                 with time_limit(self._config.sample_timeout):
-                    _, request = self._bench.requests.take(sample_id, setting.vision.crops)
-                    return sample_id, self._bench.model.to_device(request.inputs)
+                    request = self._bench.requests.take(sample_id, setting.vision.crops)[1]
+                return use(sample_id, request)
             except SampleError:  # not counted: it is recorded among the samples
                 continue
         return None
@@ -323,8 +329,12 @@ class ShardMeasurer:
                     self._bench.model.warm_up(inputs, self._bench.max_new_tokens)
                     self._profiles.take(self._bench.model, setting.key, sample_id, inputs, self._bench.max_new_tokens)
             if proof is None:
+                # None is measured here.
+                answered = split_by(self._bench.latency_ids, shard.sample_ids)[1]
                 with progress.step("warming up"):
-                    proof = self._proof_of_answered(setting, shard, journal)
+                    proof = self._of_first_readable(
+                        setting, answered, lambda _, request: self._warm_up(setting, request, journal)
+                    )
             self._answer_the_rest(setting, shard, note)
         journal.append(self._conditions.read("close"))
         return proof, window
@@ -367,17 +377,6 @@ class ShardMeasurer:
             for outcome in outcomes:
                 note(outcome)
             self._context.stop.raise_if_requested("between two batches")
-
-    def _proof_of_answered(self, setting: KnobSetting, shard: Shard, journal: Journal) -> KnobProof | None:
-        """Proof of the knobs on the first sample that can be read, where none is measured here."""
-        for sample_id in split_by(self._bench.latency_ids, shard.sample_ids)[1]:
-            try:
-                with time_limit(self._config.sample_timeout):
-                    request = self._bench.requests.take(sample_id, setting.vision.crops)[1]
-                return self._warm_up(setting, request, journal)
-            except SampleError:
-                continue
-        return None
 
     def _warm_up(self, setting: KnobSetting, request: PreparedRequest, journal: Journal) -> KnobProof:
         """Prove the knobs, then run until the times agree; each run has the time of a sample."""
