@@ -101,7 +101,10 @@ def used_ids(results_dir: Path) -> Iterator[int]:
     `results_dir` itself and those up to 256 KiB are read whole, of larger ones in its folders the first and the last
     64 KiB. What cannot be read is passed over.
     """
-    yield from _emission_ids(entry.name for entry in _files_in(results_dir.parent))
+    beside: list[str] = []
+    with suppress(OSError):
+        beside = os.listdir(results_dir.parent)
+    yield from _emission_ids(beside)
     for place, folders, names in os.walk(results_dir):
         folder = Path(place)
         if folder.name == "raw_results":
@@ -118,15 +121,7 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
 
 
-def _files_in(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
-
-
-def _emission_ids(names: Iterator[str] | list[str]) -> Iterator[int]:
+def _emission_ids(names: list[str]) -> Iterator[int]:
     for name in names:
         if match := _EMISSIONS.fullmatch(name):
             yield int(match.group(1))
