@@ -246,7 +246,7 @@ def generate_unique_id(accelerator: Accelerator, id_file: Path | None = None, re
     """The next run id, such as "0001", the same on every process.
 
     The main process takes it from the counter file under a lock, so that runs started together get different ids. A
-    counter that is damaged, gone or too low is repaired, with one line of warning; `run_ids.used_ids` says which ids
+    counter that is damaged, gone or too low is repaired, with one line of warning; `used_ids` says which ids
     of earlier runs are found.
 
     Args:

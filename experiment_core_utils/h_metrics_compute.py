@@ -152,9 +152,11 @@ def setting_utilisation(
         silent = "no sample with known operations was measured"
 
     def read_bytes(prompt_tokens: int, steps: int) -> float | None:
+        if model is None:
+            return None
         # Step i (from 1) attends to the prompt and i generated tokens.
         keys = steps * prompt_tokens + steps * (steps + 1) // 2
-        return model and steps * model.step_weights_bytes + keys * model.cache_bytes_per_token
+        return steps * model.step_weights_bytes + keys * model.cache_bytes_per_token
 
     def mean_mfu(parts: Iterable[tuple[float | None, float | None]]) -> float | None:
         return mean_of([fraction_of_peak(flops, seconds, peaks.flops_per_s) for flops, seconds in parts])
