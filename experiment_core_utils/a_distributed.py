@@ -60,7 +60,8 @@ def next_run_id(id_file: Path, results_dir: Path) -> str:
     """
     with failed_writes_named(id_file), locked(id_file) as lock:
         counted, damage = _read_counter(id_file)
-        largest = max(_remembered(lock), max(used_ids(results_dir), default=0))
+        text = os.pread(lock, 256, 0).decode(errors="replace").strip()
+        largest = max(int(text) if _is_id(text) else 0, max(used_ids(results_dir), default=0))
         if counted is None:
             damage = damage or ("was not found" if largest > 0 else None)
         elif largest > counted:
@@ -71,11 +72,6 @@ def next_run_id(id_file: Path, results_dir: Path) -> str:
         os.ftruncate(lock, os.pwrite(lock, f"{identifier}\n".encode(), 0))
         write_text_atomically(f"{identifier}\n", id_file)
     return identifier
-
-
-def _remembered(lock: int) -> int:
-    text = os.pread(lock, 256, 0).decode(errors="replace").strip()
-    return int(text) if _is_id(text) else 0
 
 
 def _read_counter(id_file: Path) -> tuple[int | None, str | None]:

@@ -91,8 +91,13 @@ class TorchProfiles:
             f"setting {setting_key}, sample id {sample_id}, {self.mode} profile on {model.device.type}\n"
             "The times below contain the profiler's own overhead: use them as fractions, not as latencies.\n"
         )
-        table = averages_table(profiled, model.device, self.mode)
-        write_trace_atomically(profiled, self.folder / f"profiler_trace_{place}.json.gz")
+        # The largest total first: device time on a GPU, host time on the CPU; `full` by input shapes.
+        sort_by = "device_time_total" if model.device.type == "cuda" else "cpu_time_total"
+        averages = profiled.key_averages(group_by_input_shape=self.mode == "full")
+        table = averages.table(sort_by=sort_by, row_limit=-1, max_name_column_width=LONGEST_NAME)
+        path = self.folder / f"profiler_trace_{place}.json.gz"
+        with replaced_whole(path, ending=".tmp.gz") as temporary:  # it is the ending that asks for compression
+            profiled.export_chrome_trace(str(temporary))
         write_text_atomically(heading + table, self.folder / f"profiler_results_{place}.txt")
 
 
@@ -110,16 +115,3 @@ def new_profiler(device: torch.device, mode: ProfilerMode) -> profile:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     full = mode == "full"
     return profile(activities=activities, record_shapes=full, with_stack=full, profile_memory=full, with_flops=full)
-
-
-def averages_table(profiler: profile, device: torch.device, mode: ProfilerMode) -> str:
-    """Key averages, the largest total first (device time on a GPU, host time on the CPU); `full` by input shapes."""
-    sort_by = "device_time_total" if device.type == "cuda" else "cpu_time_total"
-    averages = profiler.key_averages(group_by_input_shape=mode == "full")
-    return averages.table(sort_by=sort_by, row_limit=-1, max_name_column_width=LONGEST_NAME)
-
-
-def write_trace_atomically(profiler: profile, path: Path) -> None:
-    """The Chrome trace, compressed; a reader sees the whole file or none."""
-    with replaced_whole(path, ending=".tmp.gz") as temporary:  # it is the ending that asks for compression
-        profiler.export_chrome_trace(str(temporary))

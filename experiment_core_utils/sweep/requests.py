@@ -316,7 +316,10 @@ class RequestSource:
             SampleError: it cannot be read or used; taken again, it is tried again.
         """
         key = RequestKey(sample_id, crops)
-        self._collect_arrived()
+        for worker in list(self._workers):
+            with self._dropped_if_it_ends(worker):
+                while worker.has_result():
+                    self._store(*worker.receive())
         if key not in self._cached and key not in self._arrived:
             self._await(key)
         found = self._arrived.pop(key) if key in self._arrived else self._cached[key]
@@ -335,12 +338,6 @@ class RequestSource:
                     self._store(*worker.receive())
                 return
         self._store(key, self._preparer.prepare(key))
-
-    def _collect_arrived(self) -> None:
-        for worker in list(self._workers):
-            with self._dropped_if_it_ends(worker):
-                while worker.has_result():
-                    self._store(*worker.receive())
 
     @contextmanager
     def _dropped_if_it_ends(self, worker: PreparationWorker) -> Iterator[None]:
