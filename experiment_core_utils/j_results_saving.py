@@ -4,14 +4,11 @@ Every file is written whole or not at all.
 """
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import Any
-
-import numpy as np
 
 from experiment_core_utils.i_metrics_energy import sample_energy
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
@@ -80,22 +77,13 @@ def plain(value: Any, where: str) -> Any:
         return {_text_key(key, where): plain(each, f"{where}.{key}") for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each, f"{where}.{index}") for index, each in enumerate(value)]
-    if isinstance(value, np.ndarray | np.generic) or _is_tensor(value):
-        return _from_array(value, where)
-    raise ResultsError(f"{where} cannot be saved: a {type(value).__name__} has no form in JSON; convert it before")
-
-
-def _from_array(value: Any, where: str) -> Any:
+    # Arrays, tensors (without importing torch) and their scalars.
+    if isinstance(value, type) or not (hasattr(value, "tolist") and hasattr(value, "dtype")):
+        raise ResultsError(f"{where} cannot be saved: a {type(value).__name__} has no form in JSON; convert it before")
     content = value.tolist()
     if type(content) is type(value):  # some scalars (long double) have no Python form
         raise ResultsError(f"{where} cannot be saved: {value.dtype} has no exact form in JSON; convert it before")
     return plain(content, where)
-
-
-def _is_tensor(value: Any) -> bool:
-    """Stored results are read without torch; where it was never imported there are no tensors."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _finite(number: float, where: str) -> float:
