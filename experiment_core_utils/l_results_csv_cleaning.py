@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.config.parts import TableFormat
-from experiment_core_utils.j_results_saving import result_file_name
+from experiment_core_utils.j_results_saving import setting_file_name, target_of
 from experiment_core_utils.primitives.csv_tables import (
     Cell,
     checked_rows,
@@ -25,7 +25,7 @@ from experiment_core_utils.primitives.csv_tables import (
 )
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
-from experiment_core_utils.primitives.knobs import VisionTarget, decoder_label, own_target, tier_target, token_target
+from experiment_core_utils.primitives.knobs import decoder_label
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.result_files import read_rows
 from experiment_core_utils.records.sample_result import SampleResult
@@ -227,12 +227,7 @@ def read_results(folder: Path) -> dict[str, SettingResult]:
 
 def setting_key(result: SettingResult) -> str:
     """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
-    return f"{_target_of(result).label}_{decoder_label(result.top_k, result.num_active_blocks)}"
-
-
-def _target_of(result: SettingResult) -> VisionTarget:
-    tier, tokens = result.tier, result.vision_tokens_target
-    return tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
+    return f"{target_of(result).label}_{decoder_label(result.top_k, result.num_active_blocks)}"
 
 
 def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
@@ -257,7 +252,7 @@ def in_reading_order(names: Sequence[str]) -> list[str]:
 
 
 def _identity(result: SettingResult) -> dict[str, Any]:
-    made, decoder = result.provenance, decoder_label(result.top_k, result.num_active_blocks)
+    made = result.provenance
     return {
         "task": made.task.name,
         "setting": setting_key(result),
@@ -266,7 +261,7 @@ def _identity(result: SettingResult) -> dict[str, Any]:
         "device": made.hardware.gpu_name or made.hardware.device,
         "execution": made.model.execution,
         "experiment_id": made.experiment_id,
-        "file": result_file_name(made.task.name, _target_of(result), result.selected_crops_mean, decoder),
+        "file": setting_file_name(result),
     }
 
 

@@ -262,7 +262,7 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
         run.drift.unfilled(),
         provenance,
     )
-    name = setting_file_name(requested.task.name, setting, merged.samples)
+    name = setting_file_name(result)
     save_setting_result(result, config.machine.output_dir / name)
     ledger.mark_done(setting.key, name)
     ledger.remove_others(name)
