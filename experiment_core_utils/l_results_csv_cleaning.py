@@ -240,7 +240,7 @@ def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
 
     Knobs and accuracy are always there; other columns without any value are left out.
     """
-    further = pd.DataFrame([_identity(result) | _rates(result) for result in results])
+    further = pd.DataFrame([_identity_and_rates(result) for result in results])
     frame = pd.concat([further, settings_frame(results)], axis=1)
     names = in_reading_order(list(frame.columns))
     return frame[[name for name in names if name in SETTING_COLUMNS or frame[name].notna().any()]]
@@ -251,8 +251,10 @@ def in_reading_order(names: Sequence[str]) -> list[str]:
     return [*READ_FIRST, *(name for name in names if name not in (*READ_FIRST, *ORIGIN_COLUMNS)), *ORIGIN_COLUMNS]
 
 
-def _identity(result: SettingResult) -> dict[str, Any]:
+def _identity_and_rates(result: SettingResult) -> dict[str, Any]:
     made = result.provenance
+    measured = [sample for sample in result.per_sample_results if sample.T_total is not None]
+    total_s = sum(sample.T_total or 0.0 for sample in measured) / 1000
     return {
         "task": made.task.name,
         "setting": setting_key(result),
@@ -262,13 +264,6 @@ def _identity(result: SettingResult) -> dict[str, Any]:
         "execution": made.model.execution,
         "experiment_id": made.experiment_id,
         "file": setting_file_name(result),
-    }
-
-
-def _rates(result: SettingResult) -> dict[str, Any]:
-    measured = [sample for sample in result.per_sample_results if sample.T_total is not None]
-    total_s = sum(sample.T_total or 0.0 for sample in measured) / 1000
-    return {
         "tokens_per_second": rate(sum(sample.output_tokens for sample in measured), total_s),
         "requests_per_second": rate(len(measured), total_s),
         "peak_memory_bytes": getattr(result.memory, "peak_memory_bytes", None),
