@@ -103,14 +103,31 @@ class FrontSearch:
             files: names of the settings' result files.
         """
         context, machine = self.context, self.machine
-        content = search_content(result, self.rules, context.fingerprint, files, self.failures)
-        write_json_atomically(content, machine.output_dir / SEARCH_FILE)
+        write_json_atomically(self._content(result, files), machine.output_dir / SEARCH_FILE)
         is_over = wait_until_all_are_over(
             context.journals, context.num_processes, context.experiment_id, machine.worker_timeout, context.stop
         )
         if is_over and not self.failures:
             for key in self._by_key:
                 remove_journals(context.journals, key)
+
+    def _content(self, result: SearchResult, files: Mapping[str, str]) -> dict[str, Any]:
+        """The content of `pareto_search.json`; see `docs/results_schema.md` for every key."""
+        return {
+            "schema_version": SEARCH_SCHEMA_VERSION,
+            "fingerprint": self.context.fingerprint,
+            "rules": asdict(self.rules),
+            "stopped": result.stopped,
+            "share": result.share,
+            "T_model": milliseconds(result.cost_s),
+            "T_model_full_grid": milliseconds(result.full_cost_s),
+            "front": [_standing(each, files) for each in result.front],
+            "undecided": [_standing(each, files) for each in result.undecided],
+            "set_aside": [_departure(each, files) for each in result.set_aside],
+            "eliminated": [_departure(each, files) for each in result.eliminated],
+            "failed": {key: asdict(failure) for key, failure in self.failures.items()},
+            "rounds": [dict(each) for each in result.rounds],
+        }
 
     def _measure_round(self, requested: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
         context = self.context
@@ -235,35 +252,6 @@ def finished_search(folder: Path, keys: Sequence[str], ledger: Ledger) -> Mappin
             f"{path} is broken ({first_line(error)}); remove it and run the same command again to resume"
         ) from error
     return content if have and set(searched) == set(keys) else None
-
-
-def search_content(
-    result: SearchResult,
-    rules: SearchRules,
-    fingerprint: str,
-    files: Mapping[str, str],
-    failures: Mapping[str, SettingFailure],
-) -> dict[str, Any]:
-    """The content of `pareto_search.json`; see `docs/results_schema.md` for every key.
-
-    Args:
-        files: names of the settings' result files.
-    """
-    return {
-        "schema_version": SEARCH_SCHEMA_VERSION,
-        "fingerprint": fingerprint,
-        "rules": asdict(rules),
-        "stopped": result.stopped,
-        "share": result.share,
-        "T_model": milliseconds(result.cost_s),
-        "T_model_full_grid": milliseconds(result.full_cost_s),
-        "front": [_standing(each, files) for each in result.front],
-        "undecided": [_standing(each, files) for each in result.undecided],
-        "set_aside": [_departure(each, files) for each in result.set_aside],
-        "eliminated": [_departure(each, files) for each in result.eliminated],
-        "failed": {key: asdict(failure) for key, failure in failures.items()},
-        "rounds": [dict(each) for each in result.rounds],
-    }
 
 
 def _standing(each: Survivor, files: Mapping[str, str]) -> dict[str, Any]:
