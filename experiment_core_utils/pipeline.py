@@ -1,4 +1,7 @@
-"""The knob run: from a configuration to one result file for each setting, and a CSV of all."""
+"""The knob run: from a configuration to one result file for each setting, and a CSV of all.
+
+By letters: a, b, c and f once; for each setting d and e, sample by sample, then k, g, h, i and j; l at the end.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
