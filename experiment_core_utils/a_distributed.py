@@ -61,7 +61,8 @@ def next_run_id(id_file: Path, results_dir: Path) -> str:
     """
     with failed_writes_named(id_file), locked(id_file) as lock:
         counted, damage = _read_counter(id_file)
-        largest = max(_remembered(lock), max(used_ids(results_dir), default=0))
+        text = os.pread(lock, 256, 0).decode(errors="replace").strip()
+        largest = max(int(text) if _is_id(text) else 0, max(used_ids(results_dir), default=0))
         if counted is None:
             damage = damage or ("was not found" if largest > 0 else None)
         elif largest > counted:
@@ -72,11 +73,6 @@ def next_run_id(id_file: Path, results_dir: Path) -> str:
         os.ftruncate(lock, os.pwrite(lock, f"{identifier}\n".encode(), 0))
         write_text_atomically(f"{identifier}\n", id_file)
     return identifier
-
-
-def _remembered(lock: int) -> int:
-    text = os.pread(lock, 256, 0).decode(errors="replace").strip()
-    return int(text) if _is_id(text) else 0
 
 
 def _read_counter(id_file: Path) -> tuple[int | None, str | None]:
@@ -102,7 +98,10 @@ def used_ids(results_dir: Path) -> Iterator[int]:
     `results_dir` itself and those up to 256 KiB are read whole, of larger ones in its folders the first and the last
     64 KiB. What cannot be read is passed over.
     """
-    yield from _emission_ids(entry.name for entry in _files_in(results_dir.parent))
+    beside: list[str] = []
+    with suppress(OSError):
+        beside = os.listdir(results_dir.parent)
+    yield from _emission_ids(beside)
     for place, folders, names in os.walk(results_dir):
         folder = Path(place)
         if folder.name == "raw_results":
@@ -119,15 +118,7 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
 
 
-def _files_in(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
-
-
-def _emission_ids(names: Iterator[str] | list[str]) -> Iterator[int]:
+def _emission_ids(names: list[str]) -> Iterator[int]:
     for name in names:
         if match := _EMISSIONS.fullmatch(name):
             yield int(match.group(1))
@@ -252,7 +243,7 @@ def generate_unique_id(accelerator: Accelerator, id_file: Path | None = None, re
     """The next run id, such as "0001", the same on every process.
 
     The main process takes it from the counter file under a lock, so that runs started together get different ids. A
-    counter that is damaged, gone or too low is repaired, with one line of warning; `run_ids.used_ids` says which ids
+    counter that is damaged, gone or too low is repaired, with one line of warning; `used_ids` says which ids
     of earlier runs are found.
 
     Args:

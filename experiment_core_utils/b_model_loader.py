@@ -188,13 +188,13 @@ _OF_THE_MODEL = frozenset(
 )
 
 
+@dataclass
 class LastModel:
     """The language model and tokenizer that were loaded last, for text experiments that share them."""
 
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
-        self._key: str | None = None
-        self._loaded: tuple[Any, Any] | None = None
+    accelerator: Accelerator
+    _key: str | None = None
+    _loaded: tuple[Any, Any] | None = None
 
     def get(self, config: TextConfig) -> tuple[Any, Any]:
         """Model and tokenizer, loaded where those in memory are others; raises what `load_model_tokenizer` does."""
@@ -203,14 +203,14 @@ class LastModel:
             self.drop()
             model, tokenizer = load_model_tokenizer(config)
             if config.mixed_precision != "no":
-                model = self._accelerator.prepare_model(model, evaluation_mode=True)
+                model = self.accelerator.prepare_model(model, evaluation_mode=True)
             self._key, self._loaded = key, (model, tokenizer)
         return self._loaded
 
     def drop(self) -> None:
         """Make room."""
         self._key, self._loaded = None, None
-        release_cached_memory(self._accelerator.device)
+        release_cached_memory(self.accelerator.device)
 
 
 class ModelWrapper(nn.Module):

@@ -30,7 +30,7 @@ from experiment_core_utils.models.common.describe import (
     stored_bytes,
 )
 from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.provenance import Variables
+from experiment_core_utils.records.provenance import Hardware, Variables
 from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
@@ -155,19 +155,19 @@ def gather_provenance(accelerator: Accelerator, device: torch.device, experiment
         "experiment_id": experiment_id,
         **run_facts(RECORDED_PACKAGES).content(),
         "num_processes": accelerator.num_processes,
-        "hardware": describe_hardware(device),
+        "hardware": describe_hardware(device).content(),
     }
 
 
-def describe_hardware(device: torch.device) -> Mapping[str, Any]:
+def describe_hardware(device: torch.device) -> Hardware:
     """The device and the host, as found; None for what cannot be read."""
     is_cuda = device.type == "cuda"
-    return {
-        "device": str(device),
-        "gpu_name": torch.cuda.get_device_name(device) if is_cuda else None,
-        "gpu_memory_bytes": torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
+    return Hardware.model_construct(
+        device=str(device),
+        gpu_name=torch.cuda.get_device_name(device) if is_cuda else None,
+        gpu_memory_bytes=torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
         **host_hardware().content(),
-    }
+    )
 
 
 def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoice) -> Variables:

@@ -89,13 +89,9 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
 
 def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
     """The spread of every quantity that at least one sample has."""
-    found = {}
-    for name, quantity in QUANTITIES.items():
-        values = [value for sample in samples if (value := quantity(sample)) is not None]
-        spread = describe(values)
-        if spread is not None:
-            found[name] = spread
-    return found
+    values = {name: [quantity(sample) for sample in samples] for name, quantity in QUANTITIES.items()}
+    spreads = {name: describe([each for each in found if each is not None]) for name, found in values.items()}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def accuracy_by_type(answers: Sequence[Answer], scores: Sequence[Score]) -> dict[str, TypeScores]:

@@ -32,6 +32,7 @@ from experiment_core_utils.records.compute import (
     ComputeUtilisation,
     GenerationFlops,
     HardwareUtilisation,
+    LoadSample,
     LoadTrace,
     Memory,
     MemoryParts,
@@ -152,10 +153,10 @@ def setting_utilisation(
         silent = "no sample with known operations was measured"
 
     def read_bytes(prompt_tokens: int, steps: int) -> float | None:
-        # Step i (from 1) attends to the prompt and i generated tokens.
-        keys = steps * prompt_tokens + steps * (steps + 1) // 2
         if model is None:
             return None
+        # Step i (from 1) attends to the prompt and i generated tokens.
+        keys = steps * prompt_tokens + steps * (steps + 1) // 2
         return steps * model.step_weights_bytes + keys * model.cache_bytes_per_token
 
     def mean_mfu(parts: Iterable[tuple[float | None, float | None]]) -> float | None:
@@ -353,19 +354,9 @@ def get_gpu_cpu_utilisation(device: torch.device) -> ComputeUtilisation:
     `device` alone, and none on the CPU or where the driver does not report it. For figures of a window: `LoadSampler`.
     """
     percent, reason = _gpu_utilisation(device)
-    gpus: list[float | None] = [] if percent is None else [percent]
-    cpu, rss = psutil.cpu_percent(interval=None), resident_bytes()
-    return ComputeUtilisation(
-        gpu_utilization_percent=gpus,
-        gpu_utilization_percent_max=gpus,
-        cpu_usage_percent=cpu,
-        cpu_usage_percent_max=cpu,
-        cpu_memory_usage_bytes=rss,
-        cpu_memory_usage_bytes_max=rss,
-        num_samples=0,
-        sample_interval_s=None,
-        reason=reason,
-    )
+    gpus = () if percent is None else (percent,)
+    now = LoadSample(0.0, 0.0, psutil.cpu_percent(interval=None), gpus, resident_bytes(), None, None)
+    return {**utilisation_of(LoadTrace((now,), 0.0, reason)), "num_samples": 0, "sample_interval_s": None}
 
 
 def _gpu_utilisation(device: torch.device) -> tuple[float | None, str | None]:

@@ -260,25 +260,13 @@ def energy_of(energy: SettingEnergy | None) -> Energy | None:
 
 
 def _figure(figure: EnergyFigure) -> StageFigure:
-    gross = figure.gross_j
-    return StageFigure.model_construct(
-        **asdict(figure.origin),
-        gross_j=gross.mean if gross else None,
-        gross_j_ci95_low=gross.ci_low if gross else None,
-        gross_j_ci95_high=gross.ci_high if gross else None,
-        uncertainty_j=figure.uncertainty_j,
-        idle_w=figure.idle_w,
-        idle_j=figure.idle_j,
-        net_j=figure.net_j,
-        net_uncertainty_j=figure.net_uncertainty_j,
-        act_s=figure.act_s,
-        num_acts=figure.count,
-        window_s=figure.window_s,
-        num_windows=figure.num_windows,
-        reason=figure.reason,
-        remark=figure.remark,
-        window_error=figure.window_error,
-    )
+    gross, values = figure.gross_j, asdict(figure)
+    mean = {
+        "gross_j": gross.mean if gross else None,
+        "gross_j_ci95_low": gross.ci_low if gross else None,
+        "gross_j_ci95_high": gross.ci_high if gross else None,
+    }
+    return StageFigure.model_construct(**values.pop("origin"), num_acts=values.pop("count"), **(values | mean))
 
 
 def _closure(closure: Closure) -> EnergyClosure:

@@ -4,20 +4,24 @@ Every file is written whole or not at all.
 """
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import Any
 
-import numpy as np
-
 from experiment_core_utils.i_metrics_energy import sample_energy
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
-from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
+from experiment_core_utils.primitives.knobs import (
+    KnobSetting,
+    VisionTarget,
+    decoder_label,
+    own_target,
+    tier_target,
+    token_target,
+)
 from experiment_core_utils.primitives.statistics import Distribution, mean_of
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.compute import ComputePart
@@ -80,22 +84,13 @@ def plain(value: Any, where: str) -> Any:
         return {_text_key(key, where): plain(each, f"{where}.{key}") for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each, f"{where}.{index}") for index, each in enumerate(value)]
-    if isinstance(value, np.ndarray | np.generic) or _is_tensor(value):
-        return _from_array(value, where)
-    raise ResultsError(f"{where} cannot be saved: a {type(value).__name__} has no form in JSON; convert it before")
-
-
-def _from_array(value: Any, where: str) -> Any:
+    # Arrays, tensors (without importing torch) and their scalars.
+    if isinstance(value, type) or not (hasattr(value, "tolist") and hasattr(value, "dtype")):
+        raise ResultsError(f"{where} cannot be saved: a {type(value).__name__} has no form in JSON; convert it before")
     content = value.tolist()
     if type(content) is type(value):  # some scalars (long double) have no Python form
         raise ResultsError(f"{where} cannot be saved: {value.dtype} has no exact form in JSON; convert it before")
     return plain(content, where)
-
-
-def _is_tensor(value: Any) -> bool:
-    """Stored results are read without torch; where it was never imported there are no tensors."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _finite(number: float, where: str) -> float:
@@ -116,7 +111,8 @@ def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> Visi
     Crops are counted over the pictures that are cut, target tokens over all pictures, actual tokens over all samples; a
     mean over none of them is None.
     """
-    geometries, numbers = _geometries(samples), _numbers_of_crops(samples)
+    geometries = _geometries(samples)
+    numbers = [geometry.crops_if_cut for geometry in geometries if geometry.crops_if_cut is not None]
     return VisionPart.of(
         theoretical_part(typical_geometry(samples)),
         tier=target.tier,
@@ -135,19 +131,10 @@ def listed(pair: tuple[int, int] | None) -> list[int] | None:
     return None if pair is None else list(pair)
 
 
-def mean_crops(samples: Sequence[MeasuredSample]) -> float | None:
-    """Mean number of crops of the pictures that are cut into crops; None where there are none."""
-    return mean_of(_numbers_of_crops(samples))
-
-
 def typical_geometry(samples: Sequence[MeasuredSample]) -> VisionGeometry | None:
     """The geometry that most samples have; of several, the one met first."""
     geometries = _geometries(samples)
     return Counter(geometries).most_common(1)[0][0] if geometries else None
-
-
-def _numbers_of_crops(samples: Sequence[MeasuredSample]) -> list[int]:
-    return [geometry.crops_if_cut for geometry in _geometries(samples) if geometry.crops_if_cut is not None]
 
 
 def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:
@@ -257,18 +244,20 @@ def sample_metadata(sample: MeasuredSample) -> Metadata:
     return Metadata.model_construct(**(validated | sample.metadata | validated))
 
 
-def setting_file_name(task_name: str, setting: KnobSetting, samples: Sequence[MeasuredSample]) -> str:
-    """The published name of a setting's file."""
-    return result_file_name(task_name, setting.vision, mean_crops(samples), setting.decoder_label)
+def target_of(result: SettingResult) -> VisionTarget:
+    """The vision target of a result."""
+    tier, tokens = result.tier, result.vision_tokens_target
+    return tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
 
 
-def result_file_name(task_name: str, target: VisionTarget, mean_crops: float | None, decoder: str) -> str:
-    """The published name; a tier carries the mean number of crops of its pictures, rounded to a whole one.
+def setting_file_name(result: SettingResult) -> str:
+    """The published name of a setting's file; a tier carries the mean number of crops of its pictures, rounded.
 
     `reference-vqa_imgsizetier-low_crops2_topk8_blocks14.json`, `…_imgsizetokens1008_topk8_blocks14.json`.
     """
-    crops = "" if target.tier is None else f"_crops{round(mean_crops or 0)}"
-    return f"{task_name.replace('_', '-')}_imgsize{target.label}{crops}_{decoder}.json"
+    crops = "" if result.tier is None else f"_crops{round(result.selected_crops_mean or 0)}"
+    task, decoder = result.provenance.task.name, decoder_label(result.top_k, result.num_active_blocks)
+    return f"{task.replace('_', '-')}_imgsize{target_of(result).label}{crops}_{decoder}.json"
 
 
 def setting_result(

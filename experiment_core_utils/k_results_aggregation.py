@@ -16,7 +16,7 @@ from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.journal import JournalContent, journal_path, own_journals, read_end
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
 from experiment_core_utils.records.settings import ConditionsReading, MeasuredSetting, SettingLoad, WarmUp
-from experiment_core_utils.records.text import EnergyFigures, InferenceResults, PooledEnergy, SavedEnergy, check_saved
+from experiment_core_utils.records.text import EnergyFigures, InferenceResults, PooledEnergy, SavedEnergy
 
 T = TypeVar("T")
 _POLL_S = 0.05
@@ -309,7 +309,7 @@ def _energy_of(rank: int, path: Path) -> EnergyFigures:
     missing = sorted(EnergyFigures.__required_keys__.difference(content))
     if missing:
         raise ResultsError(f"the energy results of process {rank} ({path}) lack {', '.join(missing)}")
-    check_saved(SavedEnergy, content, f"the energy results of process {rank} ({path})", "measure the experiment again")
+    SavedEnergy.read(content, f"the energy results of process {rank} ({path})", "measure the experiment again")
     return cast(EnergyFigures, content)
 
 

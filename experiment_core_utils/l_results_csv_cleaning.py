@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.config.parts import TableFormat
-from experiment_core_utils.j_results_saving import result_file_name
+from experiment_core_utils.j_results_saving import setting_file_name, target_of
 from experiment_core_utils.primitives.csv_tables import (
     Cell,
     checked_rows,
@@ -25,7 +25,7 @@ from experiment_core_utils.primitives.csv_tables import (
 )
 from experiment_core_utils.primitives.errors import ResultsError, package_of_extra
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
-from experiment_core_utils.primitives.knobs import VisionTarget, decoder_label, own_target, tier_target, token_target
+from experiment_core_utils.primitives.knobs import decoder_label
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.result_files import read_rows
 from experiment_core_utils.records.sample_result import SampleResult
@@ -230,12 +230,7 @@ def read_results(folder: Path) -> dict[str, SettingResult]:
 
 def setting_key(result: SettingResult) -> str:
     """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
-    return f"{_target_of(result).label}_{decoder_label(result.top_k, result.num_active_blocks)}"
-
-
-def _target_of(result: SettingResult) -> VisionTarget:
-    tier, tokens = result.tier, result.vision_tokens_target
-    return tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
+    return f"{target_of(result).label}_{decoder_label(result.top_k, result.num_active_blocks)}"
 
 
 def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
@@ -245,7 +240,7 @@ def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
 
 def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
     """`settings_frame` with who each row is, rates and memory, in reading order, without columns that have no value."""
-    further = pd.DataFrame([_identity(result) | _rates(result) for result in results])
+    further = pd.DataFrame([_identity_and_rates(result) for result in results])
     frame = pd.concat([further, settings_frame(results)], axis=1)
     names = in_reading_order(list(frame.columns))
     return frame[[name for name in names if frame[name].notna().any()]]
@@ -256,8 +251,10 @@ def in_reading_order(names: Sequence[str]) -> list[str]:
     return [*READ_FIRST, *(name for name in names if name not in (*READ_FIRST, *ORIGIN_COLUMNS)), *ORIGIN_COLUMNS]
 
 
-def _identity(result: SettingResult) -> dict[str, Any]:
-    made, decoder = result.provenance, decoder_label(result.top_k, result.num_active_blocks)
+def _identity_and_rates(result: SettingResult) -> dict[str, Any]:
+    made = result.provenance
+    measured = [sample for sample in result.per_sample_results if sample.T_total is not None]
+    total_s = sum(sample.T_total or 0.0 for sample in measured) / 1000
     return {
         "task": made.task.name,
         "setting": setting_key(result),
@@ -266,14 +263,7 @@ def _identity(result: SettingResult) -> dict[str, Any]:
         "device": made.hardware.gpu_name or made.hardware.device,
         "execution": made.model.execution,
         "experiment_id": made.experiment_id,
-        "file": result_file_name(made.task.name, _target_of(result), result.selected_crops_mean, decoder),
-    }
-
-
-def _rates(result: SettingResult) -> dict[str, Any]:
-    measured = [sample for sample in result.per_sample_results if sample.T_total is not None]
-    total_s = sum(sample.T_total or 0.0 for sample in measured) / 1000
-    return {
+        "file": setting_file_name(result),
         "tokens_per_second": rate(sum(sample.output_tokens for sample in measured), total_s),
         "requests_per_second": rate(len(measured), total_s),
         "peak_memory_bytes": getattr(result.memory, "peak_memory_bytes", None),

@@ -1,4 +1,7 @@
-"""The knob run: from a configuration to one result file for each setting, and a CSV of all."""
+"""The knob run: from a configuration to one result file for each setting, and a CSV of all.
+
+By letters: a, b, c and f once; for each setting d and e, sample by sample, then k, g, h, i and j; l at the end.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -263,7 +266,7 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
         run.drift.unfilled(),
         provenance,
     )
-    name = setting_file_name(requested.task.name, setting, merged.samples)
+    name = setting_file_name(result)
     save_setting_result(result, config.machine.output_dir / name)
     ledger.mark_done(setting.key, name)
     ledger.remove_others(name)

@@ -26,7 +26,7 @@ from experiment_core_utils.primitives.files import check_replaceable
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.result_files import aggregated_path, raw_result_path
-from experiment_core_utils.records.text import SavedExperiment, ShownExperiment, check_saved
+from experiment_core_utils.records.text import SavedExperiment, ShownExperiment
 from experiment_core_utils.text_run.experiment import measure_experiment
 from experiment_core_utils.text_run.plan import TextPlan, plan_experiments
 
@@ -93,10 +93,10 @@ def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Acceler
     saved = broadcast_from_main(load, accelerator)
     for name, each in saved.items():
         if "digest" in each:
-            check_saved(SavedExperiment, each, f"{path}: {name}", advice)
+            SavedExperiment.read(each, f"{path}: {name}", advice)
     plan = plan_experiments(grid, saved, accelerator, has_outputs)
     for name in plan.saved.values():
-        check_saved(ShownExperiment, saved[name], f"{path}: {name}", advice)
+        ShownExperiment.read(saved[name], f"{path}: {name}", advice)
     return plan
 
 
@@ -116,46 +116,34 @@ def run_text_experiments(
         WorkerLost: a process is gone or late.
     """
     accelerator = launched(grid, results_dir)
-    with ExitStack() as stack:
-        broadcast_from_main(lambda: stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)), accelerator)
-        return _run_alone(grid, results_dir, accelerator, say, sources)
-
-
-def _run_alone(
-    grid: Sequence[Combination],
-    results_dir: Path,
-    accelerator: Accelerator,
-    say: Report,
-    sources: EnergySources | None,
-) -> TextReport:
-    plan = plan_of(grid, results_dir, accelerator)
-    is_main = accelerator.is_main_process
-    memory = LastModel(accelerator)
+    is_main, task_type, memory = accelerator.is_main_process, _any_config(grid).task_type, LastModel(accelerator)
     failed: dict[str, str] = {}
     refused: list[ConfigurationError] = []
     measured: list[str] = []
-    task_type = _any_config(grid).task_type
-    for line in plan.lines() if is_main else ():
-        say(line)
-    for due in plan.due:
-        try:
-            name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources)
-        except (SettingError, ConfigurationError) as error:
-            failed[due.title] = f"{type(error).__name__}: {error}"
-            refused += [error] if isinstance(error, ConfigurationError) else []
-            memory.drop()
-        else:
-            measured.append(name)
-            if is_main:
-                add_to_results({name: result}, task_type, results_dir=results_dir)
-                say(_line(due.title, name, result))
-        if len(refused) == len(plan.due) and not plan.saved:
-            raise refused[0]
-        if is_main and due.title in failed:
-            say(f"{due.title}: failed: {failed[due.title]}")
-    everything = load_aggregated_results(task_type, results_dir=results_dir) if is_main else {}
-    # Also where nothing was due: a run that was killed may have left it short.
-    csv_path = add_to_results({}, task_type, results_dir=results_dir)[1] if everything else None
+    with ExitStack() as stack:
+        broadcast_from_main(lambda: stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)), accelerator)
+        plan = plan_of(grid, results_dir, accelerator)
+        for line in plan.lines() if is_main else ():
+            say(line)
+        for due in plan.due:
+            try:
+                name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources)
+            except (SettingError, ConfigurationError) as error:
+                failed[due.title] = f"{type(error).__name__}: {error}"
+                refused += [error] if isinstance(error, ConfigurationError) else []
+                memory.drop()
+            else:
+                measured.append(name)
+                if is_main:
+                    add_to_results({name: result}, task_type, results_dir=results_dir)
+                    say(_line(due.title, name, result))
+            if len(refused) == len(plan.due) and not plan.saved:
+                raise refused[0]
+            if is_main and due.title in failed:
+                say(f"{due.title}: failed: {failed[due.title]}")
+        everything = load_aggregated_results(task_type, results_dir=results_dir) if is_main else {}
+        # Also where nothing was due: a run that was killed may have left it short.
+        csv_path = add_to_results({}, task_type, results_dir=results_dir)[1] if everything else None
     return TextReport(
         is_main_process=is_main,
         plan=plan,

@@ -51,7 +51,7 @@ def test_provenance_holds_every_key_and_goes_into_json(monkeypatch: pytest.Monke
 
 
 def test_a_cpu_has_no_gpu_figures() -> None:
-    found = describe_hardware(CPU)
+    found = describe_hardware(CPU).content()
     assert (found["device"], found["gpu_name"], found["gpu_memory_bytes"]) == ("cpu", None, None)
     assert found["cpu_count"] >= 1
     assert found["torch_threads"] == torch.get_num_threads()

@@ -9,7 +9,7 @@ line; it is ignored when read, and cut off by the process that resumes.
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -209,16 +209,14 @@ class Journal:
             os.fsync(self._file)
 
 
-@contextmanager
-def only_run_in(folder: Path) -> Iterator[None]:
+def only_run_in(folder: Path) -> AbstractContextManager[int]:
     """Inside, no other run works on the journals of this folder; the main process of each run asks for this.
 
     Raises:
         ResultsRefused: another run is at work.
         ResultsNotSaved: the folder cannot be made or written to.
     """
-    with locked_file(folder / LOCK_NAME, waits=False):
-        yield
+    return locked_file(folder / LOCK_NAME, waits=False)
 
 
 def has_run(folder: Path) -> bool | None:

@@ -8,11 +8,14 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
 
+from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.primitives.files import FILE_NAME_PART
+from experiment_core_utils.records.result_files import field_fault
 
 
 def _as_it_is(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
@@ -58,6 +61,21 @@ class Record(BaseModel):
     def content(self) -> dict[str, Any]:
         """The keys as a JSON file has them: those that were read or made, no defaults."""
         return self.model_dump(exclude_unset=True)
+
+    @classmethod
+    def read(cls, content: Any, where: str, advice: str) -> Self:
+        """The record of what a file contains.
+
+        Args:
+            where: names the file, and the place in it, in an error.
+
+        Raises:
+            ResultsRefused: a field is missing or cannot be.
+        """
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise ResultsRefused(f"{where} {field_fault(error)}; {advice}") from error
 
     @classmethod
     def of(cls, *parts: "Record", **own: Any) -> Self:

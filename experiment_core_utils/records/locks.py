@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from filelock import lock_descriptor
@@ -12,14 +12,12 @@ from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.primitives.files import check_replaceable, failed_writes_named
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[int]:
+def locked(path: Path) -> AbstractContextManager[int]:
     """Inside, no other process that asks for the lock beside `path` works on it; waits until it is free.
 
     The lock is a hidden file that stays; `locked_file` says the rest.
     """
-    with locked_file(path.with_name(f".{path.name}.lock"), waits=True) as descriptor:
-        yield descriptor
+    return locked_file(path.with_name(f".{path.name}.lock"), waits=True)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.primitives.knobs import TIERS
@@ -18,7 +18,7 @@ from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share
 from experiment_core_utils.records.provenance import Provenance
-from experiment_core_utils.records.result_files import field_fault, read_versioned_object
+from experiment_core_utils.records.result_files import read_versioned_object
 from experiment_core_utils.records.sample_result import FailedSample, SampleResult, TheoreticalGeometry
 
 SCHEMA_VERSION = 1
@@ -244,23 +244,12 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any], where: str, advice: str = ADVICE) -> Self:
-        """The record of a file's content.
-
-        Args:
-            where: names the file in an error.
-
-        Raises:
-            ResultsRefused: a field is missing, cannot be, or contradicts another.
-        """
-        try:
-            result = cls.model_validate(content)
-        except ValidationError as error:
-            fault: str | None = field_fault(error)
-        else:
-            fault = next(_contradictions(result), None)
-            if fault is None:
-                return result
-        raise ResultsRefused(f"{where} {fault}; {advice}")
+        """As `read`; raises ResultsRefused also where a field contradicts another."""
+        result = cls.read(content, where, advice)
+        fault = next(_contradictions(result), None)
+        if fault is not None:
+            raise ResultsRefused(f"{where} {fault}; {advice}")
+        return result
 
 
 class Rescoring(Record):

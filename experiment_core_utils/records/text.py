@@ -4,13 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypedDict, TypeVar, cast
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.compute import ComputeUtilisation, MemoryParts
 from experiment_core_utils.records.json_record import Amount, Count, Name, Record
 from experiment_core_utils.records.requests import ArchitectureSizes
-from experiment_core_utils.records.result_files import field_fault
 
 T = TypeVar("T")
 
@@ -391,15 +389,3 @@ class SavedEnergy(Record):
 def all_absent(kind: type[T], **known: Any) -> T:
     """A record of which only these fields are known; every other one is None."""
     return cast(T, {**dict.fromkeys(kind.__annotations__), **known})
-
-
-def check_saved(kind: type[Record], content: Mapping[str, Any], where: str, advice: str) -> None:
-    """Raises ResultsRefused, naming file and field, where what is read again is missing or cannot be.
-
-    Args:
-        where: names the file and the place in it.
-    """
-    try:
-        kind.model_validate(content)
-    except ValidationError as error:
-        raise ResultsRefused(f"{where} {field_fault(error)}; {advice}") from error

@@ -74,15 +74,15 @@ def read_drift(path: Path) -> tuple[DriftReading, ...]:
         raise ResultsRefused(f"{path} {field_fault(error)}; move it away") from error
 
 
+@dataclass
 class ControlRuns:
     """Runs the control setting on this process's first samples that can be read, always the same ones."""
 
-    def __init__(self, config: MeasuringConfig, context: RunContext, bench: Bench, control: KnobSetting) -> None:
-        self._config = config
-        self._context = context
-        self._bench = bench
-        self._control = control
-        self._sample_ids: tuple[int, ...] | None = None
+    config: MeasuringConfig
+    context: RunContext
+    bench: Bench
+    control: KnobSetting
+    sample_ids: tuple[int, ...] = ()  #: those samples, once they are known
 
     def __call__(self) -> Totals:
         """Total seconds of one run of each sample, each after unmeasured ones.
@@ -91,27 +91,27 @@ class ControlRuns:
             SettingError: the control setting cannot be run.
             Stopped: a stop was requested.
         """
-        candidates = self._sample_ids or self._context.own_ids[:_MOST_CANDIDATES]
+        candidates = self.sample_ids or self.context.own_ids[:_MOST_CANDIDATES]
         totals: dict[int, float] = {}
-        self._bench.model.apply(self._control)
+        self.bench.model.apply(self.control)
         with out_of_memory_named():
             for sample_id in candidates:
                 if len(totals) == CONTROL_SAMPLES:
                     break
-                self._context.stop.raise_if_requested()
+                self.context.stop.raise_if_requested()
                 try:
                     totals[sample_id] = self._total_s(sample_id, is_first=not totals)
                 except SampleError:  # not counted: the sample is measured, and so recorded, at every setting
                     continue
-        self._sample_ids = self._sample_ids or tuple(totals)
+        self.sample_ids = self.sample_ids or tuple(totals)
         return totals
 
     def _total_s(self, sample_id: int, is_first: bool) -> float:
         """The first sample warms up as before a setting, the others by one run for their own shape."""
-        bench, config = self._bench, self._config
+        bench, config = self.bench, self.config
         least, most = (max(config.num_warmup_runs, 1), config.max_warmup_runs) if is_first else (1, 1)
         with time_limit(config.sample_timeout):
-            _, request = bench.requests.take(sample_id, self._control.vision.crops)
+            _, request = bench.requests.take(sample_id, self.control.vision.crops)
             inputs = bench.model.to_device(request.inputs)
         warm: list[float] = []
         while needs_another_run(warm, least, max(most, least)):
@@ -121,80 +121,73 @@ class ControlRuns:
             return run_staged(bench.model, inputs, bench.max_new_tokens).total_s
 
 
+@dataclass
 class DriftCheck:
-    """One process's readings of a run.
+    """One process's readings of a run."""
 
-    Args:
-        control: key of the control setting.
-        every: settings between two readings; 0 takes none.
-        run_control: one run of each control sample, in seconds by sample id.
-    """
+    folder: Path
+    context: RunContext
+    control: str  #: key of the control setting
+    every: int  #: settings between two readings; 0 takes none
+    run_control: Callable[[], Totals]  #: one run of each control sample, in seconds by sample id
+    clock: Callable[[], float] = time.monotonic
 
-    def __init__(
-        self,
-        folder: Path,
-        context: RunContext,
-        control: str,
-        every: int,
-        run_control: Callable[[], Totals],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._folder, self._context, self._control, self._every = folder, context, control, every
-        self._run_control, self._clock, self._began = run_control, clock, clock()
+    def __post_init__(self) -> None:
+        self._began = self.clock()
         self._num_measured = 0
         self._first: Totals | None = None
 
     def begin(self) -> None:
         """The reading that all others of the run are compared with."""
-        if self._every:
+        if self.every:
             self._read("start")
 
     def after(self, is_last: bool) -> None:
         """A setting is done, or has failed; read where it is time to."""
         self._num_measured += 1
-        if self._every and (is_last or self._num_measured % self._every == 0):
+        if self.every and (is_last or self._num_measured % self.every == 0):
             self._read("end" if is_last else "between")
 
     def _read(self, when: str) -> None:
         totals: Totals = {}
         reason: str | None = "none of this process's first samples can be read"
         try:
-            totals = self._run_control()
+            totals = self.run_control()
         except SettingError as error:  # the check may fail, the run continues
             reason = f"{type(error).__name__}: {error}"
         if self._first is None and totals:
             self._first = totals
         ratio = drift_ratio(self._first, totals) if self._first is not None else None
         reading = DriftReading(
-            experiment_id=self._context.experiment_id,
-            rank=self._context.rank,
+            experiment_id=self.context.experiment_id,
+            rank=self.context.rank,
             when=when,
             num_settings_before=self._num_measured,
             wall_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            since_start_s=self._clock() - self._began,
-            control=self._control,
+            since_start_s=self.clock() - self._began,
+            control=self.control,
             sample_ids=tuple(totals),
             total_s=tuple(totals.values()),
             ratio=ratio,
             reason=None if totals else reason,
         )
-        path = drift_path(self._folder, self._context.rank)
+        path = drift_path(self.folder, self.context.rank)
         write_json_atomically(asdict(DriftFile(DRIFT_VERSION, (*read_drift(path), reading))), path)
 
     def unfilled(self) -> list[Drift]:
         """The drift record of the setting that `after` got last, until `fill_in_drift` knows the readings."""
-        if not self._every:
+        if not self.every:
             return []
         return [
             Drift(
                 rank=rank,
-                control=self._control,
+                control=self.control,
                 num_settings_before=self._num_measured - 1,
                 before=None,
                 after=None,
                 reason=NOT_CLOSED,
             )
-            for rank in range(self._context.num_processes)
+            for rank in range(self.context.num_processes)
         ]
 
 

@@ -143,9 +143,9 @@ def is_comparable(
     """Whether times of that run are times of this one: model, precision, what was requested, hardware."""
     model, there, here = provenance.model, provenance.hardware, describe_hardware(device)
     same_hardware = (
-        there.gpu_name == here["gpu_name"] is not None
+        there.gpu_name == here.gpu_name is not None
         if device.type == "cuda"
-        else there.device == "cpu" and (there.cpu, there.torch_threads) == (here["cpu"], here["torch_threads"])
+        else there.device == "cpu" and (there.cpu, there.torch_threads) == (here.cpu, here.torch_threads)
     )
     same_model = model.name == source.name and model.dtype == str(dtype).removeprefix("torch.")
     implementations = (

@@ -101,25 +101,17 @@ class PlanSize:
 
 def rates_of(results: Iterable[SettingResult]) -> StageRates | None:
     """Median operations per second of each stage over results; None where no result has a prefill."""
-    vision: list[float] = []
-    prefill: list[float] = []
-    decode: list[float] = []
-    for result in results:
-        for rates, flops, milliseconds in (
-            (vision, "vision_flops_mean", "T_vision_total_mean"),
-            (prefill, "prefill_flops_mean", "T_LLM_prefill_mean"),
-            (decode, "decode_flops_per_token_mean", "T_decode_per_token_mean"),
-        ):
-            operations, time_ms = result.aggregate_stats.get(flops), result.aggregate_stats.get(milliseconds)
-            if operations is not None and time_ms:
-                rates.append(operations / (time_ms * 1e-3))
-    if not prefill:
-        return None
-    return StageRates(
-        statistics.median(vision) if vision else None,
-        statistics.median(prefill),
-        statistics.median(decode) if decode else None,
-    )
+    every = [result.aggregate_stats for result in results]
+
+    def median_rate(flops: str, milliseconds: str) -> float | None:
+        both = [(stats.get(flops), stats.get(milliseconds)) for stats in every]
+        rates = [operations / (time_ms * 1e-3) for operations, time_ms in both if operations is not None and time_ms]
+        return statistics.median(rates) if rates else None
+
+    prefill = median_rate("prefill_flops_mean", "T_LLM_prefill_mean")
+    vision = median_rate("vision_flops_mean", "T_vision_total_mean")
+    decode = median_rate("decode_flops_per_token_mean", "T_decode_per_token_mean")
+    return None if prefill is None else StageRates(vision, prefill, decode)
 
 
 def request_seconds(flops: StageFlops, output_tokens: float, rates: StageRates) -> float:

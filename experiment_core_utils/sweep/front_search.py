@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import permutations
 from typing import Literal
 
 import numpy as np
@@ -263,12 +264,7 @@ class ParetoSearch:
 
     def _look(self) -> None:
         """Compare every pair of settings that are still in the search."""
-        self._verdicts = {
-            (first, second): self._compare(first, second)
-            for first in self._active
-            for second in self._active
-            if first != second
-        }
+        self._verdicts = {pair: self._compare(*pair) for pair in permutations(self._active, 2)}
 
     def _compare(self, challenger: str, setting: str) -> PairVerdict:
         saving = self._saving(challenger, setting)

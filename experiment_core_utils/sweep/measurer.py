@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_beside_power
@@ -41,6 +41,7 @@ from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.steadiness import disturbances
 from experiment_core_utils.tasks.interface import Sample, answer_to
 
+T = TypeVar("T")
 SAMPLE_EVERY_S = 0.5
 # Between disturbed runs and their repeat.
 REPEAT_AFTER_S = 0.5
@@ -152,6 +153,7 @@ class RunContext:
         return SharedSetting(self.journals, key, self.fingerprint, self.experiment_id, shards)
 
 
+@dataclass
 class ShardMeasurer:
     """Measures one process's shard of the samples, setting by setting.
 
@@ -159,29 +161,22 @@ class ShardMeasurer:
     measured on the first n ids of an order is taken up when the same setting comes again with more of them, as long as
     its journals are there. Sampling may also stop inside a shard, where there are enough samples
     (`--until_precision`); the end of the journal says how many ids it was given and how many it requested.
-
-    Args:
-        profiles: decides which samples are run once more under a profiler; None for none.
-        conditions: read around and between samples; None for the meter of the model's device.
-        energy: measures the energy of samples' runs and (main process) of each setting's stages; None for none.
     """
 
-    def __init__(
-        self,
-        config: MeasuringConfig,
-        context: RunContext,
-        bench: Bench,
-        profiles: TorchProfiles | None = None,
-        conditions: ConditionsMeter | None = None,
-        energy: StageMeasurement | None = None,
-    ) -> None:
-        self._config = config
-        self._context = context
-        self._bench = bench
-        self._answerer = BatchAnswerer(bench, config.accuracy_batch_size, config.sample_timeout)
-        self._profiles = profiles
-        self._conditions = conditions or conditions_meter(context.experiment_id, context.rank, bench.model.device)
-        self._energy = None if energy is None else replace(energy, stop=context.stop)
+    config: MeasuringConfig
+    context: RunContext
+    bench: Bench
+    profiles: TorchProfiles | None = None  #: decides which samples are run once more under a profiler; None for none
+    conditions: ConditionsMeter | None = None  #: read around and between samples; None for that of the model's device
+    #: measures the energy of samples' runs and (main process) of each setting's stages; None for none
+    energy: StageMeasurement | None = None
+
+    def __post_init__(self) -> None:
+        config, context = self.config, self.context
+        self._answerer = BatchAnswerer(self.bench, config.accuracy_batch_size, config.sample_timeout)
+        device = self.bench.model.device
+        self._conditions = self.conditions or conditions_meter(context.experiment_id, context.rank, device)
+        self._energy = None if self.energy is None else replace(self.energy, stop=context.stop)
         self._load = load_sampler(SAMPLE_EVERY_S)
         self._warm_layouts: set[tuple[object, object] | None] = set()
         self._following: Sequence[KnobSetting] = ()
@@ -205,26 +200,24 @@ class ShardMeasurer:
         Raises:
             Stopped, ResultsNotSaved, ResultsError: every sample that was finished is in the journal.
         """
-        given = self._context.own_ids if sample_ids is None else tuple(sample_ids)
-        shard = Shard(
-            given, finished_samples(self._context.journals, setting.key, self._context.fingerprint), self._goal
-        )
+        given = self.context.own_ids if sample_ids is None else tuple(sample_ids)
+        shard = Shard(given, finished_samples(self.context.journals, setting.key, self.context.fingerprint), self._goal)
         progress.start(setting.key, shard.num_finished)
         self._following = following
-        with Journal(self._context.journals, self._header(setting, given)) as journal:
+        with Journal(self.context.journals, self._header(setting, given)) as journal:
             earlier = journal.before.end if journal.before is not None else None
             if earlier is not None and earlier.failure is None and shard.is_done:
-                done = replace(earlier, experiment_id=self._context.experiment_id)
+                done = replace(earlier, experiment_id=self.context.experiment_id)
             else:
                 done = self._measure_with_retries(setting, journal, shard, progress)
-            if done.failure is None and self._energy is not None and self._context.rank == 0:
+            if done.failure is None and self._energy is not None and self.context.rank == 0:
                 self._measure_energy_once(setting, journal, given, self._energy)
             done = replace(done, num_given=len(given), num_asked=shard.num_requested)
             journal.append(done)
         return done
 
     def _header(self, setting: KnobSetting, sample_ids: tuple[int, ...]) -> JournalHeader:
-        context = self._context
+        context = self.context
         return JournalHeader(
             schema_version=JOURNAL_VERSION,
             key=setting.key,
@@ -233,7 +226,7 @@ class ShardMeasurer:
             num_processes=context.num_processes,
             experiment_id=context.experiment_id,
             sample_ids=sample_ids,
-            engines=self._bench.engines,
+            engines=self.bench.engines,
         )
 
     def _measure_energy_once(
@@ -246,21 +239,26 @@ class ShardMeasurer:
         """
         if journal.before is not None and journal.before.energy is not None:
             return
-        self._bench.model.apply(setting)
-        request = self._first_request(setting, sample_ids)
+        self.bench.model.apply(setting)
+        context, bench = self.context, self.bench
+        request = self._of_first_readable(
+            setting, sample_ids, lambda sample_id, request: (sample_id, bench.model.to_device(request.inputs))
+        )
         if request is not None:
-            self._bench.model.warm_up(request[1], self._bench.max_new_tokens)
-        context, bench = self._context, self._bench
+            bench.model.warm_up(request[1], bench.max_new_tokens)
         journal.append(
             energy_of_setting(bench.model, request, bench.max_new_tokens, how, context.experiment_id, context.rank)
         )
 
-    def _first_request(self, setting: KnobSetting, sample_ids: Sequence[int]) -> tuple[int, Mapping[str, Any]] | None:
+    def _of_first_readable(
+        self, setting: KnobSetting, sample_ids: Sequence[int], use: Callable[[int, PreparedRequest], T]
+    ) -> T | None:
+        """What `use` makes of the first sample that can be read and run; None where there is none."""
         for sample_id in sample_ids:
             try:
-                with time_limit(self._config.sample_timeout):
-                    _, request = self._bench.requests.take(sample_id, setting.vision.crops)
-                    return sample_id, self._bench.model.to_device(request.inputs)
+                with time_limit(self.config.sample_timeout):
+                    request = self.bench.requests.take(sample_id, setting.vision.crops)[1]
+                return use(sample_id, request)
             except SampleError:  # not counted: it is recorded among the samples
                 continue
         return None
@@ -269,32 +267,32 @@ class ShardMeasurer:
         self, setting: KnobSetting, journal: Journal, shard: Shard, progress: Progress
     ) -> ShardDone:
         """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""
-        attempts = self._config.max_config_retries + 1
+        attempts = self.config.max_config_retries + 1
         for attempt in range(1, attempts + 1):
             is_last = attempt == attempts
             try:
                 proof, window = self._measure(setting, journal, shard, progress, is_last)
             except SettingError as error:
-                release_cached_memory(self._bench.model.device)
+                release_cached_memory(self.bench.model.device)
                 if is_last or isinstance(error, KnobDidNotAct):
                     failure = SettingFailure(type(error).__name__, str(error), attempt)
-                    return ShardDone(self._context.experiment_id, None, None, failure)
+                    return ShardDone(self.context.experiment_id, None, None, failure)
             else:
                 if shard.is_done:
                     break
-            self._context.stop.sleep(self._config.config_retry_delay)
-        return ShardDone(self._context.experiment_id, proof, window.reading, None)
+            self.context.stop.sleep(self.config.config_retry_delay)
+        return ShardDone(self.context.experiment_id, proof, window.reading, None)
 
     def _measure(
         self, setting: KnobSetting, journal: Journal, shard: Shard, progress: Progress, is_last_attempt: bool
     ) -> tuple[KnobProof | None, MemoryWindow]:
         """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
-        self._bench.model.apply(setting)
+        self.bench.model.apply(setting)
         self._announce(setting, shard)
         proof: KnobProof | None = None
         journal.append(self._conditions.read("open"))
-        load = load_noted(self._load, journal, self._header(setting, shard.sample_ids), self._config.memory_timeline)
-        with load, out_of_memory_named(), MemoryWindow(self._bench.model.device) as window:
+        load = load_noted(self._load, journal, self._header(setting, shard.sample_ids), self.config.memory_timeline)
+        with load, out_of_memory_named(), MemoryWindow(self.bench.model.device) as window:
 
             def note(outcome: MeasuredSample | FailedSample) -> None:
                 self._note(outcome, shard, journal, window, progress, is_last_attempt)
@@ -302,39 +300,43 @@ class ShardMeasurer:
             for sample_id in shard.until_enough():
                 measured = None
                 is_finished = sample_id in shard.finished
-                if sample_id not in self._bench.latency_ids or (is_finished and proof is not None):
+                if sample_id not in self.bench.latency_ids or (is_finished and proof is not None):
                     continue
-                self._context.stop.raise_if_requested()
+                self.context.stop.raise_if_requested()
                 try:
-                    with time_limit(self._config.sample_timeout):
-                        sample, request = self._bench.requests.take(sample_id, setting.vision.crops)
+                    with time_limit(self.config.sample_timeout):
+                        sample, request = self.bench.requests.take(sample_id, setting.vision.crops)
                     if proof is None:
                         with progress.step("warming up"):
                             proof = self._warm_up(setting, request, journal)
                     if not is_finished:
-                        with time_limit(self._config.sample_timeout):
+                        with time_limit(self.config.sample_timeout):
                             measured = self._measure_sample(setting, sample, request)
                         note(measured)
                 except SampleError as error:
                     note(failed_sample(sample_id, error))
-                if measured is not None and self._profiles is not None and self._profiles.needs(setting.key):
+                if measured is not None and self.profiles is not None and self.profiles.needs(setting.key):
                     # One more run of a sample that is on the disk already, outside its time limit.
-                    inputs = self._bench.model.to_device(request.inputs)
-                    self._bench.model.warm_up(inputs, self._bench.max_new_tokens)
-                    self._profiles.take(self._bench.model, setting.key, sample_id, inputs, self._bench.max_new_tokens)
+                    inputs = self.bench.model.to_device(request.inputs)
+                    self.bench.model.warm_up(inputs, self.bench.max_new_tokens)
+                    self.profiles.take(self.bench.model, setting.key, sample_id, inputs, self.bench.max_new_tokens)
             if proof is None:
+                # None is measured here.
+                answered = split_by(self.bench.latency_ids, shard.sample_ids)[1]
                 with progress.step("warming up"):
-                    proof = self._proof_of_answered(setting, shard, journal)
+                    proof = self._of_first_readable(
+                        setting, answered, lambda _, request: self._warm_up(setting, request, journal)
+                    )
             self._answer_the_rest(setting, shard, note)
         journal.append(self._conditions.read("close"))
         return proof, window
 
     def _announce(self, setting: KnobSetting, shard: Shard) -> None:
         """Say which requests will be taken: the first for the warm-up, then those of samples not yet finished."""
-        measured, answered = split_by(self._bench.latency_ids, shard.sample_ids)
+        measured, answered = split_by(self.bench.latency_ids, shard.sample_ids)
         order = (*measured, *answered)
         todo = [each for place, each in enumerate(order) if place == 0 or each not in shard.finished]
-        self._bench.requests.announce(setting.vision.crops, todo, [each.vision.crops for each in self._following])
+        self.bench.requests.announce(setting.vision.crops, todo, [each.vision.crops for each in self._following])
 
     def _note(
         self,
@@ -362,72 +364,61 @@ class ShardMeasurer:
         self, setting: KnobSetting, shard: Shard, note: Callable[[MeasuredSample | FailedSample], None]
     ) -> None:
         """The samples that are not measured, in batches."""
-        _, answered = split_by(self._bench.latency_ids, shard.sample_ids)
+        _, answered = split_by(self.bench.latency_ids, shard.sample_ids)
         for outcomes in self._answerer.outcomes(setting, [each for each in answered if each not in shard.finished]):
             for outcome in outcomes:
                 note(outcome)
-            self._context.stop.raise_if_requested("between two batches")
-
-    def _proof_of_answered(self, setting: KnobSetting, shard: Shard, journal: Journal) -> KnobProof | None:
-        """Proof of the knobs on the first sample that can be read, where none is measured here."""
-        for sample_id in split_by(self._bench.latency_ids, shard.sample_ids)[1]:
-            try:
-                with time_limit(self._config.sample_timeout):
-                    request = self._bench.requests.take(sample_id, setting.vision.crops)[1]
-                return self._warm_up(setting, request, journal)
-            except SampleError:
-                continue
-        return None
+            self.context.stop.raise_if_requested("between two batches")
 
     def _warm_up(self, setting: KnobSetting, request: PreparedRequest, journal: Journal) -> KnobProof:
         """Prove the knobs, then run until the times agree; each run has the time of a sample."""
-        with time_limit(self._config.sample_timeout):
-            inputs = self._bench.model.to_device(request.inputs)
-            self._bench.model.warm_up(inputs, self._bench.max_new_tokens)
-            proof = self._bench.model.prove(setting, inputs)
-        check_proof(proof, setting, self._bench.model.expected_experts(setting))
-        least, totals_s = self._config.num_warmup_runs, list[float]()
-        while needs_another_run(totals_s, least, self._config.max_warmup_runs):
-            with time_limit(self._config.sample_timeout):
-                totals_s.append(run_staged(self._bench.model, inputs, self._bench.max_new_tokens).total_s)
-        journal.append(warm_up_of(totals_s, least, self._context.experiment_id, self._context.rank))
+        with time_limit(self.config.sample_timeout):
+            inputs = self.bench.model.to_device(request.inputs)
+            self.bench.model.warm_up(inputs, self.bench.max_new_tokens)
+            proof = self.bench.model.prove(setting, inputs)
+        check_proof(proof, setting, self.bench.model.expected_experts(setting))
+        least, totals_s = self.config.num_warmup_runs, list[float]()
+        while needs_another_run(totals_s, least, self.config.max_warmup_runs):
+            with time_limit(self.config.sample_timeout):
+                totals_s.append(run_staged(self.bench.model, inputs, self.bench.max_new_tokens).total_s)
+        journal.append(warm_up_of(totals_s, least, self.context.experiment_id, self.context.rank))
         return proof
 
     def _warm_up_shape(self, shape: RequestShape, inputs: Mapping[str, Any]) -> None:
         """One unmeasured run for a layout that this process meets first: libraries prepare kernels for new shapes."""
         layout = (shape.actual.tiling, shape.actual.image_size) if shape.actual is not None else None
-        if self._config.num_warmup_runs and layout not in self._warm_layouts:
-            run_staged(self._bench.model, inputs, self._bench.max_new_tokens)
+        if self.config.num_warmup_runs and layout not in self._warm_layouts:
+            run_staged(self.bench.model, inputs, self.bench.max_new_tokens)
         self._warm_layouts.add(layout)
 
     def _measure_sample(self, setting: KnobSetting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
         # Scored at the merge, with all others; one that no metric could score is not worth the time of its runs.
-        self._bench.metric.score([answer_to(sample, "")])
+        self.bench.metric.score([answer_to(sample, "")])
         clock = HostClock()
         started_s = clock.now_s()
-        inputs = self._bench.model.to_device(request.inputs)
-        synchronize(self._bench.model.device)
+        inputs = self.bench.model.to_device(request.inputs)
+        synchronize(self.bench.model.device)
         transfer_s = clock.now_s() - started_s
-        self._bench.model.warm_up(inputs, self._bench.max_new_tokens)
+        self.bench.model.warm_up(inputs, self.bench.max_new_tokens)
         self._warm_up_shape(request.shape, inputs)
         discarded = 0
         while True:
             before = self._conditions.beside_runs()
             runs, energy = runs_beside_power(
-                lambda: run_staged(self._bench.model, inputs, self._bench.max_new_tokens),
-                self._config.num_runs_per_sample,
+                lambda: run_staged(self.bench.model, inputs, self.bench.max_new_tokens),
+                self.config.num_runs_per_sample,
                 None if self._energy is None else self._energy.using,
             )
             after = self._conditions.beside_runs()
-            found = disturbances(before, after, self._context.num_processes)
+            found = disturbances(before, after, self.context.num_processes)
             # The runs take as long again, and the sample must end within its time.
             ends_s = clock.now_s() - started_s + 1.5 * (after.monotonic_s - before.monotonic_s) + REPEAT_AFTER_S
-            is_late = self._config.sample_timeout is not None and ends_s > self._config.sample_timeout
-            if not found or is_late or discarded >= self._config.max_repeats * len(runs):
+            is_late = self.config.sample_timeout is not None and ends_s > self.config.sample_timeout
+            if not found or is_late or discarded >= self.config.max_repeats * len(runs):
                 break
             discarded += len(runs)
-            self._context.stop.sleep(REPEAT_AFTER_S)
-        record = sample_record(self._bench.model, setting, sample, request, runs, transfer_s, energy=energy)
+            self.context.stop.sleep(REPEAT_AFTER_S)
+        record = sample_record(self.bench.model, setting, sample, request, runs, transfer_s, energy=energy)
         return replace(record, num_discarded_runs=discarded, disturbances=found)
 
 

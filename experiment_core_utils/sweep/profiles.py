@@ -5,6 +5,7 @@ A profiled run is slower than a measured one, so it is one more run, kept in its
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,35 +57,22 @@ def component_ranges(components: Mapping[Component, Sequence[torch.nn.Module]]) 
         yield
 
 
+@dataclass(frozen=True)
 class TorchProfiles:
-    """Decides which samples of a run are profiled, and writes their files into `folder`.
+    """Decides which samples of a run are profiled, and writes their files into `folder`."""
 
-    Args:
-        mode: None where nothing is to be profiled.
-        every_sample: else the first sample of each setting that the main process measures.
-        setting_keys: the whole plan in order; a setting's place in it is the `config_idx` of its files.
-        sample_ids: all samples of the run in order; a sample's place among them is the `sample_idx`.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        mode: ProfilerMode | None,
-        every_sample: bool,
-        is_main_process: bool,
-        setting_keys: Sequence[str],
-        sample_ids: Sequence[int],
-    ) -> None:
-        self._folder, self._mode = folder, mode
-        self._every_sample, self._is_main_process = every_sample, is_main_process
-        self._config_idx = {key: place for place, key in enumerate(setting_keys)}
-        self._sample_idx = {sample_id: place for place, sample_id in enumerate(sample_ids)}
-        self._profiled: set[str] = set()
+    folder: Path
+    mode: ProfilerMode | None  #: None where nothing is to be profiled
+    every_sample: bool  #: else the first sample of each setting that the main process measures
+    is_main_process: bool
+    setting_keys: Sequence[str]  #: the whole plan in order; a setting's place in it is the `config_idx` of its files
+    sample_ids: Sequence[int]  #: all samples of the run in order; a sample's place among them is the `sample_idx`
+    profiled: set[str] = field(default_factory=set)  #: settings that have a profile by now
 
     def needs(self, setting_key: str) -> bool:
         """Whether the next sample of the setting is one to profile."""
-        first_here = self._is_main_process and setting_key not in self._profiled
-        return self._mode is not None and (self._every_sample or first_here)
+        first_here = self.is_main_process and setting_key not in self.profiled
+        return self.mode is not None and (self.every_sample or first_here)
 
     def take(
         self, model: Stages, setting_key: str, sample_id: int, inputs: Mapping[str, Any], max_new_tokens: int
@@ -94,18 +82,23 @@ class TorchProfiles:
         Raises:
             ResultsNotSaved: a file cannot be written.
         """
-        if self._mode is None or not self.needs(setting_key):
+        if self.mode is None or not self.needs(setting_key):
             return
-        self._profiled.add(setting_key)
-        profiled = profiled_run(model, inputs, max_new_tokens, self._mode)
-        place = f"config_{self._config_idx[setting_key]}_sample_{self._sample_idx[sample_id]}"
+        self.profiled.add(setting_key)
+        profiled = profiled_run(model, inputs, max_new_tokens, self.mode)
+        place = f"config_{self.setting_keys.index(setting_key)}_sample_{self.sample_ids.index(sample_id)}"
         heading = (
-            f"setting {setting_key}, sample id {sample_id}, {self._mode} profile on {model.device.type}\n"
+            f"setting {setting_key}, sample id {sample_id}, {self.mode} profile on {model.device.type}\n"
             "The times below contain the profiler's own overhead: use them as fractions, not as latencies.\n"
         )
-        table = averages_table(profiled, model.device, self._mode)
-        write_trace_atomically(profiled, self._folder / f"profiler_trace_{place}.json.gz")
-        write_text_atomically(heading + table, self._folder / f"profiler_results_{place}.txt")
+        # The largest total first: device time on a GPU, host time on the CPU; `full` by input shapes.
+        sort_by = "device_time_total" if model.device.type == "cuda" else "cpu_time_total"
+        averages = profiled.key_averages(group_by_input_shape=self.mode == "full")
+        table = averages.table(sort_by=sort_by, row_limit=-1, max_name_column_width=LONGEST_NAME)
+        path = self.folder / f"profiler_trace_{place}.json.gz"
+        with replaced_whole(path, ending=".tmp.gz") as temporary:  # it is the ending that asks for compression
+            profiled.export_chrome_trace(str(temporary))
+        write_text_atomically(heading + table, self.folder / f"profiler_results_{place}.txt")
 
 
 def profiled_run(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, mode: ProfilerMode) -> profile:
@@ -122,16 +115,3 @@ def new_profiler(device: torch.device, mode: ProfilerMode) -> profile:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     full = mode == "full"
     return profile(activities=activities, record_shapes=full, with_stack=full, profile_memory=full, with_flops=full)
-
-
-def averages_table(profiler: profile, device: torch.device, mode: ProfilerMode) -> str:
-    """Key averages, the largest total first (device time on a GPU, host time on the CPU); `full` by input shapes."""
-    sort_by = "device_time_total" if device.type == "cuda" else "cpu_time_total"
-    averages = profiler.key_averages(group_by_input_shape=mode == "full")
-    return averages.table(sort_by=sort_by, row_limit=-1, max_name_column_width=LONGEST_NAME)
-
-
-def write_trace_atomically(profiler: profile, path: Path) -> None:
-    """The Chrome trace, compressed; a reader sees the whole file or none."""
-    with replaced_whole(path, ending=".tmp.gz") as temporary:  # it is the ending that asks for compression
-        profiler.export_chrome_trace(str(temporary))

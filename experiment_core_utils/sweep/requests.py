@@ -13,7 +13,7 @@ import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -211,35 +211,31 @@ def request_budget_bytes(cache_gb: float | None, processes_here: int) -> int:
     return int(available_memory_bytes() / 4 / processes_here if cache_gb is None else cache_gb * BYTES_PER_GB)
 
 
+@dataclass
 class SamplePreparer:
-    """Makes requests, and keeps the samples with their pictures for the other crops that they are cut into.
+    """Makes requests, and keeps the samples with their pictures for the other crops that they are cut into."""
 
-    Args:
-        picture_bytes: memory for them; what comes first stays.
-    """
-
-    def __init__(self, task: Task, model: StagedModel, picture_bytes: float) -> None:
-        self._task = task
-        self._model = model
-        self._free_bytes = picture_bytes
-        self._samples: dict[int, Sample] = {}
+    task: Task
+    model: StagedModel
+    free_bytes: float  #: memory for pictures; what comes first stays
+    samples: dict[int, Sample] = field(default_factory=dict)  #: those that are kept, by id
 
     def prepare(self, key: RequestKey) -> PrefetchedRequest:
         """Raises SampleError for a sample that cannot be read or used."""
         sample = self._sample(key.sample_id)
-        prompt = self._task.prompt(sample)
-        request = self._model.prepare(sample, prompt, key.crops)
+        prompt = self.task.prompt(sample)
+        request = self.model.prepare(sample, prompt, key.crops)
         prompted = replace(sample, image=None, metadata={**sample.metadata, "prompt": prompt})
         return PrefetchedRequest(prompted, replace(request, inputs=dict(request.inputs)))
 
     def _sample(self, sample_id: int) -> Sample:
-        if sample_id in self._samples:
-            return self._samples[sample_id]
-        sample = self._task[sample_id]
+        if sample_id in self.samples:
+            return self.samples[sample_id]
+        sample = self.task[sample_id]
         needed = picture_bytes(sample)
-        if needed <= self._free_bytes:
-            self._free_bytes -= needed
-            self._samples[sample_id] = sample
+        if needed <= self.free_bytes:
+            self.free_bytes -= needed
+            self.samples[sample_id] = sample
         return sample
 
 
@@ -320,7 +316,10 @@ class RequestSource:
             SampleError: it cannot be read or used; taken again, it is tried again.
         """
         key = RequestKey(sample_id, crops)
-        self._collect_arrived()
+        for worker in list(self._workers):
+            with self._dropped_if_it_ends(worker):
+                while worker.has_result():
+                    self._store(*worker.receive())
         if key not in self._cached and key not in self._arrived:
             self._await(key)
         found = self._arrived.pop(key) if key in self._arrived else self._cached[key]
@@ -339,12 +338,6 @@ class RequestSource:
                     self._store(*worker.receive())
                 return
         self._store(key, self._preparer.prepare(key))
-
-    def _collect_arrived(self) -> None:
-        for worker in list(self._workers):
-            with self._dropped_if_it_ends(worker):
-                while worker.has_result():
-                    self._store(*worker.receive())
 
     @contextmanager
     def _dropped_if_it_ends(self, worker: PreparationWorker) -> Iterator[None]:

@@ -14,7 +14,7 @@ from experiment_core_utils.f_experiment_info import caveats_of, gather_provenanc
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.records.caveats import Caveat, caveat_fields
+from experiment_core_utils.records.caveats import caveat_fields
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
 from experiment_core_utils.records.provenance import Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
@@ -126,7 +126,8 @@ def provenance_of_run(
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
         *picture_caveats(task, requested.drawn.sample_ids, source.takes_pictures),
         *batching_caveats(len(requested.drawn), config.measuring.num_latency_samples, described["dtype"]),
-        *run_few_samples_caveats(requested),
+        # In a search each setting has a number of samples, and so a caveat, of its own.
+        *([] if config.search.pareto_search else few_samples_caveats(len(requested.settings), len(requested.drawn))),
     ]
     return Provenance.model_validate(
         {
@@ -144,12 +145,3 @@ def provenance_of_run(
             **caveat_fields(caveats),
         }
     )
-
-
-def run_few_samples_caveats(requested: RequestedRun) -> list[Caveat]:
-    """Caveats of few samples, for a whole run; in a search each setting has a number of samples, and so a caveat, of
-    its own.
-    """
-    if requested.config.search.pareto_search:
-        return []
-    return few_samples_caveats(len(requested.settings), len(requested.drawn))

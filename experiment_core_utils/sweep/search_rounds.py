@@ -8,7 +8,7 @@ is not measured again.
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,35 +63,26 @@ def check_searchable(metric: Metric, num_samples: int) -> None:
         )
 
 
+@dataclass
 class FrontSearch:
-    """One process's part of a search.
+    """One process's part of a search."""
 
-    Args:
-        sample_ids: all samples of the full run, in the random order in which the search uses them.
+    measuring: MeasuringConfig
+    machine: MachineConfig
+    context: RunContext
+    bench: Bench
+    measurer: ShardMeasurer
+    settings: Sequence[KnobSetting]
+    sample_ids: Sequence[int]  #: all samples of the full run, in the random order in which the search uses them
+    rules: SearchRules
+    #: what all processes have of each setting so far; settings that failed are not in it
+    measured: dict[str, MeasuredSetting] = field(default_factory=dict, init=False)
+    failures: dict[str, SettingFailure] = field(default_factory=dict, init=False)  #: why a setting failed
 
-    Attributes:
-        measured: what all processes have of each setting so far; settings that failed are not in it.
-        failures: why a setting failed.
-    """
-
-    def __init__(
-        self,
-        measuring: MeasuringConfig,
-        machine: MachineConfig,
-        context: RunContext,
-        bench: Bench,
-        measurer: ShardMeasurer,
-        settings: Sequence[KnobSetting],
-        sample_ids: Sequence[int],
-        rules: SearchRules,
-    ) -> None:
-        self._measuring, self._machine = measuring, machine
-        self._context, self._bench, self._measurer = context, bench, measurer
-        self._settings = {setting.key: setting for setting in settings}
-        self._search = ParetoSearch(list(self._settings), sample_ids, rules)
-        self._requested: dict[str, set[int]] = {key: set() for key in self._settings}
-        self.measured: dict[str, MeasuredSetting] = {}
-        self.failures: dict[str, SettingFailure] = {}
+    def __post_init__(self) -> None:
+        self._by_key = {setting.key: setting for setting in self.settings}
+        self._search = ParetoSearch(list(self._by_key), self.sample_ids, self.rules)
+        self._requested: dict[str, set[int]] = {key: set() for key in self._by_key}
 
     def run(self) -> SearchResult:
         """Measure round after round.
@@ -100,7 +91,7 @@ class FrontSearch:
             Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
         """
         result = run_search(self._search, self._measure_round)
-        announce_end(self._context.journals, self._context.rank, self._context.experiment_id)
+        announce_end(self.context.journals, self.context.rank, self.context.experiment_id)
         return result
 
     def close(self, result: SearchResult, files: Mapping[str, str]) -> None:
@@ -111,18 +102,35 @@ class FrontSearch:
         Args:
             files: names of the settings' result files.
         """
-        context, machine = self._context, self._machine
-        content = search_content(result, self._search.rules, context.fingerprint, files, self.failures)
-        write_json_atomically(content, machine.output_dir / SEARCH_FILE)
+        context, machine = self.context, self.machine
+        write_json_atomically(self._content(result, files), machine.output_dir / SEARCH_FILE)
         is_over = wait_until_all_are_over(
             context.journals, context.num_processes, context.experiment_id, machine.worker_timeout, context.stop
         )
         if is_over and not self.failures:
-            for key in self._settings:
+            for key in self._by_key:
                 remove_journals(context.journals, key)
 
+    def _content(self, result: SearchResult, files: Mapping[str, str]) -> dict[str, Any]:
+        """The content of `pareto_search.json`; see `docs/results_schema.md` for every key."""
+        return {
+            "schema_version": SEARCH_SCHEMA_VERSION,
+            "fingerprint": self.context.fingerprint,
+            "rules": asdict(self.rules),
+            "stopped": result.stopped,
+            "share": result.share,
+            "T_model": milliseconds(result.cost_s),
+            "T_model_full_grid": milliseconds(result.full_cost_s),
+            "front": [_standing(each, files) for each in result.front],
+            "undecided": [_standing(each, files) for each in result.undecided],
+            "set_aside": [_departure(each, files) for each in result.set_aside],
+            "eliminated": [_departure(each, files) for each in result.eliminated],
+            "failed": {key: asdict(failure) for key, failure in self.failures.items()},
+            "rounds": [dict(each) for each in result.rounds],
+        }
+
     def _measure_round(self, requested: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
-        context = self._context
+        context = self.context
         most = max(len(ids) for ids in requested.values())
         found = {}
         with Progress(len(requested), -(-most // context.num_processes), shown=context.is_main) as progress:
@@ -130,29 +138,29 @@ class FrontSearch:
             for place, (key, sample_ids) in enumerate(requested.items()):
                 context.stop.raise_if_requested()
                 shards = shards_of(sample_ids, context.num_processes)
-                others = [self._settings[each] for each in keys[place + 1 :] + keys[:place]]
-                self._measurer.measure_shard(self._settings[key], progress, others, shards[context.rank])
+                others = [self._by_key[each] for each in keys[place + 1 :] + keys[:place]]
+                self.measurer.measure_shard(self._by_key[key], progress, others, shards[context.rank])
                 found[key] = self._collect(key, shards)
-                if self._machine.enable_memory_optimization:
-                    release_cached_memory(self._bench.model.device)
+                if self.machine.enable_memory_optimization:
+                    release_cached_memory(self.bench.model.device)
         return found
 
     def _collect(self, key: str, shards: Mapping[int, Sequence[int]]) -> dict[int, Observation]:
         """What all processes measured of a setting in a round; nothing where it failed."""
-        context = self._context
+        context = self.context
         shared = context.shared_setting(key, shards)
-        parts = collect_finished(shared, self._machine.worker_timeout, context.stop)
+        parts = collect_finished(shared, self.machine.worker_timeout, context.stop)
         new = {sample_id for shard in shards.values() for sample_id in shard}
         # Journals may contain more already: of a search that was stopped later than here.
         self._requested[key] |= new
         merged = merge_parts([only(part, self._requested[key]) for part in parts], sorted(self._requested[key]))
-        observed = observations(merged, self._bench.metric, new)
+        observed = observations(merged, self.bench.metric, new)
         if merged.failure is not None:
             self.failures[key] = merged.failure
         elif not observed:
             first = next(failure for failure in merged.failures if failure.sample_id in new)
             reason = f"all {len(new)} samples of a round failed, the first with: {first.reason}"
-            self.failures[key] = SettingFailure(first.error, reason, self._measuring.max_config_retries + 1)
+            self.failures[key] = SettingFailure(first.error, reason, self.measuring.max_config_retries + 1)
         else:
             self.measured[key] = merged
             return observed
@@ -244,35 +252,6 @@ def finished_search(folder: Path, keys: Sequence[str], ledger: Ledger) -> Mappin
             f"{path} is broken ({first_line(error)}); remove it and run the same command again to resume"
         ) from error
     return content if have and set(searched) == set(keys) else None
-
-
-def search_content(
-    result: SearchResult,
-    rules: SearchRules,
-    fingerprint: str,
-    files: Mapping[str, str],
-    failures: Mapping[str, SettingFailure],
-) -> dict[str, Any]:
-    """The content of `pareto_search.json`; see `docs/results_schema.md` for every key.
-
-    Args:
-        files: names of the settings' result files.
-    """
-    return {
-        "schema_version": SEARCH_SCHEMA_VERSION,
-        "fingerprint": fingerprint,
-        "rules": asdict(rules),
-        "stopped": result.stopped,
-        "share": result.share,
-        "T_model": milliseconds(result.cost_s),
-        "T_model_full_grid": milliseconds(result.full_cost_s),
-        "front": [_standing(each, files) for each in result.front],
-        "undecided": [_standing(each, files) for each in result.undecided],
-        "set_aside": [_departure(each, files) for each in result.set_aside],
-        "eliminated": [_departure(each, files) for each in result.eliminated],
-        "failed": {key: asdict(failure) for key, failure in failures.items()},
-        "rounds": [dict(each) for each in result.rounds],
-    }
 
 
 def _standing(each: Survivor, files: Mapping[str, str]) -> dict[str, Any]:

@@ -81,7 +81,10 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
     written = ledger.path.stat().st_mtime if ledger.path.exists() else 0.0
     # Failures of an earlier run are tried again: they count once this run has written about any.
     settled = set(done) | (set(failed) if written >= plan.started_unix_s else set())
-    handled = handled_by_run(plan, settled, at_work)
+    # Settings that this run is through with: those before the one at work; without one, those with an outcome.
+    handled = settled
+    if at_work is not None and at_work.key in plan.due:
+        handled = set(plan.due[: plan.due.index(at_work.key)])
     finished = {each.key: len(each.finished) for each in journals}
     # A setting that failed may have left samples out; none of them is run any more.
     missing = sum(plan.num_samples - finished.get(key, 0) for key in plan.due if key not in handled)
@@ -102,13 +105,6 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
         elapsed_s=last_s - plan.started_unix_s,
         silent_s=max(now_unix_s - last_s, 0.0),
     )
-
-
-def handled_by_run(plan: RunPlan, settled: set[str], at_work: SettingJournals | None) -> set[str]:
-    """Settings that this run is through with: those before the one at work; without one, those with an outcome."""
-    if at_work is None or at_work.key not in plan.due:
-        return settled
-    return set(plan.due[: plan.due.index(at_work.key)])
 
 
 def read_journals(folder: Path, plan: RunPlan) -> list[SettingJournals]:

@@ -117,7 +117,8 @@ def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
     cpu = max((each.foreign_cpu_share for each in entries if each.foreign_cpu_share is not None), default=0.0)
     if cpu > BACKGROUND_LOAD:
         caveats.append(caveat("foreign_load_cpu", cpu_fraction=cpu))
-    if any(_shares_gpu(each) for each in entries):
+    loaded = [each for each in entries if (each.utilisation_percent_at_open or 0) > 100 * BACKGROUND_LOAD]
+    if any(each.foreign_gpu_processes_max for each in loaded):
         caveats.append(caveat("foreign_load_gpu"))
     return caveats
 
@@ -148,11 +149,6 @@ def _throttling(entry: Conditions) -> list[str]:
         if held_s is not None and held_s > THROTTLED_FRACTION * entry.window_s:
             found.append(f"{name} limit")
     return found
-
-
-def _shares_gpu(entry: Conditions) -> bool:
-    processes, utilisation = entry.foreign_gpu_processes_max, entry.utilisation_percent_at_open
-    return bool(processes) and utilisation is not None and utilisation > 100 * BACKGROUND_LOAD
 
 
 def _background_cpu_fraction(spans: Sequence[Span]) -> float | None:

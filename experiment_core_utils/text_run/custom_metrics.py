@@ -92,14 +92,11 @@ def _checked_columns(returned: Any) -> dict[str, Column]:
     """Plain Python values; raises TypeError, ValueError or ResultsError for what cannot be a column."""
     if not isinstance(returned, Mapping):
         raise TypeError(f"it returned {type(returned).__name__}; return a mapping of column names to values")
-    return {_checked_name(name): _plain(name, value) for name, value in returned.items()}
-
-
-def _checked_name(name: Any) -> str:
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"{name!r} is not a column name; use text")
-    raw_cell(name, "a column name")
-    return name
+    for name in returned:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"{name!r} is not a column name; use text")
+        raw_cell(name, "a column name")
+    return {name: _plain(name, value) for name, value in returned.items()}
 
 
 def _plain(name: str, value: Any) -> Column:

@@ -60,7 +60,7 @@ def measure_experiment(
     config, device = due.config, accelerator.device
     energy = TextEnergy(config, accelerator, sources or EnergySources())
     experiment_id = generate_unique_id(accelerator, results_dir=results_dir)
-    save = partial(_save, experiment_id, accelerator, results_dir)
+    save = partial(save_raw_results_json, experiment_id=experiment_id, accelerator=accelerator, results_dir=results_dir)
     # Machines may share the folder of results: each process writes its energy to a folder of its own.
     rank = accelerator.process_index
     folder = results_dir / RAW / experiment_id / (f"process_{rank}" if rank else "")
@@ -71,7 +71,7 @@ def measure_experiment(
     with MemoryWindow(device):
         own = energy.measured(lambda: _sampled(shard, accelerator, sampler), experiment_id, folder)
     compute = combine_comp_metrics(model, device, tokenised, accelerator, config, own, sampler.trace)
-    save(energy_metrics(experiment_id, accelerator, folder, energy.reason), "local_energy_results")
+    save(energy_metrics(experiment_id, accelerator, folder, energy.reason), result_type="local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(all_gather(own, accelerator))
     memories = all_gather(compute["memory"], accelerator)
@@ -81,7 +81,7 @@ def measure_experiment(
         return name, {}
     flops, utilisation = generation_metrics(model, device, pooled, config)
     if config.memory_timeline:
-        save(memory_timeline(sampler.trace).content(), "memory_timeline")
+        save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
     fractions = {"hardware_utilisation": utilisation.content()}
     parts: dict[str, Any] = {
         "experiment_setup": gather_experiment_info(config, accelerator, experiment_id),
@@ -97,13 +97,6 @@ def measure_experiment(
     return name, _entry(due, pooled, parts, experiment_id, caveats, save)
 
 
-def _save(
-    experiment_id: str, accelerator: Accelerator, results_dir: Path, content: Mapping[str, Any], result_type: str
-) -> None:
-    """One part of an experiment's raw results under its published name."""
-    save_raw_results_json(content, experiment_id, result_type, accelerator, results_dir=results_dir)
-
-
 def _sampled(shard: TextShard, accelerator: Accelerator, sampler: LoadSampler) -> InferenceResults:
     with sampler:
         return run_prepared(shard, accelerator)
@@ -115,19 +108,19 @@ def _entry(
     parts: Mapping[str, Any],
     experiment_id: str,
     caveats: list[Caveat],
-    save: Callable[[Mapping[str, Any], str], None],
+    save: Callable[..., Path],
 ) -> dict[str, Any]:
     """The content of the results file: every part is saved under its name, and all of them make the entry."""
     for result_type, part in parts.items():
-        save(part, result_type)
+        save(part, result_type=result_type)
     if due.config.energy_mode != "off":
-        save(allocated_energy(pooled), "apportioned_energy")
+        save(allocated_energy(pooled), result_type="apportioned_energy")
     custom = run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"])
     if due.config.save_outputs:
         prompts, queries = due.chosen.texts, pooled["queries"]
         texts = [{"prompt": prompts[each["prompt_index"]], "output": each["output_text"]} for each in queries]
-        save({"outputs": texts}, "text_output")
-        save({"output_token_ids": [each["output_token_ids"] for each in queries]}, "token_output")
+        save({"outputs": texts}, result_type="text_output")
+        save({"output_token_ids": [each["output_token_ids"] for each in queries]}, result_type="token_output")
     return {
         "experiment_id": experiment_id,
         "digest": due.digest,

@@ -1,6 +1,6 @@
 """Crops and vision tokens of a setting: each mean over those samples that have what is counted."""
 
-from experiment_core_utils.j_results_saving import mean_crops, typical_geometry, vision_part
+from experiment_core_utils.j_results_saving import typical_geometry, vision_part
 from experiment_core_utils.primitives.knobs import tier_target, token_target
 from experiment_core_utils.records.requests import VisionGeometry
 from tests.hand_made_records import measured_sample, one_by_two
@@ -20,7 +20,7 @@ SAMPLES = [
 def test_each_mean_is_over_those_that_have_it() -> None:
     entries = vision_part(tier_target("low"), SAMPLES)
     assert entries.tier == "low" and entries.vision_tokens_target is None
-    assert entries.selected_crops_mean == mean_crops(SAMPLES) == (2 + 3) / 2
+    assert entries.selected_crops_mean == (2 + 3) / 2
     assert entries.selected_crops_distribution == {"2": 1, "3": 1}
     assert entries.target_vision_tokens_mean == (432 + 576 + 100) / 3
     assert entries.actual_vision_tokens_mean == (384 + 384 + 384 + 0) / 4
@@ -36,7 +36,7 @@ def test_a_token_target_is_its_own_mean() -> None:
 
 def test_no_picture_is_no_number() -> None:
     entries = vision_part(tier_target("low"), SAMPLES[3:])
-    assert entries.selected_crops_mean is mean_crops([]) is None
+    assert entries.selected_crops_mean is None
     assert (entries.selected_crops_distribution, entries.target_vision_tokens_mean) == ({}, None)
     assert entries.actual_vision_tokens_mean == 0
     assert vision_part(tier_target("low"), []).actual_vision_tokens_mean is None

@@ -7,7 +7,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.sweep.plan import RequestedRun, requested_run
-from experiment_core_utils.sweep.run import provenance_of_run, run_few_samples_caveats
+from experiment_core_utils.sweep.run import provenance_of_run
 
 
 def requested(*flags: str) -> RequestedRun:
@@ -45,6 +45,12 @@ def test_caveats_come_from_the_machine_the_batches_and_the_number_of_samples() -
 
 def test_few_samples_are_no_caveat_of_one_setting_or_of_a_search() -> None:
     run = requested()
-    assert len(run.settings) > 1 and len(run_few_samples_caveats(run)) == 1
-    assert run_few_samples_caveats(replace(run, settings=run.settings[:1])) == []
-    assert run_few_samples_caveats(replace(run, config=run.config.replaced(pareto_search=True))) == []
+
+    def kinds(each: RequestedRun) -> list[str]:
+        device = torch.device("cpu")
+        made = provenance_of_run(each, Accelerator(cpu=True), device, 1, "0001", {"dtype": "float32"})
+        return [found.kind for found in made.caveat_records]
+
+    assert len(run.settings) > 1 and kinds(run) == ["few_samples"]
+    assert kinds(replace(run, settings=run.settings[:1])) == []
+    assert kinds(replace(run, config=run.config.replaced(pareto_search=True))) == []

@@ -125,7 +125,7 @@ def open_live(
         "model": {"name": source.name, "revision": source.revision, **model.describe()},
         "task": {"name": task.name, "split": task.split, "metric": task.metric, "source": dict(task.source)},
         "device": str(device),
-        "hardware": dict(describe_hardware(device)),
+        "hardware": describe_hardware(device).content(),
         "versions": {name: package_version(name) for name in RECORDED_PACKAGES},
         "max_new_tokens": limit,
         "sample_ids": [each.sample.sample_id for each in measured],
