@@ -202,10 +202,8 @@ class StagedRequest:
 
 def _figure(windows: Windows, idle: Sequence[tuple[IdlePower, IdlePower]]) -> EnergyFigure:
     """An energy figure, with the idle power that the same source reports of the same device."""
-    for before, after in idle:
-        if before.origin == windows[0].origin:
-            return energy_figure(windows, before, after)
-    return energy_figure(windows)
+    own = (pair for pair in idle if pair[0].origin == windows[0].origin)
+    return energy_figure(windows, *next(own, (None, None)))
 
 
 def _totals(
