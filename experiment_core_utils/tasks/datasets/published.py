@@ -287,7 +287,8 @@ class PublishedTask(RowTask):
         split = self.splits[self.split]
         ways = []
         if split.on_hub:
-            ways.append(f"run `{hub.download_command()}` and give --data_dir DIR")
+            download = f"hf download --repo-type dataset {hub.id} --revision {hub.revision} --local-dir DIR"
+            ways.append(f"run `{download}` and give --data_dir DIR")
         else:
             ways.append(f"give a --data_dir with {split.stored}-*.parquet in the layout of {hub.id}")
         if split.files:
