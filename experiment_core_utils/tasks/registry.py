@@ -201,7 +201,7 @@ def load_task(
     Raises:
         ConfigurationError: unknown task or split, a dataset that is not there, a template that cannot be filled.
     """
-    entry = _entry(name)
+    entry = task_entry(name)
     source = TaskSource(
         data_dir=None if data_dir is None else Path(data_dir),
         cache_dir=None if cache_dir is None else Path(cache_dir),
@@ -256,14 +256,9 @@ def _check_scorable(sample: Sample, metric: Metric, path: Path) -> None:
         )
 
 
-def get_default_split(name: str) -> str:
-    """The split of task `name` that is read where none is requested; raises ConfigurationError for an unknown task."""
-    return _entry(name).default_split
-
-
 def get_metric_for_dataset(name: str) -> str:
     """The name of the metric that scores task `name`; raises ConfigurationError for an unknown task."""
-    return _entry(name).metric
+    return task_entry(name).metric
 
 
 def get_metric(metric_name: str) -> Metric:
@@ -271,7 +266,8 @@ def get_metric(metric_name: str) -> Metric:
     return _named("metric", metric_name, {**_METRICS, **_registered_metrics})
 
 
-def _entry(name: str) -> TaskEntry:
+def task_entry(name: str) -> TaskEntry:
+    """How task `name` is opened; raises ConfigurationError for an unknown one."""
     if name.startswith(LMMS_EVAL):
         return _of_lmms_eval(name)
     return _named("task", name, {**_TASKS, **_registered_tasks})
