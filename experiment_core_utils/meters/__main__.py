@@ -29,7 +29,7 @@ from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal, ene
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import gpu_uuid, synchronize, visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
-from experiment_core_utils.primitives.units import MOST_SECONDS
+from experiment_core_utils.primitives.units import MOST_SECONDS, check_fraction
 from experiment_core_utils.records.energy import ActEnergy, EnergyOrigin, TickCalibration
 
 
@@ -256,10 +256,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def selftest(given: argparse.Namespace, gpus: Sequence[torch.device], using: Instruments) -> None:
     """Raises ConfigurationError, or MeterUnavailable for what `--require` names and is not there."""
-    if not 0 < given.error < 1:
-        raise ConfigurationError(
-            f"--error {given.error:g} is not possible; give a fraction between 0 and 1, such as 0.02"
-        )
+    check_fraction("--error", given.error)
     print(f"{platform.node()}: {platform.platform()}, torch {torch.__version__}, {len(gpus)} GPUs in use", flush=True)
     for device in gpus:
         print(f"{gpu_uuid(device)}  {torch.cuda.get_device_name(device)}")

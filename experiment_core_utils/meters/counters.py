@@ -53,10 +53,11 @@ def counter_delta(
     that was reset and has since passed its old value looks like one that rose: where it is read each second, less than
     a second's energy is lost.
     """
+    went = f"the counter went backwards, from {before_j:.3f} to {after_j:.3f} J"
     if wraps_at_j is None:
         if after_j >= before_j:
             return CounterDelta(after_j - before_j, None, None)
-        return CounterDelta(None, f"{_backwards(before_j, after_j)}: it was reset", None)
+        return CounterDelta(None, f"{went}: it was reset", None)
     if limit_w is None:
         reason = f"the counter wraps at {wraps_at_j:.0f} J and without a power limit a wrap looks like a reset"
         return CounterDelta(None, reason, None)
@@ -68,14 +69,9 @@ def counter_delta(
         return CounterDelta(None, reason, None)
     if not has_wrapped:
         return CounterDelta(rise_j, None, None)
-    went = _backwards(before_j, after_j)
     if rise_j > most_j:
         return CounterDelta(None, f"{went}: it was reset, a wrap at {wraps_at_j:.0f} J would be too much energy", None)
     return CounterDelta(rise_j, None, f"{went}: it wrapped at {wraps_at_j:.0f} J, which was undone")
-
-
-def _backwards(before_j: float, after_j: float) -> str:
-    return f"the counter went backwards, from {before_j:.3f} to {after_j:.3f} J"
 
 
 def rise_along(readings: Sequence[CounterReading], wraps_at_j: float | None, limit_w: float | None) -> CounterDelta:

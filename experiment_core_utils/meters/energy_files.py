@@ -9,11 +9,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from experiment_core_utils.primitives.csv_tables import Cell, csv_of_rows, read_table
+from experiment_core_utils.primitives.csv_tables import Cell, csv_of_rows, read_table_file
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import (
     check_file_name_part,
-    read_regular_file,
     write_json_atomically,
     write_text_atomically,
 )
@@ -37,11 +36,7 @@ def read_windows(path: Path) -> list[dict[str, Cell]]:
     Raises:
         ResultsError: torn, no row, a column missing, or a figure that is not a number.
     """
-    try:
-        text = read_regular_file(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path} cannot be read ({error}); remove it or measure again") from error
-    rows = read_table(text, str(path))
+    rows = read_table_file(path)
     if not rows:
         raise ResultsError(f"{path} contains no measured window; remove it or measure again")
     for number, row in enumerate(rows, start=1):

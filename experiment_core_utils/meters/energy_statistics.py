@@ -246,7 +246,7 @@ def instrument_energy(windows: Sequence[EnergyWindow], reason: str | None = None
     figures = window_figures(windows)
     unread = tuple(dict.fromkeys(gpu for window in windows for gpu in window.unread_gpus))
     counted, integrated = (None if unread else _gpu_total(figures, is_counter) for is_counter in (True, False))
-    counted_j, integrated_j = _gross_j(counted), _gross_j(integrated)
+    counted_j, integrated_j = (None if total is None else total.gross_j for total in (counted, integrated))
     shown = integrated if counted_j is None else counted
     idle_j, net_j, uncertainty_j = (
         (None, None, None) if shown is None else (shown.idle_j, shown.net_j, shown.uncertainty_j)
@@ -262,10 +262,6 @@ def instrument_energy(windows: Sequence[EnergyWindow], reason: str | None = None
         instruments=[asdict(figure) for figure in figures],
         instruments_reason="; ".join(dict.fromkeys(each for each in reasons if each is not None)) or None,
     )
-
-
-def _gross_j(total: WindowFigure | None) -> float | None:
-    return None if total is None else total.gross_j
 
 
 def _reasons(
@@ -347,22 +343,14 @@ def _added(figures: Sequence[WindowFigure], num_windows: int) -> WindowFigure:
     """Add up the energies of one source, one for each window that has it."""
     if len(figures) == num_windows == 1:
         return figures[0]
-    first = figures[0]
     missing = "" if len(figures) == num_windows else f"{num_windows - len(figures)} of {num_windows} windows lack it"
     reasons = [missing, *(each.reason or "" for each in figures)]
     remarks = [each.remark for each in figures if each.remark is not None]
-
-    def total(values: Sequence[float | None]) -> float | None:
-        return None if missing else sum_of_known(values)
-
+    energies = ("gross_j", "uncertainty_j", "idle_j", "net_j", "net_uncertainty_j")
     return WindowFigure(
-        origin=first.origin,
+        origin=figures[0].origin,
         seconds=math.fsum(each.seconds for each in figures),
-        gross_j=total([each.gross_j for each in figures]),
-        uncertainty_j=total([each.uncertainty_j for each in figures]),
-        idle_j=total([each.idle_j for each in figures]),
-        net_j=total([each.net_j for each in figures]),
-        net_uncertainty_j=total([each.net_uncertainty_j for each in figures]),
+        **{name: None if missing else sum_of_known([getattr(each, name) for each in figures]) for name in energies},
         reason="; ".join(each for each in reasons if each) or None,
         remark="; ".join(dict.fromkeys(remarks)) or None,
     )

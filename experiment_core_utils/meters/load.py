@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
@@ -17,66 +18,6 @@ from experiment_core_utils.records.compute import LoadSample, LoadTrace
 from experiment_core_utils.records.settings import ConditionsReading, CpuReading, GpuReading, When
 
 READ_EVERY_S = 10.0
-
-
-class ConditionsMeter:
-    """Reads GPU and host where a setting's window opens and closes, and between samples every ten seconds.
-
-    Args:
-        read_gpu: None where there is no GPU to read.
-        gpu_reason: why not.
-    """
-
-    def __init__(
-        self,
-        experiment_id: str,
-        rank: int,
-        read_gpu: Callable[[], GpuReading] | None,
-        gpu_reason: str | None,
-        read_cpu: Callable[[], CpuReading] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._experiment_id = experiment_id
-        self._rank = rank
-        self._read_gpu = read_gpu
-        self._gpu_reason = gpu_reason
-        self._read_cpu = read_cpu if read_cpu is not None else cpu_now
-        self._clock = clock
-        self._last_s = clock()
-
-    def read(self, when: When) -> ConditionsReading:
-        """The conditions now, for the journal."""
-        reading = self.beside_runs(when)
-        self._last_s = reading.monotonic_s
-        return reading
-
-    def beside_runs(self, when: When = "between") -> ConditionsReading:
-        """The conditions before or after the runs of a sample; the next reading for the journal is due as before."""
-        return ConditionsReading(
-            experiment_id=self._experiment_id,
-            rank=self._rank,
-            when=when,
-            wall_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            monotonic_s=self._clock(),
-            gpu=self._read_gpu() if self._read_gpu is not None else None,
-            gpu_reason=self._gpu_reason,
-            cpu=self._read_cpu(),
-        )
-
-    def read_if_due(self) -> ConditionsReading | None:
-        """A reading between two samples; None where the last one was less than ten seconds ago."""
-        return self.read("between") if self._clock() - self._last_s >= READ_EVERY_S else None
-
-
-def conditions_meter(experiment_id: str, rank: int, device: torch.device) -> ConditionsMeter:
-    """The meter for work on `device`; without NVML it says so in its readings."""
-    uuid = gpu_uuid(device)
-    if uuid is None:
-        return ConditionsMeter(experiment_id, rank, None, "no GPU is used")
-    try:
-        return ConditionsMeter(experiment_id, rank, NvmlGpu(uuid).read, None)
-    except MeterUnavailable as error:
-        return ConditionsMeter(experiment_id, rank, None, str(error))
 
 
 def cpu_times_s() -> tuple[float, float]:
@@ -100,37 +41,76 @@ def cpu_now() -> CpuReading:
     )
 
 
+@dataclass
+class ConditionsMeter:
+    """Reads GPU and host where a setting's window opens and closes, and between samples every ten seconds."""
+
+    experiment_id: str
+    rank: int
+    read_gpu: Callable[[], GpuReading] | None  #: None where there is no GPU to read
+    gpu_reason: str | None  #: why not
+    read_cpu: Callable[[], CpuReading] = cpu_now
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._last_s = self.clock()
+
+    def read(self, when: When) -> ConditionsReading:
+        """The conditions now, for the journal."""
+        reading = self.beside_runs(when)
+        self._last_s = reading.monotonic_s
+        return reading
+
+    def beside_runs(self, when: When = "between") -> ConditionsReading:
+        """The conditions before or after the runs of a sample; the next reading for the journal is due as before."""
+        return ConditionsReading(
+            experiment_id=self.experiment_id,
+            rank=self.rank,
+            when=when,
+            wall_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            monotonic_s=self.clock(),
+            gpu=self.read_gpu() if self.read_gpu is not None else None,
+            gpu_reason=self.gpu_reason,
+            cpu=self.read_cpu(),
+        )
+
+    def read_if_due(self) -> ConditionsReading | None:
+        """A reading between two samples; None where the last one was less than ten seconds ago."""
+        return self.read("between") if self.clock() - self._last_s >= READ_EVERY_S else None
+
+
+def conditions_meter(experiment_id: str, rank: int, device: torch.device) -> ConditionsMeter:
+    """The meter for work on `device`; without NVML it says so in its readings."""
+    uuid = gpu_uuid(device)
+    if uuid is None:
+        return ConditionsMeter(experiment_id, rank, None, "no GPU is used")
+    try:
+        return ConditionsMeter(experiment_id, rank, NvmlGpu(uuid).read, None)
+    except MeterUnavailable as error:
+        return ConditionsMeter(experiment_id, rank, None, str(error))
+
+
 # The driver's own figure is over a sixth of a second or more.
 SAMPLE_EVERY_S = 0.2
 
 
+@dataclass
 class LoadSampler:
     """Samples between `with` and its end, every `interval_s`, and once more at the end.
 
     A GPU that does not report it is a reason; anything else that a reading raises is raised at the end.
-
-    Args:
-        gpus: what reads the utilisation in percent of each that the process uses, or raises MeterUnavailable.
-        read_cpu: seconds that the host's CPUs were busy, and were there.
-        read_rss: resident bytes of the process.
-        read_allocator: bytes allocated and reserved on the GPUs; None without one.
     """
 
-    def __init__(
-        self,
-        gpus: Sequence[Callable[[], float]],
-        clock: Clock,
-        interval_s: float = SAMPLE_EVERY_S,
-        read_cpu: Callable[[], tuple[float, float]] = cpu_times_s,
-        read_rss: Callable[[], int] = resident_bytes,
-        read_allocator: Callable[[], tuple[int, int] | None] = lambda: None,
-    ) -> None:
-        self._gpus = tuple(gpus)
-        self._clock = clock
-        self._interval_s = interval_s
-        self._read_cpu = read_cpu
-        self._read_rss = read_rss
-        self._read_allocator = read_allocator
+    #: what reads the utilisation in percent of each that the process uses, or raises MeterUnavailable
+    gpus: Sequence[Callable[[], float]]
+    clock: Clock
+    interval_s: float = SAMPLE_EVERY_S
+    read_cpu: Callable[[], tuple[float, float]] = cpu_times_s  #: seconds that the CPUs were busy, and were there
+    read_rss: Callable[[], int] = resident_bytes  #: resident bytes of the process
+    #: bytes allocated and reserved on the GPUs; None without one
+    read_allocator: Callable[[], tuple[int, int] | None] = lambda: None
+
+    def __post_init__(self) -> None:
         self._samples: list[LoadSample] = []
         # In the order in which they came, each once.
         self._reasons: dict[str, None] = {}
@@ -138,10 +118,10 @@ class LoadSampler:
 
     def __enter__(self) -> "LoadSampler":
         self._samples.clear()
-        self._reasons = {} if self._gpus else {"no GPU is used": None}
-        self._opened_s = self._last_s = self._clock.now_s()
-        self._last_cpu = self._read_cpu()
-        self._repeating = self._clock.every(self._interval_s, self._sample)
+        self._reasons = {} if self.gpus else {"no GPU is used": None}
+        self._opened_s = self._last_s = self.clock.now_s()
+        self._last_cpu = self.read_cpu()
+        self._repeating = self.clock.every(self.interval_s, self._sample)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -154,22 +134,22 @@ class LoadSampler:
         """Everything that was seen; raises ConfigurationError before the window is closed for the first time."""
         if not self._samples:
             raise ConfigurationError("the window of this load sampler was never closed; use it in a with statement")
-        return LoadTrace(tuple(self._samples), self._interval_s, "; ".join(self._reasons) or None)
+        return LoadTrace(tuple(self._samples), self.interval_s, "; ".join(self._reasons) or None)
 
     def _sample(self) -> None:
-        now_s, cpu = self._clock.now_s(), self._read_cpu()
+        now_s, cpu = self.clock.now_s(), self.read_cpu()
         busy_s, there_s = (now - before for now, before in zip(cpu, self._last_cpu, strict=True))
         # The host counts in hundredths of a second: where none has passed, the last figure is kept.
         before = self._samples[-1].cpu_percent if self._samples else None
         percent = min(max(100 * busy_s / there_s, 0.0), 100.0) if there_s > 0 else before
-        allocated, reserved = self._read_allocator() or (None, None)
+        allocated, reserved = self.read_allocator() or (None, None)
         self._samples.append(
             LoadSample(
                 at_s=now_s - self._opened_s,
                 span_s=now_s - self._last_s,
                 cpu_percent=percent,
-                gpu_percent=tuple(self._query(gpu) for gpu in self._gpus),
-                rss_bytes=self._read_rss(),
+                gpu_percent=tuple(self._query(gpu) for gpu in self.gpus),
+                rss_bytes=self.read_rss(),
                 allocated_bytes=allocated,
                 reserved_bytes=reserved,
             )

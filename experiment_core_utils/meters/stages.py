@@ -202,10 +202,8 @@ class StagedRequest:
 
 def _figure(windows: Windows, idle: Sequence[tuple[IdlePower, IdlePower]]) -> EnergyFigure:
     """An energy figure, with the idle power that the same source reports of the same device."""
-    for before, after in idle:
-        if before.origin == windows[0].origin:
-            return energy_figure(windows, before, after)
-    return energy_figure(windows)
+    own = (pair for pair in idle if pair[0].origin == windows[0].origin)
+    return energy_figure(windows, *next(own, (None, None)))
 
 
 def _totals(
@@ -230,21 +228,17 @@ def _group(origin: EnergyOrigin) -> tuple[str, str]:
 def _closures(
     totals: Mapping[str, Mapping[tuple[str, str], tuple[int, EnergyFigure]]],
 ) -> tuple[Closure, ...]:
-    found = []
-    for group, (_, whole) in totals[END_TO_END].items():
-        stages = {name: totals[name][group][1] for name in totals if name != END_TO_END}
-        found.append(closure(whole, stages))
-    return tuple(found)
+    return tuple(
+        closure(whole, {name: found[group][1] for name, found in totals.items() if name != END_TO_END})
+        for group, (_, whole) in totals[END_TO_END].items()
+    )
 
 
 def _source_ratio(totals: Mapping[tuple[str, str], tuple[int, EnergyFigure]]) -> float | None:
     """Integrated power over counter of the GPUs; their devices have to be the same ones."""
-    counted = [
-        (num, each.gross_j) for (kind, basis), (num, each) in totals.items() if (kind, basis) == ("gpu", "counter")
-    ]
-    integrated = [
-        (num, each.gross_j) for (kind, basis), (num, each) in totals.items() if kind == "gpu" and basis != "counter"
-    ]
+    of_gpus = [(basis, num, each.gross_j) for (kind, basis), (num, each) in totals.items() if kind == "gpu"]
+    counted = [(num, gross_j) for basis, num, gross_j in of_gpus if basis == "counter"]
+    integrated = [(num, gross_j) for basis, num, gross_j in of_gpus if basis != "counter"]
     if len(counted) != 1 or len(integrated) != 1 or counted[0][0] != integrated[0][0]:
         return None
     first, second = counted[0][1], integrated[0][1]

@@ -57,7 +57,7 @@ def cell_value(cell: RawCell) -> Cell:
         found = _NUMBER.fullmatch(text)
         if found is not None:
             return _number(text, is_whole=found[2] is None and found[3] is None)
-    return text[1:] if _is_guarded(text) else text
+    return text[1:] if text.startswith("'") and text.lstrip("'").startswith(FORMULA_STARTS) else text
 
 
 def spreadsheet_safe(text: str) -> str:
@@ -118,10 +118,6 @@ def _text_cell(text: str, where: str) -> RawCell:
     safe = spreadsheet_safe(text)
     reads_as_other = safe == "" or safe in _BOOLEANS or _NUMBER.fullmatch(safe) is not None
     return RawCell(safe, quoted=reads_as_other)
-
-
-def _is_guarded(text: str) -> bool:
-    return text.startswith("'") and text.lstrip("'").startswith(FORMULA_STARTS)
 
 
 def _number(text: str, is_whole: bool) -> Cell:

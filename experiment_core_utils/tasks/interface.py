@@ -119,10 +119,5 @@ def answer_to(sample: Sample, prediction: str) -> Answer:
 def answer_of(sample: MeasuredSample) -> Answer:
     """The answer of a sample that was measured."""
     return Answer(
-        sample.prediction,
-        sample.references,
-        sample.options,
-        sample.answer_index,
-        sample.question_type,
-        sample.image_id,
+        sample.prediction, sample.references, sample.options, sample.answer_index, sample.question_type, sample.image_id
     )

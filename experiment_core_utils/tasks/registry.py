@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
@@ -32,6 +33,7 @@ from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Metric, Sample, Task, answer_to
 from experiment_core_utils.tasks.scoring.metrics import METRICS
 
+T = TypeVar("T")
 REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
     ReferenceVQA,
     ReferenceReading,
@@ -199,7 +201,7 @@ def load_task(
     Raises:
         ConfigurationError: unknown task or split, a dataset that is not there, a template that cannot be filled.
     """
-    entry = _entry(name)
+    entry = task_entry(name)
     source = TaskSource(
         data_dir=None if data_dir is None else Path(data_dir),
         cache_dir=None if cache_dir is None else Path(cache_dir),
@@ -254,32 +256,27 @@ def _check_scorable(sample: Sample, metric: Metric, path: Path) -> None:
         )
 
 
-def get_default_split(name: str) -> str:
-    """The split of task `name` that is read where none is requested; raises ConfigurationError for an unknown task."""
-    return _entry(name).default_split
-
-
 def get_metric_for_dataset(name: str) -> str:
     """The name of the metric that scores task `name`; raises ConfigurationError for an unknown task."""
-    return _entry(name).metric
+    return task_entry(name).metric
 
 
 def get_metric(metric_name: str) -> Metric:
     """The metric of that name, which scores the answers of a run; raises ConfigurationError if unknown."""
-    if metric_name not in list_metrics():
-        raise ConfigurationError(
-            f"unknown metric {metric_name!r}{did_you_mean(metric_name, list_metrics())}: known are "
-            f"{', '.join(list_metrics())}; use one of these names"
-        )
-    return {**_METRICS, **_registered_metrics}[metric_name]
+    return _named("metric", metric_name, {**_METRICS, **_registered_metrics})
 
 
-def _entry(name: str) -> TaskEntry:
+def task_entry(name: str) -> TaskEntry:
+    """How task `name` is opened; raises ConfigurationError for an unknown one."""
     if name.startswith(LMMS_EVAL):
         return _of_lmms_eval(name)
-    if name not in list_tasks():
+    return _named("task", name, {**_TASKS, **_registered_tasks})
+
+
+def _named(kind: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        names = sorted(known)
         raise ConfigurationError(
-            f"unknown task {name!r}{did_you_mean(name, list_tasks())}: known are {', '.join(list_tasks())}; use one of "
-            "these names"
+            f"unknown {kind} {name!r}{did_you_mean(name, names)}: known are {', '.join(names)}; use one of these names"
         )
-    return {**_TASKS, **_registered_tasks}[name]
+    return known[name]

@@ -5,12 +5,12 @@ import pytest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import (
-    get_default_split,
     get_metric,
     get_metric_for_dataset,
     list_metrics,
     list_tasks,
     load_task,
+    task_entry,
 )
 
 
@@ -30,9 +30,8 @@ def test_a_split_that_is_not_named_is_the_tasks_own() -> None:
     assert load_task("reference_counting").split == "validation"
     with pytest.raises(ConfigurationError, match="tally_qa test cannot|tally_qa: there is no folder nowhere"):
         load_task("tally_qa", data_dir="nowhere")
-    assert {name: get_default_split(name) for name in list_tasks() if get_default_split(name) != "validation"} == {
-        "tally_qa": "test"
-    }
+    default_splits = {name: task_entry(name).default_split for name in list_tasks()}
+    assert {name: split for name, split in default_splits.items() if split != "validation"} == {"tally_qa": "test"}
 
 
 def test_metrics_are_known_by_their_names() -> None:

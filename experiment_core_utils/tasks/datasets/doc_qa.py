@@ -22,12 +22,8 @@ class DocVQA(PublishedTask):
     # Archives keep the pages in `documents` or `spdocvqa_images`, some below a folder of the split's name.
     splits = MappingProxyType(
         {
-            "validation": SplitSource(
-                "validation", on_hub=True, files=("val_v1.0*.json",), pictures=("spdocvqa_images", "val", ".")
-            ),
-            "train": SplitSource(
-                "train", on_hub=True, files=("train_v1.0*.json",), pictures=("spdocvqa_images", "train", ".")
-            ),
+            name: SplitSource(name, True, files=(f"{short}_v1.0*.json",), pictures=("spdocvqa_images", short, "."))
+            for name, short in (("validation", "val"), ("train", "train"))
         }
     )
     unanswered = ("test",)

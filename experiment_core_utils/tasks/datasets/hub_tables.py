@@ -35,10 +35,6 @@ class HubDataset:
     config: str | None  #: None for the hub's only or default configuration
     revision: str  #: commit, tag or branch that is requested; the commit that it gave is in the table's `source`
 
-    def download_command(self) -> str:
-        """The shell command that fetches the whole dataset into DIR."""
-        return f"hf download --repo-type dataset {self.id} --revision {self.revision} --local-dir DIR"
-
 
 class HubTable:
     """Rows held by the `datasets` library (memory-mapped); an `OfficialTable` has the same methods."""

@@ -285,11 +285,10 @@ class PublishedTask(RowTask):
     def _how_to_get(self, hub: HubDataset) -> str:
         """What would provide the split, as the end of a one-line message."""
         split = self.splits[self.split]
-        ways = []
+        download = f"hf download --repo-type dataset {hub.id} --revision {hub.revision} --local-dir DIR"
+        ways = [f"give a --data_dir with {split.stored}-*.parquet in the layout of {hub.id}"]
         if split.on_hub:
-            ways.append(f"run `{hub.download_command()}` and give --data_dir DIR")
-        else:
-            ways.append(f"give a --data_dir with {split.stored}-*.parquet in the layout of {hub.id}")
+            ways = [f"run `{download}` and give --data_dir DIR"]
         if split.files:
             where = "beside it" if "." in split.pictures else f"in {split.pictures[0]}/"
             ways.append(f"give a --data_dir with the official {', '.join(split.files)} and the pictures {where}")

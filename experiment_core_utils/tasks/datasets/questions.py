@@ -72,17 +72,8 @@ class QuestionRow:
 
     def sample(self, sample_id: int, image: Image.Image | None, question_type: str) -> Sample:
         """The question as a sample, with its opened picture."""
-        return Sample(
-            sample_id=sample_id,
-            image_id=self.image_id,
-            question=self.question,
-            answers=self.answers,
-            image=image,
-            question_type=question_type,
-            metadata=self.metadata,
-            options=self.options,
-            answer_index=self.answer_index,
-        )
+        own = {name: value for name, value in vars(self).items() if name not in ("question_id", "picture")}
+        return Sample(sample_id=sample_id, image=image, question_type=question_type, **own)
 
 
 def check_texts(row: QuestionRow) -> None:

@@ -187,27 +187,20 @@ def scene_seed(split: Split, seed: int, image_index: int) -> int:
     return _SPLIT_BASE[split] + seed * _IMAGES_PER_SEED + image_index
 
 
-@dataclass(frozen=True)
-class PlannedScene:
-    """A plan, and the state of its generator after it, from which `reference_vqa` continues to draw questions."""
-
-    plan: ScenePlan
-    state: tuple[Any, ...]
-
-
 @lru_cache(maxsize=4096)
 def _planned(
     split: Split, seed: int, image_index: int, h_rel: tuple[float, float], codes: range | None
-) -> PlannedScene:
+) -> tuple[ScenePlan, tuple[Any, ...]]:
+    """A plan, and the state of its generator after it, from which `reference_vqa` continues to draw questions."""
     rng = random.Random(scene_seed(split, seed, image_index))
     plan = plan_scene(rng, SceneOptions(h_rel=h_rel, validation_labels=split == "validation", codes=codes))
-    return PlannedScene(plan, rng.getstate())
+    return plan, rng.getstate()
 
 
 @lru_cache(maxsize=4)
 def _painted(split: Split, seed: int, image_index: int, h_rel: tuple[float, float], codes: range | None) -> Scene:
     """A picture; the last few are kept, for neighbouring samples share them."""
-    plan = _planned(split, seed, image_index, h_rel, codes).plan
+    plan, _ = _planned(split, seed, image_index, h_rel, codes)
     return Scene(plan.width, plan.height, plan.items, render_plan(plan))
 
 
@@ -327,12 +320,11 @@ class GeneratedTask:
 
     def questions_of(self, image_index: int) -> list[QuestionAnswer]:
         """The questions of one picture, always as many as `questions_per_image`: a small scene repeats its own."""
-        planned = _planned(self._split, self.seed, image_index, self._h_rel, self.codes(self._split))
-        rng = self._question_rng(planned, image_index)
-        drawn = self.draw_questions(planned.plan, rng, self.questions_per_image)
+        plan, state = _planned(self._split, self.seed, image_index, self._h_rel, self.codes(self._split))
+        drawn = self.draw_questions(plan, self._question_rng(state, image_index), self.questions_per_image)
         return (drawn * self.questions_per_image)[: self.questions_per_image]
 
-    def _question_rng(self, planned: PlannedScene, image_index: int) -> random.Random:
+    def _question_rng(self, state: tuple[Any, ...], image_index: int) -> random.Random:
         return random.Random(f"{self.name}:questions:{self.split}:{self.seed}:{image_index}")
 
 

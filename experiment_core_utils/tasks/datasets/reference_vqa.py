@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args
 from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, Item, SceneContent
 from experiment_core_utils.tasks.datasets.reference_task import (
     GeneratedTask,
-    PlannedScene,
     QuestionAnswer,
     absent_names,
     counts_of_each,
@@ -252,8 +251,8 @@ class ReferenceVQA(GeneratedTask):
         """How often the best constant answer is right."""
         return {"chance_level": chance_levels()[pair.question_type]}
 
-    def _question_rng(self, planned: PlannedScene, image_index: int) -> random.Random:
+    def _question_rng(self, state: tuple[Any, ...], image_index: int) -> random.Random:
         # Continues where the plan's own draws ended.
         rng = random.Random()
-        rng.setstate(planned.state)
+        rng.setstate(state)
         return rng

@@ -25,9 +25,8 @@ class ScienceQAImages(PublishedTask):
     hub = HubDataset("lmms-lab-encoder/ScienceQA", config="ScienceQA-IMG", revision="main")
     splits = MappingProxyType(
         {
-            "validation": SplitSource("validation", on_hub=True, files=_FILES, pictures=("images/val", "val")),
-            "train": SplitSource("train", on_hub=True, files=_FILES, pictures=("images/train", "train")),
-            "test": SplitSource("test", on_hub=True, files=_FILES, pictures=("images/test", "test")),
+            name: SplitSource(name, on_hub=True, files=_FILES, pictures=(f"images/{short}", short))
+            for name, short in (("validation", "val"), ("train", "train"), ("test", "test"))
         }
     )
     columns = frozenset({"image", "question", "choices", "answer", "hint", "subject"})

@@ -22,8 +22,8 @@ class TextVQA(PublishedTask):
     hub = HubDataset("lmms-lab-encoder/textvqa", config=None, revision="main")
     splits = MappingProxyType(
         {
-            "validation": SplitSource("validation", on_hub=True, files=("TextVQA_0.5.1_val.json",), pictures=_PICTURES),
-            "train": SplitSource("train", on_hub=True, files=("TextVQA_0.5.1_train.json",), pictures=_PICTURES),
+            name: SplitSource(name, on_hub=True, files=(f"TextVQA_0.5.1_{short}.json",), pictures=_PICTURES)
+            for name, short in (("validation", "val"), ("train", "train"))
         }
     )
     unanswered = ("test",)
