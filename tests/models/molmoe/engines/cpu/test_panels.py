@@ -68,10 +68,10 @@ def test_a_vision_block_is_that_of_torch(width: int, inner: int, rows: int) -> N
     states, attended = torch.randn(rows, width), torch.randn(rows, width)
     joint = kernel.project(states, torch.empty(rows, 3 * width))
     torch.testing.assert_close(
-        joint, F.linear(kernel.first_norm.applied(states), *flat(kernel.joint)), rtol=1e-4, atol=1e-4
+        joint, F.linear(kernel.first_norm(states), *flat(kernel.joint)), rtol=1e-4, atol=1e-4
     )
     summed = states + F.linear(attended, *flat(kernel.output))
-    hidden = F.linear(kernel.second_norm.applied(summed), *flat(kernel.inner))
+    hidden = F.linear(kernel.second_norm(summed), *flat(kernel.inner))
     expected = summed + F.linear(hidden * torch.sigmoid(1.702 * hidden), *flat(kernel.outer))
     found = kernel.finish(attended, states)
     assert found.data_ptr() == states.data_ptr()
