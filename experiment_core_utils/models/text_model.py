@@ -224,7 +224,7 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
     if options["quantization_config"] is not None:
         refuse_files_not_finite(folder)
     if source.is_published_molmoe:
-        model = loaded_weights(folder, partial(_load_published, source, folder, dtype), **given)
+        model = loaded_weights(folder, partial(_load_published, source, folder), **given)
         model.name_or_path = str(folder)
     else:
         model = loaded_weights(
@@ -240,7 +240,7 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
 
 def _load_published(source: LanguageModelSource, folder: Path, dtype: torch.dtype, **options: Any) -> Any:
     tensors = published_language_tensors(folder, dtype)
-    return MolmoeForCausalLM.from_pretrained(None, config=source.config, state_dict=tensors, **options)
+    return MolmoeForCausalLM.from_pretrained(None, config=source.config, state_dict=tensors, dtype=dtype, **options)
 
 
 def _with_weights(config: TextConfig, source: LanguageModelSource) -> Path:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.describe import SCALE_SUFFIXES
+from experiment_core_utils.models.common.private_apis import PARAMETERS, PARTS
 from experiment_core_utils.models.interface import Component
 
 # The biases of a block's experts lie in one tensor.
@@ -86,7 +87,7 @@ class ModulePlaces:
     def of(cls, blocks: Iterable[nn.Module]) -> "ModulePlaces":
         """Reads the places of the blocks' modules and matrices."""
         modules = [module for block in blocks for module in block.modules()]
-        parents = [module for module in modules if vars(module)["_modules"]]
+        parents = [module for module in modules if vars(module)[PARTS]]
         holders = [module for module in modules if _has_matrix(module)]
         return cls(tuple(map(weakref.ref, parents)), tuple(map(weakref.ref, holders)), _positions(parents, holders))
 
@@ -101,13 +102,13 @@ class ModulePlaces:
 
 def _positions(parents: Sequence[nn.Module], holders: Sequence[nn.Module]) -> tuple[list[int], list[bool]]:
     above, below = [module.__dict__ for module in parents], [module.__dict__ for module in holders]
-    parts = [own["_modules"].values() for own in above]
-    parts += [own["_parameters"].values() for own in below]
+    parts = [own[PARTS].values() for own in above]
+    parts += [own[PARAMETERS].values() for own in below]
     return list(map(id, chain.from_iterable(parts))), ["forward" in own for own in above + below]
 
 
 def _has_matrix(module: nn.Module) -> bool:
-    return any(each is not None and each.dim() > 1 for each in vars(module)["_parameters"].values())
+    return any(each is not None and each.dim() > 1 for each in vars(module)[PARAMETERS].values())
 
 
 def matrix_elements(part: nn.Module) -> int | None:
@@ -126,7 +127,7 @@ def matrix_elements(part: nn.Module) -> int | None:
 
 def _own_elements(module: nn.Module) -> int | None:
     own = vars(module)
-    kept = {name: each for name, each in own["_parameters"].items() if each is not None}
+    kept = {name: each for name, each in own[PARAMETERS].items() if each is not None}
     matrices = [each for name, each in kept.items() if each.dim() > 1 and not name.endswith(_NOT_MATRICES)]
     is_linear = isinstance(own.get("in_features"), int) and isinstance(own.get("out_features"), int)
     # bitsandbytes stores its packed column in any number format.

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.common.block_modules import BlockModules, ModulePlaces, block_stack
+from experiment_core_utils.models.common.private_apis import PARTS
 from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture, architecture_of
 from experiment_core_utils.models.costs.counted import counted_flops
 from experiment_core_utils.models.costs.decoder import BlockShape, DecoderShape, MlpShape
@@ -41,7 +42,7 @@ class _Seen:
         stack = block_stack(model)
         if stack is None:
             return False
-        layers = vars(stack.layers)["_modules"].values()
+        layers = vars(stack.layers)[PARTS].values()
         return (
             len(layers) == len(self.layers)
             and all(seen.block() is layer for seen, layer in zip(self.layers, layers, strict=True))

@@ -52,17 +52,12 @@ class GraphedGeneration:
 
     def __init__(self, model: PreTrainedModel, stages: GenerateStages, graph_capturer: GraphCapturer) -> None:
         self._model: Any = model
+        self.device: torch.device = model.device
         self._stages = stages
         self._graph_capturer = graph_capturer
         self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
         self.unsupported_reasons: dict[Any, str] = {}
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
-
-    @property
-    def device(self) -> torch.device:
-        """See `AsyncStages.device`."""
-        device: torch.device = self._model.device
-        return device
 
     def is_warmed_up(self, setting: Hashable) -> bool:
         """Whether decode steps are graphed at the setting: it was warmed up, and recently enough."""

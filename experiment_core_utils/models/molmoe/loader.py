@@ -1,6 +1,5 @@
 """The loader of MolmoE checkpoints, in the native layout or that of the published weights."""
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -29,8 +28,8 @@ from experiment_core_utils.models.molmoe.checkpoint.published import (
     config_from_published,
     load_published_checkpoint,
     load_published_tokenizer,
-    native_shapes,
 )
+from experiment_core_utils.models.molmoe.costs import parameter_count
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -71,7 +70,7 @@ def find_molmoe_config(folder: Path, raw: Mapping[str, Any]) -> MolmoeConfig:
 
 def _refuse_unbuildable(config: MolmoeConfig, folder: Path) -> None:
     with vendor_errors_named(f"the config in {folder} cannot be used: no model can be built of it"):
-        native_shapes(config)
+        parameter_count(config)
     rows = config.text_config.vocab_size
     for name in ("bos_token_id", "image_start_token_id", "image_end_token_id", "image_patch_token_id"):
         if getattr(config, name) >= rows:
@@ -94,8 +93,7 @@ def load_molmoe(
     Raises:
         ConfigurationError: no weights, weights that do not fit the config, or an implementation that is not known.
     """
-    elements = sum(math.prod(shape) for shape in native_shapes(source.config).values())
-    refuse_too_large(elements * dtype.itemsize, source.name, device)
+    refuse_too_large(parameter_count(source.config) * dtype.itemsize, source.name, device)
     if config.random_weights:
         model = random_model(source.name, AutoModelForImageTextToText, source.config, device, dtype=dtype)
     elif source.is_published_layout:

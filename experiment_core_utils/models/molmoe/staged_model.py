@@ -127,7 +127,8 @@ class MolmoeStagedModel:
             return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s))
         images = self.processor.image_processor
         width, height = sample.image.size
-        theoretical = self._geometry(images.tiling_for(height, width, crops))
+        rows, columns = images.tiling_for(height, width, crops)
+        theoretical = self._geometry((rows, columns), rows * columns)
         places = inputs["image_input_idx"]
         vision_tokens = int((places >= 0).sum())
         ids = self.processor.image_tokens
@@ -141,8 +142,7 @@ class MolmoeStagedModel:
         """Raises SampleError for a prompt that is longer than the model's context."""
         refuse_longer_prompt(sample_id, tokens, self.model.config.text_config.max_position_embeddings)
 
-    def _geometry(self, tiling: tuple[int, int]) -> VisionGeometry:
-        crops = tiling[0] * tiling[1]
+    def _geometry(self, tiling: tuple[int, int], crops: int) -> VisionGeometry:
         features = tokens_of_crops(crops, self.model.config.features_per_crop)
         return VisionGeometry(crops, tiling, self.processor.image_processor.canvas_size(tiling), features)
 
@@ -160,17 +160,14 @@ class MolmoeStagedModel:
         step = images.window_size // images.patch_size // images.pooling_size
         margin = images.margin_size // images.patch_size // images.pooling_size
         tiling = ((rows - margin) // step, (columns - margin) // step)
-        crops = inputs["pixel_values"].shape[1] - 1
-        features = tokens_of_crops(crops, self.model.config.features_per_crop)
-        return VisionGeometry(crops, tiling, images.canvas_size(tiling), features)
+        return self._geometry(tiling, inputs["pixel_values"].shape[1] - 1)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
-        moved = {}
-        for name, tensor in inputs.items():
-            dtype = self.model.dtype if tensor.is_floating_point() else None
-            moved[name] = tensor.to(self.device, dtype)
-        return moved
+        return {
+            name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
+            for name, tensor in inputs.items()
+        }
 
     def apply(self, setting: KnobSetting) -> None:
         """See `StagedModel.apply`."""

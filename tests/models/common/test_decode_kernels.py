@@ -14,7 +14,7 @@ from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts, experts_in_force
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.eager.stages import EagerStages, answer_together
+from experiment_core_utils.models.molmoe.eager.stages import EagerStages
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.primitives.device import NoMarks
 from tests.conftest import tiny_config
@@ -101,7 +101,8 @@ def test_the_switch_is_made_once_for_an_answer_of_any_length(model: Any) -> None
     request = StagedRequest(stages, inputs, NEW_TOKENS, stages.rewind)
     answers = [request.decode, lambda: generate_greedily(stages, inputs, NEW_TOKENS, NoMarks())]
     if isinstance(model, MolmoeForConditionalGeneration):
-        answers.append(lambda: answer_together(model, [inputs], frozenset(), NEW_TOKENS))
+        knobs = EngineKnobs(*model.active_setting)
+        answers.append(lambda: EagerStages(model).answer_batch(knobs, [inputs], NEW_TOKENS, frozenset()))
     for answer in answers:
         with switches(model) as made, ExecutedExperts(model) as ran:
             answer()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import StaticLayer
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
@@ -18,7 +18,7 @@ PRIVATE = re.compile(
     r"torch\._C\b|_optimize_model_for_decode|_can_set_experts_implementation|\._experts_implementation"
     r"|_prepare_position_ids_for|_update_model_kwargs_for|_supports_default_dynamic_cache|_apply_gate|\._from_config"
     r"|cumulative_length|_model_mapping|_compatible_flash|\b_pytree\b|\._attn_implementation\b"
-    r"|_get_default_group|_get_default_store|\btorch\._[a-z]|\._modules\b"
+    r"|_get_default_group|_get_default_store|\btorch\._[a-z]|\b_modules\b|\b_parameters\b"
 )
 
 
@@ -33,6 +33,7 @@ NAMES: dict[Any, tuple[str, ...]] = {
     AutoModelForCausalLM: ("_model_mapping",),
     OlmoeExperts: ("_apply_gate",),
     StaticLayer(max_cache_len=1): ("cumulative_length",),
+    nn.Module(): ("_modules", "_parameters"),
     torch: ("_grouped_mm", "_foreach_mul_", "_foreach_add_"),
     distributed.distributed_c10d: ("_get_default_group", "_get_default_store"),
 }

@@ -22,42 +22,6 @@ from experiment_core_utils.records.requests import KnobProof
 DROPPED = -100
 
 
-@torch.inference_mode()
-def answer_together(
-    model: MolmoeForConditionalGeneration,
-    requests: Sequence[Mapping[str, Any]],
-    eos_token_ids: frozenset[int],
-    max_new_tokens: int,
-) -> list[tuple[int, ...]]:
-    """Token ids of each request under the setting in force, end-of-sequence included where it came.
-
-    Args:
-        requests: tensors on the model's device, as for the stages: `input_ids` [1, T], with a picture also
-            `pixel_values`, `image_masks` and `image_input_idx`.
-    """
-    top_k, blocks = model.active_setting
-    prompts = [request["input_ids"] for request in requests]
-    alone = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in prompts]
-    ids, mask = merge_requests(alone, model.config.pad_token_id).values()
-    length = ids.shape[1]
-    is_padded = not bool(mask.all())
-    mask = torch.nn.functional.pad(mask, (0, max_new_tokens), value=1)
-    features = _placed_features(model, requests, length)
-    logits, state = model.prefill(
-        ids, features, attention_mask=mask[:, :length] if is_padded else None, top_k=top_k, active_blocks=blocks
-    )
-    tokens = logits.argmax(dim=-1, keepdim=True)
-    answers = BatchAnswers(tokens, eos_token_ids)
-    with DecodeKernels(model).switched():
-        for step in range(1, max_new_tokens):
-            if answers.have_ended:
-                break
-            seen = mask[:, : length + step] if is_padded else None
-            tokens = model.decode_step(tokens, state, attention_mask=seen).argmax(dim=-1, keepdim=True)
-            answers.add(tokens)
-    return answers.token_ids
-
-
 def _placed_features(
     model: MolmoeForConditionalGeneration, requests: Sequence[Mapping[str, Any]], length: int
 ) -> MolmoeImageFeatures | None:
@@ -120,6 +84,7 @@ class EagerStages:
         """See `StagedModel.rewind`; a negative argument of `crop` means this in every version of transformers."""
         state.past_key_values.crop(-steps)
 
+    @torch.inference_mode()
     def answer_batch(
         self,
         knobs: EngineKnobs,
@@ -128,7 +93,29 @@ class EagerStages:
         eos_token_ids: frozenset[int],
     ) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        return answer_together(self._model, requests, eos_token_ids, max_new_tokens)
+        model, prompts = self._model, [request["input_ids"] for request in requests]
+        alone = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in prompts]
+        ids, mask = merge_requests(alone, model.config.pad_token_id).values()
+        length = ids.shape[1]
+        is_padded = not bool(mask.all())
+        mask = torch.nn.functional.pad(mask, (0, max_new_tokens), value=1)
+        logits, state = model.prefill(
+            ids,
+            _placed_features(model, requests, length),
+            attention_mask=mask[:, :length] if is_padded else None,
+            top_k=knobs.top_k,
+            active_blocks=knobs.blocks,
+        )
+        tokens = logits.argmax(dim=-1, keepdim=True)
+        answers = BatchAnswers(tokens, eos_token_ids)
+        with self.decoding():
+            for step in range(1, max_new_tokens):
+                if answers.have_ended:
+                    break
+                seen = mask[:, : length + step] if is_padded else None
+                tokens = model.decode_step(tokens, state, attention_mask=seen).argmax(dim=-1, keepdim=True)
+                answers.add(tokens)
+        return answers.token_ids
 
     @torch.inference_mode()
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:

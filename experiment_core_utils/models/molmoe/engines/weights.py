@@ -195,33 +195,15 @@ ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
-class LayerNorm:
-    """The weights [D] of a layer norm."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-    eps: float
-
-    @classmethod
-    def of(cls, norm: nn.LayerNorm) -> "LayerNorm":
-        """The module's own weights."""
-        return cls(norm.weight.detach(), norm.bias.detach(), norm.eps)
-
-    def applied(self, states: torch.Tensor) -> torch.Tensor:
-        """[..., D] -> [..., D]."""
-        return nn.functional.layer_norm(states, self.weight.shape, self.weight, self.bias, self.eps)
-
-
-@dataclass(frozen=True)
 class VisionBlockWeights:
     """One block of the tower, D wide."""
 
-    first_norm: LayerNorm
+    first_norm: nn.LayerNorm
     qkv: torch.Tensor  # [3 * D, D], rows: queries, keys, values
     qkv_bias: torch.Tensor  # [3 * D]
     output: torch.Tensor  # [D, D]
     output_bias: torch.Tensor  # [D]
-    second_norm: LayerNorm
+    second_norm: nn.LayerNorm
     inner: torch.Tensor  # [I, D], then quick-GELU
     inner_bias: torch.Tensor  # [I]
     outer: torch.Tensor  # [D, I]
@@ -229,18 +211,11 @@ class VisionBlockWeights:
 
 
 @dataclass(frozen=True)
-class PooledWindows:
-    """A crop's grid of patches, and the side of a window that becomes one feature."""
-
-    grid_side: int
-    window: int
-
-
-@dataclass(frozen=True)
 class ConnectorWeights:
     """Pooling by attention and the gated projection; C is the width of all feature blocks together."""
 
-    windows: PooledWindows
+    grid_side: int  # patches along a side of a crop
+    window: int  # patches along a side of a window that becomes one feature
     num_heads: int
     pads: torch.Tensor  # [2, C], for patches that are all or partly padding
     query: torch.Tensor  # [D, C]
@@ -260,7 +235,7 @@ class VisionWeights:
     patch_weight: torch.Tensor  # [D, 3 * S * S padded with zero columns], S the side of a patch
     class_embedding: torch.Tensor  # [D]
     positions: torch.Tensor  # [P + 1, D]
-    before: LayerNorm
+    before: nn.LayerNorm
     blocks: tuple[VisionBlockWeights, ...]
     feature_blocks: tuple[int, ...]  # whose states are laid side by side
     num_heads: int
@@ -294,7 +269,7 @@ def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
         patch_weight=nn.functional.pad(patches, (0, -patches.shape[1] % ALIGNMENT)),
         class_embedding=embeddings.class_embedding.detach(),
         positions=embeddings.position_embedding.weight.detach(),
-        before=LayerNorm.of(tower.pre_layernorm),
+        before=tower.pre_layernorm,
         blocks=tuple(fuse_vision_block(layer) for layer in tower.layers[: tower.blocks_to_run]),
         feature_blocks=tower.feature_blocks,
         num_heads=vision.num_attention_heads,
@@ -329,12 +304,12 @@ def fuse_vision_block(layer: CLIPEncoderLayer) -> VisionBlockWeights:
     attention, mlp = layer.self_attn, layer.mlp
     qkv = _fused(attention)
     return VisionBlockWeights(
-        first_norm=LayerNorm.of(layer.layer_norm1),
+        first_norm=layer.layer_norm1,
         qkv=fused_rows(qkv),
         qkv_bias=fused_rows(qkv, "bias"),
         output=attention.out_proj.weight.detach(),
         output_bias=attention.out_proj.bias.detach(),
-        second_norm=LayerNorm.of(layer.layer_norm2),
+        second_norm=layer.layer_norm2,
         inner=mlp.fc1.weight.detach(),
         inner_bias=mlp.fc1.bias.detach(),
         outer=mlp.fc2.weight.detach(),
@@ -346,7 +321,8 @@ def _connector(model: MolmoeForConditionalGeneration) -> ConnectorWeights:
     connector = model.model.connector
     key_value = [connector.k_proj, connector.v_proj]
     return ConnectorWeights(
-        windows=PooledWindows(connector.grid_side, connector.window),
+        grid_side=connector.grid_side,
+        window=connector.window,
         num_heads=connector.num_heads,
         pads=connector.pad_embed.detach(),
         query=connector.q_proj.weight.detach(),

@@ -15,7 +15,6 @@ from experiment_core_utils.models.molmoe.engines.cpu.vision_block import (
     vision_block_kernel,
 )
 from experiment_core_utils.models.molmoe.engines.reference.vision import ReferenceVision, padding_crops
-from experiment_core_utils.models.molmoe.engines.weights import LayerNorm
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 
 
@@ -33,7 +32,7 @@ class CpuVision(ReferenceVision):
         self._attention = cpu_attention(model.config.vision_config.hidden_size // self._heads)
         self._memory = Workspace()
         self._kernels = [vision_block_kernel(block) for block in self._blocks]
-        self._embedding = embedding_kernel(self._tower.embeddings, LayerNorm.of(self._tower.pre_layernorm))
+        self._embedding = embedding_kernel(self._tower.embeddings, self._tower.pre_layernorm)
         self._pooling = pooling_kernel(self._connector)
 
     def _patch_states(self, pixel_values: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 
 from experiment_core_utils.models.molmoe.engines.cpu.build import (
     FLOAT,
@@ -19,7 +20,7 @@ from experiment_core_utils.models.molmoe.engines.cpu.build import (
     refuse_others,
 )
 from experiment_core_utils.models.molmoe.engines.cpu.panels import Panels, ProductPlace, panels_of
-from experiment_core_utils.models.molmoe.engines.weights import LayerNorm, VisionBlockWeights
+from experiment_core_utils.models.molmoe.engines.weights import VisionBlockWeights
 
 
 class NormPlace(ctypes.Structure):
@@ -28,7 +29,7 @@ class NormPlace(ctypes.Structure):
     _fields_ = (*fields(POINTER, "weights", "bias"), *fields(FLOAT, "eps"))
 
     @classmethod
-    def of(cls, norm: LayerNorm) -> "NormPlace":
+    def of(cls, norm: nn.LayerNorm) -> "NormPlace":
         """For a call; valid as long as the norm lives."""
         return cls(*pointers(norm.weight, norm.bias), norm.eps)
 
@@ -55,10 +56,10 @@ def tile_width() -> int:
 class VisionBlockKernel:
     """A fused block without its attention; C wide, its inner width I."""
 
-    first_norm: LayerNorm  #: before queries, keys and values
+    first_norm: nn.LayerNorm  #: before queries, keys and values
     joint: Panels  #: their products [3 * C, C] as one
     output: Panels  #: [C, C], after attention
-    second_norm: LayerNorm  #: before the inner product
+    second_norm: nn.LayerNorm  #: before the inner product
     inner: Panels  #: [I, C], then the quick GELU
     outer: Panels  #: [C, I]
 
@@ -123,7 +124,7 @@ class EmbeddingKernel:
     patch_side: int  #: S
     class_token: torch.Tensor  #: [W]
     positions: torch.Tensor  #: [P + 1, W], the class token's first
-    norm: LayerNorm  #: of the sums
+    norm: nn.LayerNorm  #: of the sums
 
     def states(self, pixels: torch.Tensor) -> torch.Tensor:
         """States [K, P + 1, W] of crops [K, channels, side, side].
@@ -147,7 +148,7 @@ class EmbeddingKernel:
         return states
 
 
-def embedding_kernel(embeddings: Any, norm: LayerNorm) -> EmbeddingKernel:
+def embedding_kernel(embeddings: Any, norm: nn.LayerNorm) -> EmbeddingKernel:
     """Kernel of CLIP's embeddings and the norm after them.
 
     Raises:

@@ -64,11 +64,11 @@ class ReferenceVision(VisionEngine):
         return features
 
     def _run(self, block: VisionBlockWeights, states: torch.Tensor) -> torch.Tensor:
-        joint = F.linear(block.first_norm.applied(states), block.qkv, block.qkv_bias).unflatten(2, (3, self._heads, -1))
+        joint = F.linear(block.first_norm(states), block.qkv, block.qkv_bias).unflatten(2, (3, self._heads, -1))
         queries, keys, values = joint.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2)
         states = F.linear(attended, block.output, block.output_bias).add_(states)
-        rows = block.second_norm.applied(states).flatten(0, 1)
+        rows = block.second_norm(states).flatten(0, 1)
         hidden = torch.addmm(block.inner_bias, rows, block.inner.t(), beta=QUICK_GELU, alpha=QUICK_GELU)
         hidden = F.silu(hidden, inplace=True)
         rows = torch.addmm(block.outer_bias, hidden, block.outer.t(), alpha=1 / QUICK_GELU)

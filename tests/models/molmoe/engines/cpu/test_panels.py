@@ -13,7 +13,7 @@ from experiment_core_utils.models.molmoe.engines.cpu.vision_block import (
     VisionBlockKernel,
     tile_width,
 )
-from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, LayerNorm
+from experiment_core_utils.models.molmoe.engines.weights import BlockWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.models.molmoe.cpu_compiler import needs_compiler
 
@@ -50,8 +50,7 @@ def vision_kernel(width: int, inner: int) -> VisionBlockKernel:
         panels_of(torch.randn(rows, columns) * columns**-0.5, torch.randn(rows), tile)
         for rows, columns in ((3 * width, width), (width, width), (inner, width), (width, inner))
     )
-    own = [LayerNorm.of(norm) for norm in norms]
-    return VisionBlockKernel(own[0], joint, output, own[1], first, second)
+    return VisionBlockKernel(norms[0], joint, output, norms[1], first, second)
 
 
 def flat(kernel_product: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,10 +68,10 @@ def test_a_vision_block_is_that_of_torch(width: int, inner: int, rows: int) -> N
     states, attended = torch.randn(rows, width), torch.randn(rows, width)
     joint = kernel.project(states, torch.empty(rows, 3 * width))
     torch.testing.assert_close(
-        joint, F.linear(kernel.first_norm.applied(states), *flat(kernel.joint)), rtol=1e-4, atol=1e-4
+        joint, F.linear(kernel.first_norm(states), *flat(kernel.joint)), rtol=1e-4, atol=1e-4
     )
     summed = states + F.linear(attended, *flat(kernel.output))
-    hidden = F.linear(kernel.second_norm.applied(summed), *flat(kernel.inner))
+    hidden = F.linear(kernel.second_norm(summed), *flat(kernel.inner))
     expected = summed + F.linear(hidden * torch.sigmoid(1.702 * hidden), *flat(kernel.outer))
     found = kernel.finish(attended, states)
     assert found.data_ptr() == states.data_ptr()
@@ -167,7 +166,7 @@ def test_patches_become_states(side: int, patch: int, width: int, crops: int) ->
     tokens = (side // patch) ** 2 + 1
     class_token, positions = torch.randn(width), torch.randn(tokens, width)
     patches = panels_of(convolution.weight.flatten(1), None, tile_width())
-    kernel = EmbeddingKernel(patches, patch, class_token, positions, LayerNorm.of(norm))
+    kernel = EmbeddingKernel(patches, patch, class_token, positions, norm)
     pixels = torch.randn(crops, 3, side, side)
     of_patches = convolution(pixels).flatten(2).transpose(1, 2)
     joined = torch.cat([class_token.expand(crops, 1, width), of_patches], dim=1)

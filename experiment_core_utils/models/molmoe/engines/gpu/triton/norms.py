@@ -51,17 +51,12 @@ def combine_norm_kernel(  # type: ignore[no-untyped-def]
     tl.store(normed + out * WIDTH + column, (value * scale * weight).to(hidden.dtype.element_ty), mask=inside)
 
 
-def norm(hidden: torch.Tensor, norm_weight: torch.Tensor, length: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm of [T, H]."""
-    normed = torch.empty_like(hidden)
-    _launch(hidden, hidden, hidden, length, norm_weight, hidden, normed, eps, top_k=0, last=False)
-    return normed
-
-
-def norm_last(hidden: torch.Tensor, norm_weight: torch.Tensor, length: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm [1, H] of row `length` - 1 of [T, H]."""
-    normed = torch.empty_like(hidden[:1])
-    _launch(hidden, hidden, hidden, length, norm_weight, hidden, normed, eps, top_k=0, last=True)
+def norm(
+    hidden: torch.Tensor, norm_weight: torch.Tensor, length: torch.Tensor, eps: float, last: bool = False
+) -> torch.Tensor:
+    """RMS norm of [T, H]; with `last` [1, H], of row `length` - 1 alone."""
+    normed = torch.empty_like(hidden[:1] if last else hidden)
+    _launch(hidden, hidden, hidden, length, norm_weight, hidden, normed, eps, top_k=0, last=last)
     return normed
 
 

@@ -16,7 +16,6 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.norms import (
     apply_rope_and_store,
     combine_norm,
     norm,
-    norm_last,
 )
 from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import route
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
@@ -208,5 +207,5 @@ def finish(
             values are those of `blocks`.
     """
     if not blocks:
-        return linear(norm_last(hidden, decoder.final_norm, places.length, decoder.norm_eps), decoder.head)
+        return linear(norm(hidden, decoder.final_norm, places.length, decoder.norm_eps, last=True), decoder.head)
     return prefill(decoder, hidden, blocks, top_k, places)

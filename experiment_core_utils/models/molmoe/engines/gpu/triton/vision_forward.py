@@ -35,7 +35,7 @@ def encode(
     connector = vision.connector
     stacked = connector.pads.shape[1]
     features = torch.empty((patches.shape[0], stacked), dtype=patches.dtype, device=patches.device)
-    windows = patches.shape[0] // connector.windows.window**2
+    windows = patches.shape[0] // connector.window**2
     means = torch.empty((windows, stacked), dtype=patches.dtype, device=patches.device)
     embedded = linear(patches, vision.patch_weight)
     states, normed = embed_norm(
@@ -50,7 +50,7 @@ def encode(
         after = vision.blocks[min(index + 1, len(vision.blocks) - 1)].first_norm
         normed = add_norm(states, branch, after)
         for layer in [layer for layer, wanted in enumerate(vision.feature_blocks) if wanted == index]:
-            stack(states, is_real, image_masks, connector.pads, connector.windows, layer, features, means)
+            stack(states, is_real, image_masks, connector, layer, features, means)
     return _project(connector, features, means)
 
 

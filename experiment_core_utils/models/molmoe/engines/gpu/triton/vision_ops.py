@@ -6,9 +6,10 @@ Everything is computed in float32 and rounded where it is stored. Importing this
 import torch
 import triton
 import triton.language as tl
+from torch import nn
 
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import tuning_at
-from experiment_core_utils.models.molmoe.engines.weights import LayerNorm, PooledWindows
+from experiment_core_utils.models.molmoe.engines.weights import ConnectorWeights
 
 
 @triton.jit
@@ -57,8 +58,8 @@ def embed_norm(
     patches: torch.Tensor,
     class_embedding: torch.Tensor,
     positions: torch.Tensor,
-    before: LayerNorm,
-    first: LayerNorm,
+    before: nn.LayerNorm,
+    first: nn.LayerNorm,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """States [N * (P + 1), D] after the norm `before`, and their norm `first`, of patch embeddings [N * P, D]."""
     tokens, width = positions.shape
@@ -101,7 +102,7 @@ def add_norm_kernel(  # type: ignore[no-untyped-def]
     tl.store(normed + place, unit.to(kind), mask=inside)
 
 
-def add_norm(states: torch.Tensor, branch: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
+def add_norm(states: torch.Tensor, branch: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
     """Add `branch` [M, D] to `states` in place, and return their norm [M, D]."""
     rows, width = states.shape
     normed = torch.empty_like(states)
@@ -191,8 +192,7 @@ def stack(
     states: torch.Tensor,
     is_real: torch.Tensor,
     masks: torch.Tensor,
-    pads: torch.Tensor,
-    windows: PooledWindows,
+    connector: ConnectorWeights,
     layer: int,
     features: torch.Tensor,
     means: torch.Tensor,
@@ -203,7 +203,6 @@ def stack(
         states: [N * (P + 1), D], the class token first in each crop; dropped here.
         is_real: [N] bool, False makes a crop's states zero.
         masks: [N, P] fraction of real pixels of each patch, in the states' dtype.
-        pads: [2, C], added where a patch is all padding, and where it is partly.
         layer: whose columns: layer * D to (layer + 1) * D.
         features: [N * F * W * W, C], `means`: [N * F, C]; C is the width of all feature blocks together.
     """
@@ -212,15 +211,15 @@ def stack(
         states,
         is_real,
         masks,
-        pads,
+        connector.pads,
         features,
         means,
         layer * width,
         STACKED=features.shape[1],
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
-        SIDE=windows.grid_side,
-        WINDOW=windows.window,
+        SIDE=connector.grid_side,
+        WINDOW=connector.window,
         num_warps=tuning_at(states.device).row_warps,
     )
 
