@@ -66,7 +66,7 @@ from experiments.benchmarks.execution_table import (
     totals_of_generate,
     work_of,
 )
-from experiments.benchmarks.molmoe_1b import random_model, shape_config
+from experiments.benchmarks.molmoe_1b import H200_BYTES_PER_S, H200_FLOPS_PER_S, random_model, shape_config
 from experiments.benchmarks.shared import median_seconds
 
 # (rows, inner width, columns): a cube that large products come near to, and tall ones as a small tower makes them.
@@ -88,8 +88,7 @@ def product_rate(repeats: int = 5) -> float:
 
 QUICKSTART = "--tier_list low medium high --top_k_list 4 8 --num_active_blocks_list 12 16".split()
 STATIC, GRAPH = "generate(static)", "graph"
-# Attainable on an H200: of 4.8 TB/s and 989 TFLOP/s on the data sheet.
-H200 = Rates(4.3e12, 790e12)
+H200 = Rates(H200_BYTES_PER_S, H200_FLOPS_PER_S)
 
 
 @dataclass(frozen=True)
