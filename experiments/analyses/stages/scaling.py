@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from experiments.analyses.stages.fractions import Generation, grouped
+from experiments.analyses.stages.fractions import Generation, grouped, sums_by_cluster
 from experiments.fitting.intervals import drawn_sums, interval
 
 
@@ -84,10 +84,7 @@ def fit_line(
 
 def _sums_by_cluster(x: np.ndarray, y: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
     """n, sum of x, of y, of xx and of xy for each cluster, [G, 5]: enough for any fit to whole clusters."""
-    place: dict[Hashable, int] = {}
-    owners = [place.setdefault(cluster, len(place)) for cluster in clusters]
-    columns = (np.ones_like(x), x, y, x * x, x * y)
-    return np.stack([np.bincount(owners, column, minlength=len(place)) for column in columns], axis=1)
+    return sums_by_cluster((np.ones_like(x), x, y, x * x, x * y), clusters)
 
 
 def _solved(sums: np.ndarray) -> np.ndarray:
