@@ -7,6 +7,7 @@ answer, as the error of a model of times; `Validation.totals` has totals without
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -205,30 +206,28 @@ def fit_linear(samples: TimedSamples) -> Predict:
     # Its import takes a second, and most commands need none of it.
     from sklearn.linear_model import QuantileRegressor
 
-    def fit(columns: np.ndarray, times: np.ndarray) -> Predictor:
-        model = QuantileRegressor(quantile=0.5, alpha=0.0).fit(columns, times, sample_weight=1 / times)
-        return lambda plain: np.asarray(model.predict(plain))
+    def fit(columns: np.ndarray, times: np.ndarray) -> Any:
+        return QuantileRegressor(quantile=0.5, alpha=0.0).fit(columns, times, sample_weight=1 / times)
 
     return _fit_stages_separately(samples, fit)
 
 
 def fit_forest(samples: TimedSamples) -> Predict:
     """A random forest of each stage on the same features, fitted to logarithms, of which errors are relative."""
+    from sklearn.compose import TransformedTargetRegressor
     from sklearn.ensemble import RandomForestRegressor
 
-    def fit(columns: np.ndarray, times: np.ndarray) -> Predictor:
-        model = RandomForestRegressor(_TREES, random_state=0).fit(columns, np.log(times))
-        return lambda plain: np.exp(model.predict(plain))
+    def fit(columns: np.ndarray, times: np.ndarray) -> Any:
+        forest = RandomForestRegressor(_TREES, random_state=0)
+        return TransformedTargetRegressor(forest, func=np.log, inverse_func=np.exp).fit(columns, times)
 
     return _fit_stages_separately(samples, fit)
 
 
-Predictor = Callable[[np.ndarray], np.ndarray]
-
-
-def _fit_stages_separately(samples: TimedSamples, fit: Callable[[np.ndarray, np.ndarray], Predictor]) -> Predict:
+def _fit_stages_separately(samples: TimedSamples, fit: Callable[[np.ndarray, np.ndarray], Any]) -> Predict:
+    """Predictions by a model of each stage; `fit` takes features [S, 5] and times [S], and returns one."""
     columns = _plain_features(samples.requests)
-    found: dict[str, Predictor] = {}
+    found: dict[str, Any] = {}
     for name in STAGES:
         has = np.isfinite(samples.times[name])
         if has.any():
@@ -237,7 +236,7 @@ def _fit_stages_separately(samples: TimedSamples, fit: Callable[[np.ndarray, np.
     def predict(requests: RequestColumns) -> Mapping[str, np.ndarray]:
         plain = _plain_features(requests)
         none = np.zeros(len(requests))
-        stage = {name: found[name](plain) if name in found else none for name in STAGES}
+        stage = {name: np.asarray(found[name].predict(plain)) if name in found else none for name in STAGES}
         vision_ms = np.where(requests.vision_tokens > 0, stage["T_vision_total"], 0.0)
         return composed_times(vision_ms, stage["T_LLM_prefill"], stage["T_decode_per_token"], requests.output_tokens)
 
