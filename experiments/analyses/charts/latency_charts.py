@@ -14,7 +14,6 @@ from experiments.analyses.charts.chart import (
     Mark,
     Panel,
     Rule,
-    hover_text,
     thinned,
 )
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, QUIET, SKY, VERMILION
@@ -91,7 +90,7 @@ def _errors_panel(validation: Validation, subject: str, measure: str, rules: Seq
         for place, name in enumerate(names)
         if name in validation.noise
     }
-    texts = [hover_text(ticks[place], f"{each:.1f} % by {NOISE}") for place, each in noise.items()]
+    texts = [(ticks[place], f"{each:.1f} % by {NOISE}") for place, each in noise.items()]
     marks.append(Dots([*noise.values()], [*noise], VERMILION, NOISE, texts, symbol="tick", size=16))
     return Panel(
         f"How far predictions are off: {subject}",
@@ -103,7 +102,7 @@ def _errors_panel(validation: Validation, subject: str, measure: str, rules: Seq
 
 
 def _error_text(heading: str, found: Errors) -> tuple[str, ...]:
-    return hover_text(
+    return (
         heading,
         f"{100 * found.setting_mape:.1f} % off at the typical request of a setting",
         f"{100 * found.sample_mape:.1f} % at a single request, bias {100 * found.bias:+.1f} %",
@@ -128,16 +127,14 @@ def _predicted_panel(name: str, measured: np.ndarray, settings: np.ndarray, vali
     start = 0.95 * min(float(measured.min()), float(predicted.min()))
     shown = thinned(len(measured))
     of_requests = [
-        hover_text(str(settings[at]), f"one request: measured {measured[at]:.4g} ms, predicted {predicted[at]:.4g} ms")
+        (str(settings[at]), f"one request: measured {measured[at]:.4g} ms, predicted {predicted[at]:.4g} ms")
         for at in shown
     ]
     # In the order in which they are met.
     places = sorted(places_by_setting(settings), key=lambda own: int(own[0]))
     medians = [(float(np.median(measured[own])), float(np.median(predicted[own]))) for own in places]
     of_settings = [
-        hover_text(
-            str(settings[own[0]]), f"medians: measured {x:.4g} ms, predicted {y:.4g} ms", f"{100 * (y / x - 1):+.1f} %"
-        )
+        (str(settings[own[0]]), f"medians: measured {x:.4g} ms, predicted {y:.4g} ms", f"{100 * (y / x - 1):+.1f} %")
         for own, (x, y) in zip(places, medians, strict=True)
     ]
     ends = np.array([start, end])
@@ -172,7 +169,7 @@ def guardrail_chart(curve: Sequence[GuardrailCounts]) -> Chart:
         rates = [(each, each.violation_rate if violations else each.false_rejection_rate) for each in curve]
         known = [(each, rate) for each, rate in rates if rate is not None]
         texts = [
-            hover_text(
+            (
                 f"margin {100 * each.margin:+.0f} %",
                 f"{each.violations} of {each.admitted} admitted were over budget"
                 if violations
