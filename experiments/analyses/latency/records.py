@@ -32,11 +32,6 @@ def contents_of(
     }
 
 
-def tables_of(found: LatencyModel) -> dict[str, list[dict[str, Cell]]]:
-    """The rows of E3's CSV file by name."""
-    return {"e3_predictions": _prediction_rows(found)}
-
-
 def _validation_fields(sweep: Sweep, found: LatencyModel, studies: Sequence[RecalibrationStudy]) -> dict[str, Any]:
     samples, estimator, validation = found.samples, found.estimator, found.validation
     return {
@@ -68,8 +63,8 @@ def _validation_fields(sweep: Sweep, found: LatencyModel, studies: Sequence[Reca
     }
 
 
-def _prediction_rows(found: LatencyModel) -> list[dict[str, Cell]]:
-    """A row for each sample; times in ms, each predicted with its setting left out."""
+def tables_of(found: LatencyModel) -> dict[str, list[dict[str, Cell]]]:
+    """The rows of E3's CSV file by name: one for each sample, times in ms, each predicted with its setting left out."""
     samples, left_out = found.samples, found.validation.left_out
     columns: dict[str, Any] = {"task": samples.tasks, "setting": [key.split(" ", 1)[1] for key in samples.settings]}
     columns |= {name: getattr(samples.requests, name) for name in FEATURES}
@@ -80,7 +75,7 @@ def _prediction_rows(found: LatencyModel) -> list[dict[str, Cell]]:
         columns[f"{name}_low_ms"] = left_out.low[name]
         columns[f"{name}_high_ms"] = left_out.high[name]
     cells = {name: [_cell(value, name) for value in values] for name, values in columns.items()}
-    return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    return {"e3_predictions": [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]}
 
 
 def _cell(value: Any, name: str) -> Cell:
