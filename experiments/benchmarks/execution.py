@@ -73,15 +73,15 @@ from experiments.benchmarks.shared import median_seconds
 SHAPES = ((1024, 1024, 1024), (6144, 192, 768), (6144, 768, 192))
 
 
-def product_rate(repeats: int = 5) -> float:
-    """Operations per second, one multiply-add as 2, of the fastest shape, the median of its repeats.
+def product_rate() -> float:
+    """Operations per second, one multiply-add as 2, of the fastest shape, the median of five repeats.
 
     The result's memory is there before. What else the machine does lowers it as it lowers what is measured beside it.
     """
     rates = []
     for rows, inner, columns in SHAPES:
         left, right, out = torch.rand(rows, inner), torch.rand(columns, inner), torch.empty(rows, columns)
-        seconds = median_seconds(partial(torch.mm, left, right.t(), out=out), repeats)
+        seconds = median_seconds(partial(torch.mm, left, right.t(), out=out), 5)
         rates.append(2 * rows * inner * columns / seconds)
     return max(rates)
 

@@ -169,8 +169,8 @@ def summed_stages(generations: Sequence[Generation]) -> np.ndarray:
     return sums
 
 
-def display_lengths(generations: Sequence[Generation], least_fraction: float = 0.5) -> list[int]:
-    """The lengths 1, 4, 16, 64 ... and the longest length that at least this fraction of generations reaches."""
+def display_lengths(generations: Sequence[Generation]) -> list[int]:
+    """The lengths 1, 4, 16, 64 ... and the longest length that at least half of the generations reach."""
     lengths = sorted(each.output_tokens for each in generations)
-    longest = lengths[int(len(lengths) * (1 - least_fraction))] if lengths else 0
+    longest = lengths[len(lengths) // 2] if lengths else 0
     return [length for length in (1, 4, 16, 64, 256, 1024) if length < longest] + ([longest] if longest else [])

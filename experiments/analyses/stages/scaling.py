@@ -39,7 +39,7 @@ class LineFit:
 
 
 def fit_line(
-    x: Sequence[float], y: Sequence[float], clusterings: Sequence[Sequence[Hashable]], seed: int = 0
+    x: Sequence[float], y: Sequence[float], clusterings: Sequence[Sequence[Hashable]]
 ) -> tuple[LineFit | None, str | None]:
     """The line, or None with the reason: fewer than 3 points, or all at one x.
 
@@ -66,7 +66,7 @@ def fit_line(
     total = float(((ys - ys.mean()) ** 2).sum())
     ways = [_sums_by_cluster(xs - centre, ys, each) for each in clusterings]
     drawn_from = [len(sums) for sums in ways if len(sums) > 1]
-    draws = [lines for sums in ways if (lines := _draws(sums, seed)) is not None]
+    draws = [lines for sums in ways if (lines := _draws(sums)) is not None]
     return LineFit(
         intercept=middle - slope * float(centre),
         slope=slope,
@@ -96,11 +96,11 @@ def _solved(sums: np.ndarray) -> np.ndarray:
     return np.stack([(y - slope * x) / n, slope], axis=-1)
 
 
-def _draws(sums: np.ndarray, seed: int) -> np.ndarray | None:
+def _draws(sums: np.ndarray) -> np.ndarray | None:
     """Intercept (at the centre) and slope of each resample, [R, 2]; those with all points at one x are left out."""
     if len(sums) < 2:
         return None
-    lines = _solved(drawn_sums(sums, seed))
+    lines = _solved(drawn_sums(sums))
     return lines[np.isfinite(lines).all(axis=1)]
 
 
