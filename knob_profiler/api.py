@@ -37,7 +37,7 @@ class Results:
         Raises:
             ResultsError: there are none, or files in the folder do not belong to one sweep.
         """
-        found, own = load_sweep(self.folder), {(_task(each), setting_key(each)) for each in self.settings}
+        found, own = load_sweep(self.folder), {(each.provenance.task.name, setting_key(each)) for each in self.settings}
         return Sweep(found.provenance, tuple(each for each in found.settings if (each.task, each.key) in own))
 
     def frame(self) -> pd.DataFrame:
@@ -143,7 +143,3 @@ def load(folder: Path | str) -> Results:
         ResultsError: there are none, or the files do not belong to one sweep.
     """
     return Results(Path(folder), tuple(each.result for each in load_sweep(Path(folder)).settings), {})
-
-
-def _task(result: SettingResult) -> str:
-    return result.provenance.task.name

@@ -1,6 +1,6 @@
 """The results of a run's folder: settings and samples, checked to belong together, and tidy frames of both."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,14 +42,6 @@ COMMON = {
     "transformers": ("versions", "transformers"),
     "random weights": ("experimental_variables", "random_weights"),
 }
-# After the columns that the CSV of settings has.
-SETTING_END = (
-    "num_total_blocks",
-    "target_vision_tokens_mean",
-    "pooled_image_features_mean",
-    "peak_memory_bytes",
-    "drift_ratio_max",
-)
 _NO_PEAKS = HardwareUtilisation(
     peak_flops_per_s=None,
     peak_bytes_per_s=None,
@@ -184,10 +176,20 @@ def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:
     return Sweep(_provenance(settings), tuple(settings))
 
 
-def drift_ratios(settings: Sequence[StoredSetting]) -> list[float]:
+def drift_ratios(results: Iterable[SettingResult]) -> list[float]:
     """Every reading of the control setting over its first; files from before the key existed have none."""
-    entries = [drift for each in settings for drift in each.result.drift]
+    entries = [drift for result in results for drift in result.drift]
     return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
+
+
+# After the columns that the CSV of settings has.
+FURTHER_COLUMNS: Mapping[str, Callable[[SettingResult], float | None]] = {
+    "num_total_blocks": lambda result: result.num_total_blocks,
+    "target_vision_tokens_mean": lambda result: result.target_vision_tokens_mean,
+    "pooled_image_features_mean": lambda result: result.aggregate_stats.get("pooled_image_features_mean"),
+    "peak_memory_bytes": lambda result: None if result.memory is None else result.memory.peak_memory_bytes,
+    "drift_ratio_max": lambda result: max(drift_ratios([result]), default=None),
+}
 
 
 def settings_frame(sweep: Sweep) -> pd.DataFrame:
@@ -197,9 +199,9 @@ def settings_frame(sweep: Sweep) -> pd.DataFrame:
     J, which their names say.
     """
     stored = table_of_settings([each.result for each in sweep.settings])
-    further = {name: [_further(name, each.result) for each in sweep.settings] for name in SETTING_END}
+    further = {name: [read(each.result) for each in sweep.settings] for name, read in FURTHER_COLUMNS.items()}
     names = {"task": [each.task for each in sweep.settings], "setting": [each.key for each in sweep.settings]}
-    frame = pd.concat([pd.DataFrame(names), stored, pd.DataFrame(further, columns=list(SETTING_END))], axis=1)
+    frame = pd.concat([pd.DataFrame(names), stored, pd.DataFrame(further)], axis=1)
     whole = ("top_k", "num_active_blocks", "num_samples", "num_failed_samples", "num_total_blocks")
     return _typed(frame, _TEXT_OF_SETTINGS, whole)
 
@@ -335,18 +337,6 @@ def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
         peak_bytes_per_s=peaks.peak_bytes_per_s,
         peak_reason=peaks.utilisation_reason,
     )
-
-
-def _further(name: str, result: SettingResult) -> float | None:
-    if name == "peak_memory_bytes":
-        return None if result.memory is None else result.memory.peak_memory_bytes
-    if name == "pooled_image_features_mean":
-        return result.aggregate_stats.get(name)
-    if name == "drift_ratio_max":
-        ratios = [ratio for each in result.drift for ratio in (each.before, each.after)]
-        return max((ratio for ratio in ratios if ratio is not None), default=None)
-    value: float | None = getattr(result, name)
-    return value
 
 
 def vision_label(result: SettingResult) -> str:

@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.rescoring import other_conditions
-from experiments.analyses.knobs.grid import largest_drift
+from experiments.analyses.knobs.grid import largest_drift, picture_of, question_of
 from experiments.analyses.sweeps import Sweep
 from experiments.fitting.verdicts import FEWEST_PICTURES, TAIL, first_of_each, tail_interval
 
@@ -155,17 +155,13 @@ def _sides(
     if not known[0] or not known[1]:
         return None
     shared = sorted(known[0].keys() & known[1].keys())
-    is_paired = bool(shared) and all(_question(known[0][at][0]) == _question(known[1][at][0]) for at in shared)
+    is_paired = bool(shared) and all(question_of(known[0][at][0]) == question_of(known[1][at][0]) for at in shared)
     sides = []
     for own in known:
         kept = [own[at] for at in (shared if is_paired else sorted(own))]
-        pictures = [sample.metadata.image_id or f"sample {sample.sample_id}" for sample, _ in kept]
+        pictures = [picture_of(sample) for sample, _ in kept]
         sides.append(_Side(np.array([value for _, value in kept]), np.unique(pictures, return_inverse=True)[1]))
     return sides[0], sides[1], is_paired
-
-
-def _question(sample: SampleResult) -> tuple[object, ...]:
-    return sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
 
 
 def _line(

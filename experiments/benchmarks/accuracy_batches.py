@@ -15,17 +15,16 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.device import NoMarks, choose_device
+from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared, batches_of
 from experiment_core_utils.sweep.plan import max_new_tokens_of
-from experiments.benchmarks.shared import best_of_rounds, parsed
+from experiments.benchmarks.shared import best_of_rounds, loaded_model, parsed
 
 Answers = list[tuple[int, ...]]
 
@@ -64,7 +63,7 @@ def main() -> None:
     parser.add_argument("--num_settings", type=int, nargs="+", default=[])
     parser.add_argument("--rounds", type=int, default=3)
     own, config = parsed(parser, num_samples=32)
-    model = load_staged_model(config.model, find_model(config.model.model_path), choose_device(config.machine.device))
+    model = loaded_model(config)
     task = open_task(config.task)
     steps = max_new_tokens_of(config.task, task)
     samples = [task[sample_id] for sample_id in draw_samples(task, config.task).sample_ids]

@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
@@ -53,10 +54,7 @@ def compare(answers: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     """Place of the first token that differs, or that only one of them has; None where they are equal."""
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
-        if left != right:
-            return place
-    return None if len(one) == len(other) else min(len(one), len(other))
+    return next((place for place, (left, right) in enumerate(zip_longest(one, other)) if left != right), None)
 
 
 HEADER = (

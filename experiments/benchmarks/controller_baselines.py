@@ -108,18 +108,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         _print_policies(grid, splits, trained)
 
 
-def _print_policies(grid: MeasuredGrid, splits: Sequence[int], trained: Mapping[int, Sequence[Path]]) -> None:
-    """Print a row for each policy, whose budgets are of each request."""
+def policy_sums(
+    grid: MeasuredGrid, splits: Sequence[int], trained: Mapping[int, Sequence[Path]], seeds: range
+) -> tuple[RequestSums, int]:
+    """In time, late and number of requests by policy and training seed, budgets of each request; number of budgets."""
     sums, num_budgets = RequestSums(grid), 0
-    seeds = range(min(map(len, trained.values()), default=0))
     for split in splits:
         calibration, validation = split_by_picture(grid, 0.5, split)
         every = shares_of_full(calibration, BUDGET_SHARES)
         budgets_s = [budget for budget, can in zip(every, meetable(validation, every), strict=True) if can]
         num_budgets += len(budgets_s)
-        found: list[tuple[int | None, Outcomes]] = [
-            (None, each) for each in untrained_outcomes(calibration, validation, budgets_s, split)
-        ]
+        found = [(-1, each) for each in untrained_outcomes(calibration, validation, budgets_s, split)]
         if trained:
             # torch takes seconds to import.
             from experiments.controller.policies.learned import learned_replay
@@ -130,8 +129,15 @@ def _print_policies(grid: MeasuredGrid, splits: Sequence[int], trained: Mapping[
             late = outcome.latency_s > np.asarray(budgets_s)[:, None]
             columns = np.where(late, 0.0, outcome.scores / validation.best), late, np.ones(late.shape)
             sums.add(outcome.name, validation, columns)
-            if seed is not None and seed in seeds:
+            if seed in seeds:
                 sums.add(seed, validation, columns)
+    return sums, num_budgets
+
+
+def _print_policies(grid: MeasuredGrid, splits: Sequence[int], trained: Mapping[int, Sequence[Path]]) -> None:
+    """Print a row for each policy."""
+    seeds = range(min(map(len, trained.values()), default=0))
+    sums, num_budgets = policy_sums(grid, splits, trained, seeds)
     print(f"{len(splits)} splits, {num_budgets} budgets that some setting meets, {len(set(grid.pictures))} pictures")
     print(f"{'policy':<32}{'in time':>8}{'late':>8}  " + "".join(f"less {name:<28}" for name in REFERENCES))
     names = [name for name in sums.of if isinstance(name, str)]

@@ -190,11 +190,9 @@ def _summary(found: Mapping[str, Sequence[AdaptiveRun]], plain: Sequence[float])
 
 
 def _stages_ms(runs: Sequence[AdaptiveRun]) -> Mapping[str, Mapping[str, float]]:
-    times = [run.times for run in runs]
     return {
-        "first_stage_ms": _spread(np.array([1000 * each.first_stage_s for each in times])),
-        "second_stage_ms": _spread(np.array([1000 * each.second_stage_s for each in times])),
-        "controller_ms": _spread(np.array([1000 * each.controller_s for each in times])),
+        f"{name}_ms": _spread(np.array([1000 * getattr(run.times, f"{name}_s") for run in runs]))
+        for name in ("first_stage", "second_stage", "controller")
     }
 
 

@@ -28,6 +28,7 @@ from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
 from experiments.benchmarks.molmoe_1b import (
+    H200_BYTES_PER_S,
     MAX_SEQ_LEN,
     POSITIONS,
     built,
@@ -36,9 +37,6 @@ from experiments.benchmarks.molmoe_1b import (
     microseconds,
     relative,
 )
-
-# Bytes per second that the card's memory attains, as the project's other floors take it.
-MEMORY_RATE = 4.3e12
 
 
 def kernel_bytes(decoder: DecoderWeights, top_k: int, positions: int) -> dict[str, int]:
@@ -88,7 +86,7 @@ def kernels(decoder: DecoderWeights, top_k: int) -> None:
 
         graphs.capture(name, every_block)
         us = microseconds(lambda name=name: graphs.replay(name), kv_cache) / len(decoder.blocks)  # type: ignore[misc]
-        prob = read[name] / (us * 1e-6) / MEMORY_RATE
+        prob = read[name] / (us * 1e-6) / H200_BYTES_PER_S
         print(f"top-k {top_k} {name:10s} {us:6.2f} us {read[name] / 1e6:7.2f} MB {prob:5.0%} of the rate", flush=True)
 
 
@@ -103,7 +101,7 @@ def steps(decoder: DecoderWeights, top_k: int, blocks: int, batch: int) -> None:
         ms = microseconds(lambda: engine.step(knobs, kv_cache), kv_cache) * 1e-3  # noqa: B023
         used = engine.topk_expert_ids
         experts = statistics.mean(ids.unique().numel() for ids in used.values())
-        floor = step_bytes(decoder, used, POSITIONS) / MEMORY_RATE * 1e3
+        floor = step_bytes(decoder, used, POSITIONS) / H200_BYTES_PER_S * 1e3
         print(
             f"step: top-k {top_k}, {blocks} blocks, {batch} requests, weights read {way}: {ms:.3f} ms, "
             f"{batch / ms * 1e3:.0f} tokens/s, {experts:.1f} experts a block, {ms / floor:.2f} x its floor of "

@@ -1,11 +1,10 @@
-"""What a prediction costs: milliseconds for a setting, in batches of several sizes.
+"""What a prediction costs: median milliseconds for a setting, in batches of several sizes.
 
 python -m experiments.benchmarks.estimator ESTIMATOR_JSON
 """
 
 import argparse
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,10 @@ import numpy as np
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiments.analyses.latency.estimator import KNOBS, LatencyEstimator
 from experiments.analyses.latency.features import RequestColumns
+from experiments.benchmarks.shared import median_seconds
 
 BATCHES = (1, 48, 1000, 100_000)
-SECONDS_EACH = 0.5
+REPEATS = 50
 
 
 def drawn_requests(estimator: LatencyEstimator, number: int) -> RequestColumns:
@@ -28,17 +28,6 @@ def drawn_requests(estimator: LatencyEstimator, number: int) -> RequestColumns:
     return RequestColumns(vision_tokens, crops, np.full(number, 20.0), top_k, blocks, generator.integers(1, 65, number))
 
 
-def milliseconds_each(estimator: LatencyEstimator, requests: RequestColumns) -> float:
-    """Milliseconds for each request, the median over repetitions, intervals included."""
-    taken: list[float] = []
-    until = time.perf_counter() + SECONDS_EACH
-    while time.perf_counter() < until or not taken:
-        started = time.perf_counter()
-        estimator.predict(requests)
-        taken.append(time.perf_counter() - started)
-    return float(np.median(taken)) * 1e3 / len(requests)
-
-
 @reporting_errors
 def main() -> None:
     """Print the table. Exit code: 0 printed, 1 no estimator there."""
@@ -46,8 +35,9 @@ def main() -> None:
     parser.add_argument("estimator", type=Path, metavar="ESTIMATOR_JSON")
     estimator = LatencyEstimator.load(parser.parse_args().estimator)
     for number in BATCHES:
-        each_ms = milliseconds_each(estimator, drawn_requests(estimator, number))
-        print(f"{number:>7} settings at once: {each_ms:.5f} ms each")
+        requests = drawn_requests(estimator, number)
+        seconds = median_seconds(lambda: estimator.predict(requests), REPEATS)  # noqa: B023
+        print(f"{number:>7} settings at once: {1e3 * seconds / number:.5f} ms each, intervals included")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ that all runs do the same work. Flags that are not this script's own go to the p
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,44 +25,32 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
-from experiment_core_utils.primitives.device import Marks, NoMarks, choose_device, choose_dtype, new_marks
+from experiment_core_utils.primitives.device import NoMarks, choose_device, choose_dtype, new_marks
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.sweep.plan import requested_values
 from experiments.benchmarks.shared import endless_model, first_inputs, paired_ratios, parsed, quartiles, timed
 
-Run = Callable[[Any, Mapping[str, Any], int], object]
 Case = tuple[str, Any, Mapping[str, Any]]
 IMAGE_TOKEN, VOCABULARY, TEXT_TOKENS = 3, 1000, 32
 
 
-def staged(model: Any, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> None:
-    """Run the stages, and read the marks."""
+def stages(model: Any, inputs: Mapping[str, Any], max_new_tokens: int, is_marked: bool) -> None:
+    """Run the stages, as a sample is measured or without a mark."""
+    marks = new_marks(model.device) if is_marked else NoMarks()
     generate_greedily(model, inputs, max_new_tokens, marks)
     marks.seconds()
 
 
-def marked_stages(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-    """Run the stages as a sample is measured."""
-    staged(model, inputs, max_new_tokens, new_marks(model.device))
-
-
-def plain_stages(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-    """Run the stages without a mark."""
-    staged(model, inputs, max_new_tokens, NoMarks())
-
-
-def marked_generate(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-    """Generate as a sample is measured, and read the marks."""
+def generate(model: Any, inputs: Mapping[str, Any], max_new_tokens: int, is_marked: bool) -> None:
+    """Generate as a sample is measured, and read the marks, or as a user calls it."""
+    if not is_marked:
+        model.generate(**inputs, max_new_tokens=max_new_tokens)
+        return
     marks = new_marks(model.device)
     generate_timed(model, inputs, max_new_tokens, marks)
     marks.seconds()
-
-
-def plain_generate(model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-    """Generate as a user calls it."""
-    model.generate(**inputs, max_new_tokens=max_new_tokens)
 
 
 def built_cases(device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
@@ -99,11 +87,6 @@ def loaded_cases(config: ProfilingConfig, is_generate: bool) -> Iterator[Case]:
         yield name, model.model if isinstance(model, TransformersModel) and is_generate else model, inputs
 
 
-def seconds(run: Run, model: Any, inputs: Mapping[str, Any], max_new_tokens: int) -> float:
-    """Seconds of a run, the device idle at both ends."""
-    return timed(model.device, lambda: run(model, inputs, max_new_tokens))[0]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--generate", action="store_true")
@@ -114,18 +97,22 @@ def main() -> None:
     is_built = own.generate and config.model.model_path == str(EMBEDDED_MODEL)
     dtype = choose_dtype(config.model.precision, device)
     cases = built_cases(device, dtype) if is_built else loaded_cases(config, own.generate)
-    ways: tuple[Run, Run] = (marked_generate, plain_generate) if own.generate else (marked_stages, plain_stages)
+    run = generate if own.generate else stages
     print("| model, prompt | unmarked ms | marked / unmarked | unmarked / unmarked |")
     print("| --- | --- | --- | --- |")
     for name, model, inputs in cases:
         if own.generate:
             model.generation_config = greedy_config(model)
             model.generation_config.eos_token_id = None
-        marked, plain = (partial(seconds, run, model, inputs, own.max_new_tokens) for run in ways)
+
+        def seconds(is_marked: bool, model: Any = model, inputs: Mapping[str, Any] = inputs) -> float:
+            return timed(model.device, lambda: run(model, inputs, own.max_new_tokens, is_marked))[0]
+
+        marked, plain = partial(seconds, True), partial(seconds, False)
         with torch.inference_mode():
             paired_ratios(marked, plain, 2)
             middle = statistics.median(plain() for _ in range(5))
-            found, noise = (paired_ratios(run, plain, own.pairs) for run in (marked, plain))
+            found, noise = (paired_ratios(way, plain, own.pairs) for way in (marked, plain))
         print(f"| {name} | {middle * 1e3:.1f} | {quartiles(found)} | {quartiles(noise)} |", flush=True)
 
 

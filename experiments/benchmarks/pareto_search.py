@@ -34,9 +34,8 @@ from experiment_core_utils.sweep.front_search import (
     run_search,
 )
 from experiments.analyses.recorded_table import RecordedTable, read_table
+from experiments.fitting.verdicts import TAIL
 
-# Each side of a 95 % interval.
-TAIL = 0.025
 # The made-up grid is shaped like checkpoints/molmoe_tiny/README.md: fractions of correct answers of the tiers, and what
 # is left of them with fewer blocks or experts; `reading` is 239 of 500 questions.
 READING_FRACTION = 0.478
@@ -146,7 +145,7 @@ def compare_fronts(table: RecordedTable, found: SearchResult) -> SearchAgreement
     lost, lost_paired, gaps = [], [], []
     for at in points:
         no_slower = [each for each in front if each == at or _saved(table, each, at).high >= 0]
-        if not any(accuracy[each] >= _lower_end(table, at) for each in no_slower):
+        if not any(accuracy[each] >= _mean_interval(table, table.scores[at], 0.0)[0] for each in no_slower):
             lost.append(table.settings[at])
         if not any(each == at or _gained(table, each, at)[1] >= 0 for each in no_slower):
             lost_paired.append(table.settings[at])
@@ -163,23 +162,16 @@ def compare_fronts(table: RecordedTable, found: SearchResult) -> SearchAgreement
     )
 
 
-def _lower_end(table: RecordedTable, at: int) -> float:
-    """The lower end of the 95 % interval that the full run publishes for a setting's accuracy."""
-    scored = [
-        (float(score), picture)
-        for score, picture in zip(table.scores[at], table.pictures, strict=True)
-        if not np.isnan(score)
-    ]
-    interval = bounded_mean_interval([score for score, _ in scored], [picture for _, picture in scored], table.best)
-    return interval[0] if interval is not None else 0.0
+def _mean_interval(table: RecordedTable, values: np.ndarray, worst: float) -> tuple[float, float]:
+    """The 95 % interval of the mean of the samples' values, nan left out, as the full run publishes it."""
+    known = np.isfinite(values)
+    pictures = [picture for picture, has in zip(table.pictures, known, strict=True) if has]
+    return bounded_mean_interval(values[known].tolist(), pictures, table.best, worst) or (worst, table.best)
 
 
 def _gained(table: RecordedTable, by: int, at: int) -> tuple[float, float]:
     """The 95 % interval of the difference in accuracy, `by` minus `at`."""
-    scored = np.isfinite(table.scores[by]) & np.isfinite(table.scores[at])
-    gains = (table.scores[by] - table.scores[at])[scored]
-    pictures = [picture for picture, has in zip(table.pictures, scored, strict=True) if has]
-    return bounded_mean_interval(gains.tolist(), pictures, table.best, -table.best) or (-table.best, table.best)
+    return _mean_interval(table, table.scores[by] - table.scores[at], -table.best)
 
 
 def _saved(table: RecordedTable, by: int, at: int) -> MeanBound:

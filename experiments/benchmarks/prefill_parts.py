@@ -29,10 +29,7 @@ from experiment_core_utils.models.molmoe.engines.weights import (
     fuse_vision_weights,
 )
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiments.benchmarks.molmoe_1b import POSITIONS, built, crops_of, milliseconds, relative
-
-# Dense bfloat16 products per second that the card attains, as the project's other floors take it.
-PEAK_FLOPS = 790e12
+from experiments.benchmarks.molmoe_1b import H200_FLOPS_PER_S, POSITIONS, built, crops_of, milliseconds, relative
 
 
 @torch.inference_mode()
@@ -122,7 +119,7 @@ def whole(model: MolmoeForConditionalGeneration, decoder: DecoderWeights) -> Non
     for crops in (2, 7, 13):
         pixels, masks = crops_of(model, crops)
         ms = milliseconds(lambda: vision.encode(pixels, masks))  # noqa: B023
-        floor = vision_flops(model.config, crops) / PEAK_FLOPS * 1e3
+        floor = vision_flops(model.config, crops) / H200_FLOPS_PER_S * 1e3
         print(f"vision {crops} crops: {ms:.2f} ms, {ms / floor:.2f} x its floor of {floor:.2f}", flush=True)
 
 

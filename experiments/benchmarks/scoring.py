@@ -8,6 +8,7 @@ import random
 import statistics
 import sys
 from collections.abc import Sequence
+from itertools import accumulate
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.tasks.interface import Answer
@@ -41,12 +42,10 @@ def synthetic_captions(images: int, random_source: random.Random) -> tuple[list[
     """One prediction and five references for each image, all made of the image's own few words and linking words."""
     vocabulary = synthetic_vocabulary(VOCABULARY, random_source)
     # Zipf's law: the word of rank r has a weight of 1 / r.
-    cumulated = [0.0]
-    for rank in range(1, len(vocabulary) + 1):
-        cumulated.append(cumulated[-1] + 1 / rank)
+    cumulated = list(accumulate(1 / rank for rank in range(1, len(vocabulary) + 1)))
     predictions, references = [], []
     for _ in range(images):
-        own = random_source.choices(vocabulary, cum_weights=cumulated[1:], k=WORDS_OF_AN_IMAGE)
+        own = random_source.choices(vocabulary, cum_weights=cumulated, k=WORDS_OF_AN_IMAGE)
         captions = [_caption(own, random_source) for _ in range(1 + REFERENCES)]
         predictions.append(captions[0])
         references.append(tuple(captions[1:]))

@@ -35,9 +35,14 @@ def parsed(
     return own, config
 
 
+def loaded_model(config: ProfilingConfig) -> StagedModel:
+    """The model on its device."""
+    return load_staged_model(config.model, find_model(config.model.model_path), choose_device(config.machine.device))
+
+
 def endless_model(config: ProfilingConfig) -> StagedModel:
     """The model; its answers always have their full length, so that all runs do the same work."""
-    model = load_staged_model(config.model, find_model(config.model.model_path), choose_device(config.machine.device))
+    model = loaded_model(config)
     model.eos_token_ids = frozenset()
     return model
 

@@ -126,11 +126,6 @@ class Job:
     top_k: int | None
     counts: tuple[int, ...]
 
-    @property
-    def num_blocks(self) -> int:
-        """The number of blocks of the whole model."""
-        return self.model.num_total_blocks
-
 
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
@@ -140,13 +135,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if job.own.check:
         path = job.own.output.with_name(f"{job.own.output.stem}.held_out.json")
         choice = BlockChoice(scores=read_importance(job.own.output))
-        chosen = {count: choice.blocks(count, job.num_blocks) for count in job.counts}
+        chosen = {count: choice.blocks(count, job.model.num_total_blocks) for count in job.counts}
         write_json_atomically({**provenance_of(job, scorers), **held_out_of(scorers, chosen)}, path)
         print(f"wrote {path}")
         return 0
     if job.own.select is not None:
         width = job.own.beam_width if job.own.select == "beam" else 1
-        sets = select_block_sets(partial(_values, scorers.scored), job.num_blocks, job.counts, width)
+        sets = select_block_sets(partial(_values, scorers.scored), job.model.num_total_blocks, job.counts, width)
         save_sets(job.own.output, sets, {**provenance_of(job, scorers), **held_out_of(scorers, sets)})
     else:
         scores, whole = scores_of(job, scorers)
@@ -248,7 +243,7 @@ def pictures_of(job: Job) -> Scorers:
 def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate | None]:
     """Each block's score by the requested method, and the score of the whole model, where that was measured."""
     if job.own.method == "leave_one_out":
-        return leave_one_out(scorers.scored, job.num_blocks)
+        return leave_one_out(scorers.scored, job.model.num_total_blocks)
     vision = job.config.knobs.vision_targets[0]
     measured = (
         activation_changes(job.model, scorers.drawn, vision, job.own.positions)

@@ -17,28 +17,9 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
-from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages, stage_findings
+from experiments.analyses.stages.analysis import analyse_stages, stage_findings
 from experiments.analyses.stages.records import contents_of, tables_of
 from experiments.analyses.sweeps import load_sweep, samples_frame
-
-
-def analyse(results_dir: Path, output_dir: Path) -> tuple[StageAnalysis, list[Path]]:
-    """Load, compute and write; returns what was found, and the files.
-
-    Raises:
-        ResultsError: no results, broken ones, or none with times.
-        ResultsNotSaved: the disk does not take a file.
-    """
-    steps = Steps()
-    sweep = load_sweep(results_dir)
-    steps.say(len(sweep.settings), f"{len(sweep.settings)} settings are read; shares and lines are computed")
-    found = analyse_stages(sweep, samples_frame(sweep))
-    if found is None:
-        raise ResultsError(f"{results_dir} has no sample with times: all were answered in batches; measure some")
-    steps.say(len(sweep.settings), "figures are drawn")
-    caption = caption_of([sweep.provenance], len(sweep.settings), len(found.generations))
-    charts = stage_charts(found, sweep.provenance.peak_flops_per_s)
-    return found, AnalysisFiles(contents_of(sweep, found), tables_of(found), charts, caption).write(output_dir)
 
 
 @reporting_errors
@@ -50,7 +31,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
     add_output_flags(parser, "RESULTS_DIR/analysis")
     given: argparse.Namespace = parser.parse_args(argv)
-    found, written = analyse(given.results_dir, given.output_dir or given.results_dir / "analysis")
+    steps = Steps()
+    sweep = load_sweep(given.results_dir)
+    count = len(sweep.settings)
+    steps.say(count, f"{count} settings are read; shares and lines are computed")
+    found = analyse_stages(sweep, samples_frame(sweep))
+    if found is None:
+        raise ResultsError(f"{given.results_dir} has no sample with times: all were answered in batches; measure some")
+    steps.say(count, "figures are drawn")
+    caption = caption_of([sweep.provenance], count, len(found.generations))
+    charts = stage_charts(found, sweep.provenance.peak_flops_per_s)
+    files = AnalysisFiles(contents_of(sweep, found), tables_of(found), charts, caption)
+    written = files.write(given.output_dir or given.results_dir / "analysis")
     print("\n".join(finding_lines(stage_findings(found), (), written, given.verbose)))
 
 

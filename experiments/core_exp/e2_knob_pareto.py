@@ -23,30 +23,6 @@ from experiments.analyses.knobs.objectives import TAIL_LATENCIES, study_costs
 from experiments.analyses.knobs.records import caveats_of, contents_of, tables_of
 
 
-def analyse(
-    results: Sequence[Path], output_dir: Path, percentile: int = 95, num_draws: int = NUM_DRAWS, seed: int = 0
-) -> tuple[list[str], list[str], list[Path]]:
-    """Load, compute and write; returns findings, caveats and the files.
-
-    Raises:
-        ResultsError: no results, broken ones, or ones of different sweeps.
-        ResultsNotSaved: the disk does not take a file.
-    """
-    steps = Steps()
-    study = load_study(results)
-    count = sum(len(grid.points) for grid in study.grids)
-    steps.say(count, f"{count} settings are read; fronts, couplings and effects are computed")
-    found = analyse_knobs(study.grids, study_costs(percentile), num_draws, seed)
-    steps.say(count, "figures are drawn")
-    caveats = caveats_of(found.tasks, study.random_weights)
-    drawn = {"num_draws": num_draws, "seed": seed}
-    contents = contents_of(study.source, drawn, found.tasks, found.differences, caveats)
-    charts = knob_study_charts(found.tasks)
-    written = AnalysisFiles(contents, tables_of(found.tasks), charts, study.caption).write(output_dir)
-    shown = [f"caveat: {each.sentence}" for each in caveats]
-    return study_findings(found.tasks, study.random_weights), shown, written
-
-
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
@@ -63,10 +39,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     # All draws are held in memory at the same time.
     check_within("--num_draws", given.num_draws, 100, 100_000)
     check_within("--seed", given.seed, 0, LARGEST_SEED)
+    steps = Steps()
+    study = load_study(given.results)
+    count = sum(len(grid.points) for grid in study.grids)
+    steps.say(count, f"{count} settings are read; fronts, couplings and effects are computed")
+    found = analyse_knobs(study.grids, study_costs(given.percentile), given.num_draws, given.seed)
+    steps.say(count, "figures are drawn")
+    caveats = caveats_of(found.tasks, study.random_weights)
+    drawn = {"num_draws": given.num_draws, "seed": given.seed}
+    contents = contents_of(study.source, drawn, found.tasks, found.differences, caveats)
+    files = AnalysisFiles(contents, tables_of(found.tasks), knob_study_charts(found.tasks), study.caption)
     first = given.results[0]
-    folder = given.output_dir or (first.parent if first.is_file() else first) / "analysis"
-    found = analyse(given.results, folder, given.percentile, given.num_draws, given.seed)
-    print("\n".join(finding_lines(*found, given.verbose)))
+    written = files.write(given.output_dir or (first.parent if first.is_file() else first) / "analysis")
+    findings = study_findings(found.tasks, study.random_weights)
+    shown = [f"caveat: {each.sentence}" for each in caveats]
+    print("\n".join(finding_lines(findings, shown, written, given.verbose)))
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ def drawn_sums(sums: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.concatenate([counts @ sums for counts in parts])
 
 
-def ratio_intervals(sums: np.ndarray, counts: np.ndarray, seed: int = 0) -> list[tuple[float, float]]:
+def ratio_intervals(sums: np.ndarray, counts: np.ndarray) -> list[tuple[float, float]]:
     """95 % percentile interval of sum / count over drawn clusters, of each row of [K, G] sums and counts."""
-    drawn = drawn_sums(np.concatenate([sums, counts]).T, seed)
+    drawn = drawn_sums(np.concatenate([sums, counts]).T)
     return intervals(drawn[:, : len(sums)] / drawn[:, len(sums) :])
 
 

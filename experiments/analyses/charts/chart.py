@@ -43,7 +43,7 @@ class Dots:
     y: Numbers
     colour: str
     name: str | None = None  #: in the legend; None for none
-    texts: Sequence[Sequence[str]] = ()  #: shown where a reader points, from `hover_text`; empty or one each
+    texts: Sequence[Sequence[str]] = ()  #: shown where a reader points, a heading and lines; empty or one each
     labels: Sequence[str] = ()  #: written beside the marks; empty or one each, "" for none
     symbol: Symbol = "circle"
     size: float = 7.0
@@ -146,20 +146,15 @@ class Chart:
     footnote: str = ""  #: beside the caption of device, model and n
 
 
-def hover_text(heading: str, *lines: str) -> tuple[str, ...]:
-    """What is shown where a reader points: a heading and lines, as plain text."""
-    return (heading, *lines)
-
-
 def thinned(count: int, most: int = MOST_DOTS) -> list[int]:
     """Indices of at most `most` of `count` things, evenly spread."""
     return list(range(count)) if count <= most else [round(at * (count - 1) / (most - 1)) for at in range(most)]
 
 
-def padded(values: Numbers, fraction: float = 0.05) -> Interval:
-    """Limits of an axis that leave a fraction of the values' range free on both sides; absent values are nan."""
+def padded(values: Numbers) -> Interval:
+    """Limits of an axis that leave 5 % of the values' range free on both sides; absent values are nan."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    room = fraction * ((high - low) or 1.0)
+    room = 0.05 * ((high - low) or 1.0)
     return low - room, high + room
 
 

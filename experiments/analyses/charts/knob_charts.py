@@ -16,7 +16,6 @@ from experiments.analyses.charts.chart import (
     Rule,
     Symbol,
     flop_unit,
-    hover_text,
     thinned,
 )
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, QUIET, SKY, VERMILION, YELLOW
@@ -181,7 +180,7 @@ def _point_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
     if point.not_better_than:
         more = len(point.not_better_than) - 1
         lines.append(f"not surely better than {point.not_better_than[0]}" + (f" and {more} more" if more else ""))
-    return hover_text(point.key, *lines)
+    return (point.key, *lines)
 
 
 def _steps(
@@ -262,7 +261,7 @@ def _loss_text(row: FixedValue) -> tuple[str, ...]:
         "beyond noise" if row.loss.beyond_noise else "within noise",
         f"{row.num_on_joint_front} of its {row.num_settings} settings on the joint front",
     ]
-    return hover_text(f"{KNOB_NAMES[row.knob]} {row.value}, the others free", *lines)
+    return (f"{KNOB_NAMES[row.knob]} {row.value}, the others free", *lines)
 
 
 def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[Chart]:
@@ -332,7 +331,7 @@ def _term_text(title: str, term: Term, is_rest: bool) -> tuple[str, ...]:
         lines.append(f"noise alone would add {100 * term.noise_share:.1f} %")
     if is_rest:
         lines.append("drift of the device between settings counts here")
-    return hover_text(title, *lines, "beyond noise" if is_beyond_noise(term) else "within noise")
+    return (title, *lines, "beyond noise" if is_beyond_noise(term) else "within noise")
 
 
 def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Panel:
@@ -370,7 +369,7 @@ def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Pa
 def _change_text(title: str, first: LevelMean, mean: LevelMean, divisor: float, unit: str) -> tuple[str, ...]:
     low, high = (end / divisor for end in mean.change_ci95)
     name = KNOB_NAMES[mean.knob]
-    return hover_text(
+    return (
         f"{title}: {name} {mean.value}",
         f"{mean.change / divisor:+.4g} {unit} [{low:+.4g} to {high:+.4g}] against {name} {first.value}",
         f"mean {mean.mean / divisor:.4g} {unit} over the other knobs",

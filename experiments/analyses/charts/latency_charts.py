@@ -14,7 +14,6 @@ from experiments.analyses.charts.chart import (
     Mark,
     Panel,
     Rule,
-    hover_text,
     thinned,
 )
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, QUIET, SKY, VERMILION
@@ -23,7 +22,7 @@ from experiments.analyses.latency.features import TimedSamples
 from experiments.analyses.latency.guardrail import AIM, BUDGET_PERCENTILES, GuardrailCounts
 from experiments.analyses.latency.recalibration import METHODS, STUDIED, RecalibrationStudy
 from experiments.analyses.latency.stage_regression import measured_times
-from experiments.analyses.latency.validation import Validation, places_by_setting
+from experiments.analyses.latency.validation import Errors, Validation, places_by_setting
 
 LABELS = {
     "T_vision_total": "vision",
@@ -62,57 +61,53 @@ def errors_chart(validation: Validation, drift: float | None = None) -> Chart:
     Args:
         drift: mean deviation of the control setting over the run, a fraction; None where it was not measured.
     """
+    rules: list[Mark] = [Rule(100 * AIM, True, QUIET, f"aim: {AIM:.0%}")]
+    if drift is not None:
+        rules.append(Rule(100 * drift, True, GREEN, "drift of one setting measured again and again", "dash"))
+    panels = [
+        _errors_panel(validation, "the typical request of a setting (medians)", "setting_mape", rules),
+        _errors_panel(validation, "a single request", "sample_mape", ()),
+    ]
+    return Chart("e3_errors", panels, 2, (5.6, 4.0))
+
+
+def _errors_panel(validation: Validation, subject: str, measure: str, rules: Sequence[Mark]) -> Panel:
+    """Bars of one measure of Errors."""
     names = [name for name in BARS if name in validation.estimator]
     ticks = {place: LABELS[name] for place, name in enumerate(names)}
-    panels = []
-    for title, measure in (
-        ("How far predictions are off: the typical request of a setting (medians)", "setting_mape"),
-        ("How far predictions are off: a single request", "sample_mape"),
+    marks: list[Mark] = []
+    for shift, found, colour, label in (
+        (-0.27, validation.linear, SKY, "linear model"),
+        (0.0, validation.forest, ORANGE, "random forest"),
+        (0.27, validation.estimator, BLUE, "this estimator"),
     ):
-        marks: list[Mark] = []
-        for shift, found, colour, label in (
-            (-0.27, validation.linear, SKY, "linear model"),
-            (0.0, validation.forest, ORANGE, "random forest"),
-            (0.27, validation.estimator, BLUE, "this estimator"),
-        ):
-            if not found:
-                continue
-            errors = [100 * float(getattr(found[name], measure)) for name in names]
-            texts = [
-                hover_text(
-                    f"{LABELS[name]}: {label}",
-                    f"{100 * found[name].setting_mape:.1f} % off at the typical request of a setting",
-                    f"{100 * found[name].sample_mape:.1f} % at a single request, bias {100 * found[name].bias:+.1f} %",
-                    f"{found[name].num_samples} samples",
-                )
-                for name in names
-            ]
-            places = [place + shift for place in ticks]
-            labels = [f"{error:.1f} %" for error in errors]
-            marks.append(Bars(places, errors, colour, label, texts, labels, thickness=0.26))
-        noise = {
-            place: 100 * float(getattr(validation.noise[name], measure))
-            for place, name in enumerate(names)
-            if name in validation.noise
-        }
-        texts = [hover_text(ticks[place], f"{each:.1f} % by {NOISE}") for place, each in noise.items()]
-        marks.append(Dots([*noise.values()], [*noise], VERMILION, NOISE, texts, symbol="tick", size=16))
-        if measure == "setting_mape":
-            marks.append(Rule(100 * AIM, True, QUIET, f"aim: {AIM:.0%}"))
-            if drift is not None:
-                marks.append(Rule(100 * drift, True, GREEN, "drift of one setting measured again and again", "dash"))
-        panels.append(
-            Panel(
-                title,
-                Axis("mean relative error, setting left out of the fit (%)", from_zero=True),
-                Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(names) - 0.4)),
-                marks,
-                "No model can be better than the noise."
-                if noise
-                else "No sample has two runs: the noise is not known.",
-            )
-        )
-    return Chart("e3_errors", panels, 2, (5.6, 4.0))
+        errors = [100 * float(getattr(found[name], measure)) for name in names]
+        texts = [_error_text(f"{LABELS[name]}: {label}", found[name]) for name in names]
+        labels = [f"{error:.1f} %" for error in errors]
+        marks.append(Bars([place + shift for place in ticks], errors, colour, label, texts, labels, thickness=0.26))
+    noise = {
+        place: 100 * float(getattr(validation.noise[name], measure))
+        for place, name in enumerate(names)
+        if name in validation.noise
+    }
+    texts = [(ticks[place], f"{each:.1f} % by {NOISE}") for place, each in noise.items()]
+    marks.append(Dots([*noise.values()], [*noise], VERMILION, NOISE, texts, symbol="tick", size=16))
+    return Panel(
+        f"How far predictions are off: {subject}",
+        Axis("mean relative error, setting left out of the fit (%)", from_zero=True),
+        Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(names) - 0.4)),
+        [*marks, *rules],
+        "No model can be better than the noise." if noise else "No sample has two runs: the noise is not known.",
+    )
+
+
+def _error_text(heading: str, found: Errors) -> tuple[str, ...]:
+    return (
+        heading,
+        f"{100 * found.setting_mape:.1f} % off at the typical request of a setting",
+        f"{100 * found.sample_mape:.1f} % at a single request, bias {100 * found.bias:+.1f} %",
+        f"{found.num_samples} samples",
+    )
 
 
 def predicted_chart(samples: TimedSamples, validation: Validation) -> Chart:
@@ -132,16 +127,14 @@ def _predicted_panel(name: str, measured: np.ndarray, settings: np.ndarray, vali
     start = 0.95 * min(float(measured.min()), float(predicted.min()))
     shown = thinned(len(measured))
     of_requests = [
-        hover_text(str(settings[at]), f"one request: measured {measured[at]:.4g} ms, predicted {predicted[at]:.4g} ms")
+        (str(settings[at]), f"one request: measured {measured[at]:.4g} ms, predicted {predicted[at]:.4g} ms")
         for at in shown
     ]
     # In the order in which they are met.
     places = sorted(places_by_setting(settings), key=lambda own: int(own[0]))
     medians = [(float(np.median(measured[own])), float(np.median(predicted[own]))) for own in places]
     of_settings = [
-        hover_text(
-            str(settings[own[0]]), f"medians: measured {x:.4g} ms, predicted {y:.4g} ms", f"{100 * (y / x - 1):+.1f} %"
-        )
+        (str(settings[own[0]]), f"medians: measured {x:.4g} ms, predicted {y:.4g} ms", f"{100 * (y / x - 1):+.1f} %")
         for own, (x, y) in zip(places, medians, strict=True)
     ]
     ends = np.array([start, end])
@@ -176,7 +169,7 @@ def guardrail_chart(curve: Sequence[GuardrailCounts]) -> Chart:
         rates = [(each, each.violation_rate if violations else each.false_rejection_rate) for each in curve]
         known = [(each, rate) for each, rate in rates if rate is not None]
         texts = [
-            hover_text(
+            (
                 f"margin {100 * each.margin:+.0f} %",
                 f"{each.violations} of {each.admitted} admitted were over budget"
                 if violations

@@ -5,6 +5,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from experiments.analyses.charts.chart import Band, Bars, Chart, Dots, Interval, Line, Note, Numbers, Panel, Rule
-from experiments.analyses.charts.style import INK, QUIET, ink_on, joined_caption, new_figure, save_figure, styled
+from experiments.analyses.charts.style import INK, QUIET, STYLE, ink_on, joined_caption, new_figure, save_figure
 
 SYMBOLS = {"circle": "o", "ring": "o", "square": "s", "open square": "s", "triangle": "^", "open triangle": "^",
            "open diamond": "D", "tick": "|"}  # fmt: skip
@@ -36,7 +37,7 @@ def figure_of(chart: Chart, caption: str) -> Figure:
     columns = min(chart.columns, len(chart.panels))
     rows = ceil(len(chart.panels) / columns)
     width, height = chart.panel_size_in
-    with styled():
+    with mpl.rc_context(STYLE):
         foot = joined_caption(filter(None, (caption, chart.footnote)))
         figure = new_figure(width * columns, 0.6 + height * rows, foot)
         grid = list(figure.subplots(rows, columns, squeeze=False).flat)

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from math import log10
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 
 from experiments.analyses.charts.chart import Axis, Band, Bars, Dots, Interval, Line, Note, Numbers, Panel, Rule
@@ -59,17 +59,13 @@ def _axis(axis: Axis) -> dict[str, Any]:
         texts = [plain(text) for text in axis.ticks.values()]
         found |= {"tickvals": list(axis.ticks), "ticktext": texts, "showgrid": False, "zeroline": False}
     if axis.limits is not None:
-        ends = axis.limits if not axis.is_log else tuple(_log10(end) for end in axis.limits)
+        ends = axis.limits if not axis.is_log else tuple(log10(end) for end in axis.limits)
         found["range"] = list(ends)[:: -1 if axis.is_reversed else 1]
     elif axis.is_reversed:
         found["autorange"] = "reversed"
     elif axis.from_zero:
         found["rangemode"] = "tozero"
     return found
-
-
-def _log10(value: float) -> float:
-    return float(np.log10(value))
 
 
 def _hover(texts: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -146,6 +142,6 @@ def _bars(mark: Bars) -> go.Bar:
 
 
 def _note(mark: Note, panel: Panel) -> dict[str, Any]:
-    x, y = (_log10(at) if axis.is_log else at for at, axis in ((mark.x, panel.x), (mark.y, panel.y)))
+    x, y = (log10(at) if axis.is_log else at for at, axis in ((mark.x, panel.x), (mark.y, panel.y)))
     return {"x": x, "y": y, "text": plain(mark.text), "showarrow": False, "font": {"size": 11, "color": mark.colour},
             "xanchor": mark.align}  # fmt: skip

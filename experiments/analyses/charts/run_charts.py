@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiments.analyses.charts.chart import Axis, Chart, Dots, Mark, Panel, Rule, Symbol, hover_text, thinned
+from experiments.analyses.charts.chart import Axis, Chart, Dots, Mark, Panel, Rule, Symbol, thinned
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, QUIET, SKY, VERMILION
 from experiments.analyses.two_runs import RunDifference
 
@@ -47,7 +47,7 @@ def _panel(lines: Sequence[RunDifference], first: str) -> Panel:
                 [shown[each.task, each.setting] + shift for each in own],
                 RUN_COLOURS[number % len(RUN_COLOURS)],
                 run,
-                [hover_text(f"{each.setting}, {run}", f"{each.change:.3f}: {each.verdict}") for each in own],
+                [(f"{each.setting}, {run}", f"{each.change:.3f}: {each.verdict}") for each in own],
                 symbol=RUN_SYMBOLS[number % len(RUN_SYMBOLS)],
                 x_intervals=[each.interval or (each.change, each.change) for each in own],
             )

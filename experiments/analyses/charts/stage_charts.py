@@ -1,6 +1,7 @@
 """The charts of E1 (stages): fractions, settings, growth, operations and parts of the decoder."""
 
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from experiments.analyses.charts.chart import (
     Panel,
     Symbol,
     flop_unit,
-    hover_text,
     milliseconds,
     stacked_bars,
     thinned,
@@ -121,7 +121,7 @@ def some_groups(groups: Iterable[tuple[str, str]]) -> tuple[list[tuple[str, str]
 def _regime_text(name: str, regime: Regime, stage: str) -> tuple[str, ...]:
     share = regime.stages[stage]
     interval = "" if share.share_ci95 is None else " [{:.1f} to {:.1f}]".format(*(100 * e for e in share.share_ci95))
-    return hover_text(
+    return (
         name,
         f"{stage}: {milliseconds(share.mean_ms)}, {100 * share.share:.1f} %{interval}",
         f"total {milliseconds(regime.total_ms)}, mean of {regime.n} generations",
@@ -217,9 +217,7 @@ def _with_line(stage: str, fit: StageLine, points: Sequence[Point], colour: str,
     shown = [points[at] for at in thinned(len(points), 900)]
     unit = SCALING[stage][1].partition(",")[0]
     texts = [
-        hover_text(
-            each.generation.setting, f"{stage}: {each.ms:.3g} ms at {each.x:g} {unit}", f"picture {_picture(each)}"
-        )
+        (each.generation.setting, f"{stage}: {each.ms:.3g} ms at {each.x:g} {unit}", f"picture {_picture(each)}")
         for each in shown
     ]
     x, y = [each.x for each in shown], [each.ms for each in shown]
@@ -255,7 +253,7 @@ def operations_chart(points: Sequence[StagePoint], peak_flops_per_s: float | Non
     for stage in STAGES:
         own = [(x, each) for x, each in zip(work, known, strict=True) if each.stage == stage]
         texts = [
-            hover_text(
+            (
                 f"{each.task} {each.setting}",
                 f"{stage}: {x:.3g} {unit} in {each.ms:.3g} ms, {each.tflop_per_s:.3g} TFLOP/s",
                 *([] if each.mfu is None else [f"MFU {100 * each.mfu:.3g} %"]),
@@ -297,7 +295,7 @@ def decoder_parts_chart(profiles: Sequence[ProfiledRequest]) -> Chart:
     parts = [[100 * row[part] / total for row, total in zip(rows.values(), totals, strict=True)] for part in PARTS]
     names = [PART_NAMES.get(part, part) for part in PARTS]
     texts = [
-        [hover_text(name, f"{label}: {row[part]:.3g} ms, {100 * row[part] / total:.1f} %",
+        [(name, f"{label}: {row[part]:.3g} ms, {100 * row[part] / total:.1f} %",
                     f"mean of {len(profiles)} profiled requests")
          for (name, row), total in zip(rows.items(), totals, strict=True)]
         for part, label in zip(PARTS, names, strict=True)
@@ -323,13 +321,9 @@ def _part_times(profiles: Sequence[ProfiledRequest]) -> dict[str, dict[str, floa
         own = [each.stages[stage] for each in profiles if stage in each.stages]
         if not own:
             continue
-        found[f"{label}, host"] = {part: _mean(each.parts[part].host_ms / each.calls for each in own) for part in PARTS}
+        found[f"{label}, host"] = {part: fmean(each.parts[part].host_ms / each.calls for each in own) for part in PARTS}
         if all(each.whole.device_ms is not None for each in own):
             found[f"{label}, GPU"] = {
-                part: _mean((each.parts[part].device_ms or 0.0) / each.calls for each in own) for part in PARTS
+                part: fmean((each.parts[part].device_ms or 0.0) / each.calls for each in own) for part in PARTS
             }
     return found
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))

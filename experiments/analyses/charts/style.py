@@ -1,7 +1,6 @@
 """The common look of all figures, and their files as PNG and SVG."""
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from io import BytesIO
 from pathlib import Path
 from textwrap import fill
@@ -67,9 +66,9 @@ def ink_on(fill: str) -> str:
 def new_figure(width_in: float, height_in: float, caption: str) -> Figure:
     """An empty figure in the common look; `caption` (device, model, n) is written small at its foot.
 
-    Make axes with `figure.subplots`, inside `with styled():`, so that they have the look too.
+    Make axes with `figure.subplots`, inside `with mpl.rc_context(STYLE):`, so that they have the look too.
     """
-    with styled():
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(width_in, height_in), layout="constrained")
         FigureCanvasAgg(figure)
         # An artist of the figure itself, so that the layout keeps room for it.
@@ -79,11 +78,6 @@ def new_figure(width_in: float, height_in: float, caption: str) -> Figure:
         return figure
 
 
-def styled() -> AbstractContextManager[None]:
-    """A context in which axes get the common look."""
-    return mpl.rc_context(STYLE)
-
-
 def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
     """Write `name`.png and `name`.svg into `folder`, which is created, and return both; equal data give equal files.
 
@@ -91,7 +85,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
         ResultsNotSaved: the disk does not take it.
     """
     paths = folder / f"{name}.png", folder / f"{name}.svg"
-    with styled():
+    with mpl.rc_context(STYLE):
         pixels = BytesIO()
         figure.savefig(pixels, dpi=DPI, format="png")
         # Few colours are in it, so that a palette is a third of the size. It is spread over all of them, however few

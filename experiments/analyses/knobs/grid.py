@@ -102,7 +102,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         {sample.sample_id: sample for sample in each.result.per_sample_results} for each in settings
     ]
     ids = sorted({sample_id for row in rows for sample_id in row})
-    pictures = {sample_id: _picture(row[sample_id]) for row in rows for sample_id in row}
+    pictures = {sample_id: picture_of(row[sample_id]) for row in rows for sample_id in row}
     metadata = {sample_id: row[sample_id].metadata for row in rows for sample_id in row}
     return TaskGrid(
         task=task,
@@ -136,7 +136,7 @@ def _check_same_questions(task: str, settings: Sequence[StoredSetting]) -> None:
     # All settings of a sweep have the same samples.
     for setting in {each.sweep: each for each in settings}.values():
         for sample in setting.result.per_sample_results:
-            question = sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
+            question = question_of(sample)
             first, other = first_of.setdefault(sample.sample_id, (question, setting))
             if first != question:
                 raise ResultsError(
@@ -147,10 +147,17 @@ def _check_same_questions(task: str, settings: Sequence[StoredSetting]) -> None:
 
 def largest_drift(settings: Sequence[StoredSetting]) -> float | None:
     """Largest change of the control setting's time around any of these, as a fraction; None where none was read."""
-    return max((max(ratio, 1 / ratio) - 1 for ratio in drift_ratios(settings)), default=None)
+    ratios = drift_ratios(each.result for each in settings)
+    return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
 
 
-def _picture(sample: SampleResult) -> str:
+def question_of(sample: SampleResult) -> tuple[object, ...]:
+    """What makes two samples the same question: its words, its picture and its answers."""
+    return sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
+
+
+def picture_of(sample: SampleResult) -> str:
+    """The name of the picture; a sample without one stands for itself."""
     picture = sample.metadata.image_id
     return f"sample {sample.sample_id}" if picture is None else str(picture)
 

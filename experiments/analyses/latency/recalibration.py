@@ -12,6 +12,7 @@ from experiments.analyses.latency.features import STAGES, TimedSamples, timed_sa
 from experiments.analyses.latency.stage_regression import (
     FORMS,
     StageModel,
+    composed_times,
     fit_stages,
     linear,
     measured_times,
@@ -194,9 +195,9 @@ def study_of_synthetic(samples: TimedSamples, level: float) -> RecalibrationStud
 def synthetic_device(samples: TimedSamples) -> TimedSamples:
     """The same samples with the stages' times changed, and totals that are their sums."""
     times = {name: samples.times[name] * factor + added for name, (factor, added) in SYNTHETIC.items()}
-    decode = np.nan_to_num((samples.requests.output_tokens - 1) * times["T_decode_per_token"])
-    times["T_total"] = np.nan_to_num(times["T_vision_total"]) + times["T_LLM_prefill"] + decode
-    return replace(samples, times=times)
+    vision_ms, per_token_ms = (np.nan_to_num(times[name]) for name in ("T_vision_total", "T_decode_per_token"))
+    totals = composed_times(vision_ms, times["T_LLM_prefill"], per_token_ms, samples.requests.output_tokens)
+    return replace(samples, times=times | {"T_total": totals["T_total"]})
 
 
 def _study_of_halves(

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.records.caveats import sentences
@@ -12,7 +13,7 @@ from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, guardrail_curve
 from experiments.analyses.latency.recalibration import METHODS, RecalibrationStudy
 from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
-from experiments.analyses.latency.validation import Errors
+from experiments.analyses.latency.validation import Compared, NoiseFloor
 from experiments.analyses.sweeps import Sweep
 
 SCHEMA_VERSION = 1
@@ -29,11 +30,6 @@ def contents_of(
         "e3_latency_estimator": found.estimator.content(),
         "e3_validation": _validation_fields(sweep, found, studies),
     }
-
-
-def tables_of(found: LatencyModel) -> dict[str, list[dict[str, Cell]]]:
-    """The rows of E3's CSV file by name."""
-    return {"e3_predictions": _prediction_rows(found)}
 
 
 def _validation_fields(sweep: Sweep, found: LatencyModel, studies: Sequence[RecalibrationStudy]) -> dict[str, Any]:
@@ -67,8 +63,8 @@ def _validation_fields(sweep: Sweep, found: LatencyModel, studies: Sequence[Reca
     }
 
 
-def _prediction_rows(found: LatencyModel) -> list[dict[str, Cell]]:
-    """A row for each sample; times in ms, each predicted with its setting left out."""
+def tables_of(found: LatencyModel) -> dict[str, list[dict[str, Cell]]]:
+    """The rows of E3's CSV file by name: one for each sample, times in ms, each predicted with its setting left out."""
     samples, left_out = found.samples, found.validation.left_out
     columns: dict[str, Any] = {"task": samples.tasks, "setting": [key.split(" ", 1)[1] for key in samples.settings]}
     columns |= {name: getattr(samples.requests, name) for name in FEATURES}
@@ -79,7 +75,7 @@ def _prediction_rows(found: LatencyModel) -> list[dict[str, Cell]]:
         columns[f"{name}_low_ms"] = left_out.low[name]
         columns[f"{name}_high_ms"] = left_out.high[name]
     cells = {name: [_cell(value, name) for value in values] for name, values in columns.items()}
-    return [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]
+    return {"e3_predictions": [dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]}
 
 
 def _cell(value: Any, name: str) -> Cell:
@@ -91,52 +87,38 @@ def _cell(value: Any, name: str) -> Cell:
 def detail_lines(model: LatencyModel, studies: Sequence[RecalibrationStudy]) -> Iterator[str]:
     """The tables that the driver prints on request."""
     fitted, validation = model.estimator.fitted, model.validation
-    yield f"{fitted.num_settings} settings, {fitted.num_samples} samples; errors at settings left out, in %"
-    header = f"{'setting':>8}{'linear':>8}{'forest':>8}{'noise':>7}"
-    yield f"{'':<20}{'form':<14}{header} {header.replace('setting', ' sample')}{'coverage':>10}"
-    for name, found in validation.estimator.items():
-        form = fitted.stages[name].form if name in fitted.stages else "-"
-        errors = found, validation.linear[name], validation.forest[name]
-        noise = validation.noise.get(name)
-        of_setting, of_sample = (
-            ("-", "-") if noise is None else (f"{noise.setting_mape:.1%}", f"{noise.sample_mape:.1%}")
-        )
-        yield (
-            f"{name:<20}{form:<14}{_cells(errors, 'setting_mape')}{of_setting:>7} "
-            f"{_cells(errors, 'sample_mape')}{of_sample:>7}{validation.coverage[name].share:>10.1%}"
-        )
-    yield from _after_vision_lines(validation.after_vision)
+    yield f"{fitted.num_settings} settings, {fitted.num_samples} samples; errors at settings left out"
+    yield _error_table(validation, validation.noise)
+    forms = {name: stage.form for name, stage in fitted.stages.items()}
+    coverage = {name: each.share for name, each in validation.coverage.items()}
+    yield _percentages(pd.DataFrame({"form": forms, "coverage": coverage}).reindex(list(coverage)))
     for what, left_out in validation.others.items():
         yield f"whole levels of {what} left out" if what != "pictures" else "whole pictures left out"
-        if left_out.reason is not None:
-            yield f"  none: {left_out.reason}"
-        for name, found in left_out.estimator.items():
-            errors = found, left_out.linear[name], left_out.forest[name]
-            yield f"  {name:<32}{_cells(errors, 'setting_mape')}{'':>8}{_cells(errors, 'sample_mape')}"
-        yield from _after_vision_lines(left_out.after_vision)
+        yield _error_table(left_out, {}) if left_out.reason is None else f"none: {left_out.reason}"
     for study in studies:
-        yield from _recalibration_lines(study)
-    for each in model.curve:
-        violations = "-" if each.violation_rate is None else f"{each.violation_rate:.1%}"
-        rejected = "-" if each.false_rejection_rate is None else f"{each.false_rejection_rate:.1%}"
-        yield f"margin {each.margin:+.2f}: {violations} of admitted requests late, {rejected} of fitting ones rejected"
+        if study.reason is not None:
+            yield f"recalibration ({study.kind}): none, {study.reason}"
+            continue
+        yield f"recalibration ({study.kind}), from {study.source} to {study.target}, error of T_total by samples:"
+        errors = pd.DataFrame([asdict(each) for each in study.errors if each.name == "T_total"])
+        yield _percentages(errors.pivot(index="method", columns="num_samples", values="median").reindex(METHODS))
+    yield "by margin, fractions of admitted requests that are late and of fitting ones that are rejected:"
+    rates = pd.DataFrame([asdict(each) for each in model.curve]).set_index("margin").astype(float)
+    yield _percentages(rates[["violation_rate", "false_rejection_rate"]])
 
 
-def _after_vision_lines(found: Mapping[str, Errors]) -> Iterator[str]:
-    for name, each in found.items():
-        yield f"  {f'{name}, after vision':<32}{each.setting_mape:>8.1%}{'':>24}{each.sample_mape:>8.1%}"
+def _error_table(found: Compared, noise: Mapping[str, NoiseFloor]) -> str:
+    """A row for each time: errors at the typical request of a setting, and at a single request."""
+    errors = {"estimator": found.estimator, "linear": found.linear, "forest": found.forest, "noise": noise,
+              "after vision": found.after_vision}  # fmt: skip
+    columns = {
+        (measure, label): {name: getattr(each, f"{measure}_mape") for name, each in own.items()}
+        for measure in ("setting", "sample")
+        for label, own in errors.items()
+        if own
+    }
+    return _percentages(pd.DataFrame(columns).reindex(list(found.estimator)))
 
 
-def _cells(errors: Sequence[Errors], measure: str) -> str:
-    return "".join(f"{getattr(each, measure):>8.1%}" for each in errors)
-
-
-def _recalibration_lines(study: RecalibrationStudy) -> Iterator[str]:
-    """A line for each method: the error of T_total by number of samples."""
-    if study.reason is not None:
-        yield f"recalibration ({study.kind}): none, {study.reason}"
-        return
-    yield f"recalibration ({study.kind}), from {study.source} to {study.target}, error of T_total:"
-    for method in METHODS:
-        found = [each for each in study.errors if each.name == "T_total" and each.method == method]
-        yield f"  {method:<14}" + "".join(f"{each.num_samples:>5}: {each.median:.1%}" for each in found)
+def _percentages(table: pd.DataFrame) -> str:
+    return table.to_string(float_format="{:.1%}".format, na_rep="-")

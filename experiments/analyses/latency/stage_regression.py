@@ -169,11 +169,17 @@ def stage_times(stages: Mapping[str, StageModel], requests: RequestColumns) -> d
     vision_ms = vision_times(stages, requests)
     prefill_ms = stages["T_LLM_prefill"].times(requests, vision_ms)
     per_token_ms = stages["T_decode_per_token"].times(requests, vision_ms)
-    decode_ms = (requests.output_tokens - 1) * per_token_ms
+    return composed_times(vision_ms, prefill_ms, per_token_ms, requests.output_tokens)
+
+
+def composed_times(
+    vision_ms: np.ndarray, prefill_ms: np.ndarray, per_token_ms: np.ndarray, output_tokens: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Name of PREDICTED -> times [S] in ms, from those of the stages [S] and the tokens of the answers [S]."""
+    decode_ms = (output_tokens - 1) * per_token_ms
     first_ms = vision_ms + prefill_ms
-    return dict(
-        zip(PREDICTED, (vision_ms, prefill_ms, per_token_ms, decode_ms, first_ms, first_ms + decode_ms), strict=True)
-    )
+    times = vision_ms, prefill_ms, per_token_ms, decode_ms, first_ms, first_ms + decode_ms
+    return dict(zip(PREDICTED, times, strict=True))
 
 
 def after_vision(predicted: Mapping[str, np.ndarray], vision_ms: np.ndarray) -> dict[str, np.ndarray]:

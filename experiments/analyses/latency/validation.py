@@ -6,7 +6,8 @@ answer, as the error of a model of times; `Validation.totals` has totals without
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.latency.estimator import MIN_SETTINGS, LatencyEstimator, Prediction
 from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
 from experiments.analyses.latency.settings_left_out import Predict, fit_chosen, predicted_left_out
-from experiments.analyses.latency.stage_regression import PREDICTED, after_vision, measured_times
+from experiments.analyses.latency.stage_regression import PREDICTED, after_vision, composed_times, measured_times
 from experiments.fitting.held_out import deviations, left_out_masks
 from experiments.fitting.intervals import drawn_medians, resampled
 
@@ -54,18 +55,24 @@ class NoiseFloor:
     setting_mape: float
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """Errors where whole levels of a knob, or whole pictures, are left out; keys as in Validation."""
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Errors of the estimator and the baselines in the same folds; keys are names of PREDICTED that samples have."""
+
+    num_folds: int
+    estimator: Mapping[str, Errors]
+    linear: Mapping[str, Errors]  #: of `fit_linear`
+    forest: Mapping[str, Errors]  #: of `fit_forest`
+    #: of the estimator where each request's vision has run, see `stage_regression.after_vision`
+    after_vision: Mapping[str, Errors]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut(Compared):
+    """Errors where whole levels of a knob, or whole pictures, are left out; all are empty with `reason`."""
 
     num_groups: int  #: levels or pictures
-    num_folds: int
-    estimator: Mapping[str, Errors]  #: empty with `reason`, as the others
-    linear: Mapping[str, Errors]
-    forest: Mapping[str, Errors]
     reason: str | None  #: why there are no errors
-    #: of the estimator where each request's vision has run, see `stage_regression.after_vision`
-    after_vision: Mapping[str, Errors] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -76,24 +83,19 @@ class Coverage:
     width: float  #: median of (high - low) / predicted
 
 
-@dataclass(frozen=True)
-class Validation:
-    """The results of a validation; keys of the mappings are names of PREDICTED that samples have."""
+@dataclass(frozen=True, kw_only=True)
+class Validation(Compared):
+    """The results of a validation, settings left out."""
 
     left_out: Prediction  #: predictions with intervals, each sample's with its setting left out
-    estimator: Mapping[str, Errors]  #: errors of these
-    linear: Mapping[str, Errors]  #: errors of `fit_linear`, settings left out in the same folds
     repeatability: Mapping[str, Repeatability]  #: by how much the samples of a setting differ
     coverage: Mapping[str, Coverage]  #: of the intervals
-    num_folds: int  #: among which settings were dealt out
-    forest: Mapping[str, Errors]  #: errors of `fit_forest` in the same folds
     #: what no model can be better than; without times of which no sample has two runs
     noise: Mapping[str, NoiseFloor]
     others: Mapping[str, LeftOut]  #: by name of `TimedSamples.wholes`
     #: predicted `T_total` [S], setting left out, by what is known of the answer's length: `expected` (the mean of the
     #: task's other samples), `p90` (their 90th percentile) and `true`
     totals: Mapping[str, np.ndarray]
-    after_vision: Mapping[str, Errors] = field(default_factory=dict)  #: as in LeftOut, settings left out
 
 
 def validate(samples: TimedSamples, level: float) -> Validation:
@@ -111,17 +113,27 @@ def validate(samples: TimedSamples, level: float) -> Validation:
     runs = measured_times(replace(samples, times=samples.runs)) if samples.runs else {}
     noise = {name: noise_floor(runs[name], samples.settings) for name in present if name in runs}
     return Validation(
+        **vars(_compared(samples, left_out.times, num_folds)),
         left_out=left_out,
-        estimator=errors_of(left_out.times, samples),
-        linear=errors_of(predicted_left_out(samples, fit_linear, num_folds), samples),
         repeatability={name: repeatability(measured[name], samples.settings) for name in present},
         coverage={name: coverage(left_out, name, measured[name]) for name in present},
-        num_folds=num_folds,
-        forest=errors_of(predicted_left_out(samples, fit_forest, num_folds), samples),
         noise={name: each for name, each in noise.items() if each is not None},
         others={name: errors_left_out(samples, groups) for name, groups in samples.wholes.items()},
         totals=totals,
-        after_vision=errors_after_vision(left_out.times, samples),
+    )
+
+
+def _compared(
+    samples: TimedSamples, estimated: Mapping[str, np.ndarray], num_folds: int, groups: np.ndarray | None = None
+) -> Compared:
+    """The errors of what the estimator predicted [S] and of the baselines, the same settings or groups left out."""
+    linear, forest = (predicted_left_out(samples, fit, num_folds, groups) for fit in (fit_linear, fit_forest))
+    return Compared(
+        num_folds=num_folds,
+        estimator=errors_of(estimated, samples),
+        linear=errors_of(linear, samples),
+        forest=errors_of(forest, samples),
+        after_vision=errors_after_vision(estimated, samples),
     )
 
 
@@ -153,11 +165,11 @@ def errors_left_out(samples: TimedSamples, groups: np.ndarray) -> LeftOut:
             reason = f"a fold leaves fewer than {MIN_SETTINGS} settings"
         elif any(np.isnan(rest.times[name]).all() > np.isnan(samples.times[name]).all() for name in STAGES):
             reason = "a fold leaves no sample of a stage"
-    if reason is not None:
-        return LeftOut(num_groups, 0, {}, {}, {}, reason)
-    found = [predicted_left_out(samples, fit, num_folds, groups) for fit in (fit_chosen, fit_linear, fit_forest)]
-    estimator, linear, forest = (errors_of(each, samples) for each in found)
-    return LeftOut(num_groups, num_folds, estimator, linear, forest, None, errors_after_vision(found[0], samples))
+    found = Compared(num_folds=0, estimator={}, linear={}, forest={}, after_vision={})
+    if reason is None:
+        estimated = predicted_left_out(samples, fit_chosen, num_folds, groups)
+        found = _compared(samples, estimated, num_folds, groups)
+    return LeftOut(**vars(found), num_groups=num_groups, reason=reason)
 
 
 def left_out_predictions(
@@ -194,30 +206,28 @@ def fit_linear(samples: TimedSamples) -> Predict:
     # Its import takes a second, and most commands need none of it.
     from sklearn.linear_model import QuantileRegressor
 
-    def fit(columns: np.ndarray, times: np.ndarray) -> Predictor:
-        model = QuantileRegressor(quantile=0.5, alpha=0.0).fit(columns, times, sample_weight=1 / times)
-        return lambda plain: np.asarray(model.predict(plain))
+    def fit(columns: np.ndarray, times: np.ndarray) -> Any:
+        return QuantileRegressor(quantile=0.5, alpha=0.0).fit(columns, times, sample_weight=1 / times)
 
     return _fit_stages_separately(samples, fit)
 
 
 def fit_forest(samples: TimedSamples) -> Predict:
     """A random forest of each stage on the same features, fitted to logarithms, of which errors are relative."""
+    from sklearn.compose import TransformedTargetRegressor
     from sklearn.ensemble import RandomForestRegressor
 
-    def fit(columns: np.ndarray, times: np.ndarray) -> Predictor:
-        model = RandomForestRegressor(_TREES, random_state=0).fit(columns, np.log(times))
-        return lambda plain: np.exp(model.predict(plain))
+    def fit(columns: np.ndarray, times: np.ndarray) -> Any:
+        forest = RandomForestRegressor(_TREES, random_state=0)
+        return TransformedTargetRegressor(forest, func=np.log, inverse_func=np.exp).fit(columns, times)
 
     return _fit_stages_separately(samples, fit)
 
 
-Predictor = Callable[[np.ndarray], np.ndarray]
-
-
-def _fit_stages_separately(samples: TimedSamples, fit: Callable[[np.ndarray, np.ndarray], Predictor]) -> Predict:
+def _fit_stages_separately(samples: TimedSamples, fit: Callable[[np.ndarray, np.ndarray], Any]) -> Predict:
+    """Predictions by a model of each stage; `fit` takes features [S, 5] and times [S], and returns one."""
     columns = _plain_features(samples.requests)
-    found: dict[str, Predictor] = {}
+    found: dict[str, Any] = {}
     for name in STAGES:
         has = np.isfinite(samples.times[name])
         if has.any():
@@ -226,11 +236,9 @@ def _fit_stages_separately(samples: TimedSamples, fit: Callable[[np.ndarray, np.
     def predict(requests: RequestColumns) -> Mapping[str, np.ndarray]:
         plain = _plain_features(requests)
         none = np.zeros(len(requests))
-        stage = {name: found[name](plain) if name in found else none for name in STAGES}
-        vision = np.where(requests.vision_tokens > 0, stage["T_vision_total"], 0.0)
-        decode = (requests.output_tokens - 1) * stage["T_decode_per_token"]
-        first = vision + stage["T_LLM_prefill"]
-        return {**stage, "T_LLM_decode": decode, "T_first_token": first, "T_total": first + decode}
+        stage = {name: np.asarray(found[name].predict(plain)) if name in found else none for name in STAGES}
+        vision_ms = np.where(requests.vision_tokens > 0, stage["T_vision_total"], 0.0)
+        return composed_times(vision_ms, stage["T_LLM_prefill"], stage["T_decode_per_token"], requests.output_tokens)
 
     return predict
 

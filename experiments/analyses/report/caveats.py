@@ -57,7 +57,7 @@ def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[ReportCav
         if not found:
             continue
         if kind == "drift":
-            ratios = drift_ratios(settings)
+            ratios = drift_ratios(each.result for each in settings)
             text += (
                 f"; a control setting took {min(ratios):.2f} to {max(ratios):.2f} times its first time"
                 if ratios

@@ -84,7 +84,7 @@ def regimes_of(groups: Iterable[tuple[Sequence[Generation], int | None, str | No
         if not long:
             continue
         times = np.array([each.stages_ms(each.output_tokens if length is None else length) for each in long])
-        sums.append(_by_picture(times, long))
+        sums.append(sums_by_cluster((*times.T, times.sum(axis=1)), [each.picture for each in long]))
         shares = times.sum(axis=0) / times.sum()
         longest = np.bincount(times.argmax(axis=1), minlength=len(STAGES)) / len(long)
         figures = zip(times.mean(axis=0).tolist(), shares.tolist(), longest.tolist(), strict=True)
@@ -109,16 +109,15 @@ def regimes_of(groups: Iterable[tuple[Sequence[Generation], int | None, str | No
     ]
 
 
-def _by_picture(times: np.ndarray, generations: Sequence[Generation]) -> np.ndarray:
-    """[G, 4], the sums of the three stages and of all for each picture, in the order in which pictures are met."""
+def sums_by_cluster(columns: Sequence[np.ndarray], clusters: Sequence[Hashable]) -> np.ndarray:
+    """[G, C], the sums of C columns over each of the clusters, in the order in which these are met."""
     numbers: dict[Hashable, int] = {}
-    owners = [numbers.setdefault(each.picture, len(numbers)) for each in generations]
-    columns = (*times.T, times.sum(axis=1))
+    owners = [numbers.setdefault(each, len(numbers)) for each in clusters]
     return np.stack([np.bincount(owners, column, minlength=len(numbers)) for column in columns], axis=1)
 
 
 def _share_intervals(sums: Sequence[np.ndarray]) -> list[dict[str, tuple[float, float] | None]]:
-    """For each of such sums the interval of every stage's fraction; None for a single picture."""
+    """The interval of each stage's fraction, from [G, 4] sums by picture of stages and all; None for one picture."""
     found: list[dict[str, tuple[float, float] | None]] = [dict.fromkeys(STAGES) for _ in sums]
     # Those of as many pictures are drawn together.
     for size in sorted({len(each) for each in sums} - {1}):
@@ -170,8 +169,8 @@ def summed_stages(generations: Sequence[Generation]) -> np.ndarray:
     return sums
 
 
-def display_lengths(generations: Sequence[Generation], least_fraction: float = 0.5) -> list[int]:
-    """The lengths 1, 4, 16, 64 ... and the longest length that at least this fraction of generations reaches."""
+def display_lengths(generations: Sequence[Generation]) -> list[int]:
+    """The lengths 1, 4, 16, 64 ... and the longest length that at least half of the generations reach."""
     lengths = sorted(each.output_tokens for each in generations)
-    longest = lengths[int(len(lengths) * (1 - least_fraction))] if lengths else 0
+    longest = lengths[len(lengths) // 2] if lengths else 0
     return [length for length in (1, 4, 16, 64, 256, 1024) if length < longest] + ([longest] if longest else [])

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from experiments.analyses.stages.fractions import Generation, grouped
+from experiments.analyses.stages.fractions import Generation, grouped, sums_by_cluster
 from experiments.fitting.intervals import drawn_sums, interval
 
 
@@ -39,7 +39,7 @@ class LineFit:
 
 
 def fit_line(
-    x: Sequence[float], y: Sequence[float], clusterings: Sequence[Sequence[Hashable]], seed: int = 0
+    x: Sequence[float], y: Sequence[float], clusterings: Sequence[Sequence[Hashable]]
 ) -> tuple[LineFit | None, str | None]:
     """The line, or None with the reason: fewer than 3 points, or all at one x.
 
@@ -66,7 +66,7 @@ def fit_line(
     total = float(((ys - ys.mean()) ** 2).sum())
     ways = [_sums_by_cluster(xs - centre, ys, each) for each in clusterings]
     drawn_from = [len(sums) for sums in ways if len(sums) > 1]
-    draws = [lines for sums in ways if (lines := _draws(sums, seed)) is not None]
+    draws = [lines for sums in ways if (lines := _draws(sums)) is not None]
     return LineFit(
         intercept=middle - slope * float(centre),
         slope=slope,
@@ -84,10 +84,7 @@ def fit_line(
 
 def _sums_by_cluster(x: np.ndarray, y: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
     """n, sum of x, of y, of xx and of xy for each cluster, [G, 5]: enough for any fit to whole clusters."""
-    place: dict[Hashable, int] = {}
-    owners = [place.setdefault(cluster, len(place)) for cluster in clusters]
-    columns = (np.ones_like(x), x, y, x * x, x * y)
-    return np.stack([np.bincount(owners, column, minlength=len(place)) for column in columns], axis=1)
+    return sums_by_cluster((np.ones_like(x), x, y, x * x, x * y), clusters)
 
 
 def _solved(sums: np.ndarray) -> np.ndarray:
@@ -99,11 +96,11 @@ def _solved(sums: np.ndarray) -> np.ndarray:
     return np.stack([(y - slope * x) / n, slope], axis=-1)
 
 
-def _draws(sums: np.ndarray, seed: int) -> np.ndarray | None:
+def _draws(sums: np.ndarray) -> np.ndarray | None:
     """Intercept (at the centre) and slope of each resample, [R, 2]; those with all points at one x are left out."""
     if len(sums) < 2:
         return None
-    lines = _solved(drawn_sums(sums, seed))
+    lines = _solved(drawn_sums(sums))
     return lines[np.isfinite(lines).all(axis=1)]
 
 

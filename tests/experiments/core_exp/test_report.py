@@ -260,6 +260,7 @@ def test_the_estimator_s_pictures() -> None:
         noise={"T_total": NoiseFloor(108, 0.03, 0.02)},
         others={},
         totals={},
+        after_vision={},
     )
     linear, forest, estimator, noise = plotly_of(errors_chart(found).panels[0]).data
     assert (estimator.x, forest.x, linear.x, noise.x) == ((4.0,), (5.0,), (10.0,), (2.0,))

@@ -12,7 +12,6 @@ from experiments.analyses.charts.chart import (
     Panel,
     Rule,
     flop_unit,
-    hover_text,
     milliseconds,
     stacked_bars,
 )
@@ -26,7 +25,7 @@ PANEL = Panel(
     Axis("work (GFLOP)", limits=(1, 100), is_log=True),
     Axis("time (ms)", limits=(0, 8), is_reversed=True),
     [
-        Dots([1.0, 2.0], [3.0, 4.0], BLUE, "a<b", [hover_text("x<y", "1 & 2"), hover_text("z")], ["p", ""], "ring",
+        Dots([1.0, 2.0], [3.0, 4.0], BLUE, "a<b", [("x<y", "1 & 2"), ("z",)], ["p", ""], "ring",
              y_intervals=[(2.5, 3.25), (4.5, 5.0)]),
         Line([1.0, 2.0], [3.0, 4.0], ORANGE, "line", is_step=True),
         Band([1.0, 2.0], [1.0, 1.0], [2.0, 3.0], BLUE),
@@ -60,7 +59,7 @@ def test_the_same_panel_for_a_file() -> None:
 
 
 def test_bars_stand_on_one_another_in_both() -> None:
-    texts = [[hover_text(name)] * 2 for name in ("v", "d")]
+    texts = [[(name,)] * 2 for name in ("v", "d")]
     bars = stacked_bars(["vision", "decode"], [[60.0, 97.0], [40.0, 3.0]], [BLUE, ORANGE], texts)
     panel = Panel("", Axis(), Axis(ticks={0: "low", 1: "high"}), bars)
     vision, decode = plotly_of(panel).data
