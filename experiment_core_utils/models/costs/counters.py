@@ -10,9 +10,9 @@ import copy
 import functools
 import io
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
-import ptflops
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -102,13 +102,13 @@ def count_with_ptflops(model: Callable[..., object], input_ids: torch.Tensor) ->
     """FLOPs of `model(input_ids)`: ptflops' multiply-adds, twice; `input_ids` [1, T] on the model's device.
 
     Raises:
-        MeterUnavailable: ptflops gives no figure.
+        MeterUnavailable: ptflops is not installed, or gives no figure.
     """
     shell = _Shell(model)
     message = io.StringIO()
     # Its aten engine sees what inference mode hides from it only without that mode.
     with torch.no_grad(), contextlib.redirect_stdout(message), contextlib.redirect_stderr(message):
-        products, _ = ptflops.get_model_complexity_info(
+        products, _ = _ptflops().get_model_complexity_info(
             shell,
             tuple(input_ids.shape[1:]),
             print_per_layer_stat=False,
@@ -205,3 +205,12 @@ def _run_with_mask(model: nn.Module, input_ids: torch.Tensor, **others: Any) -> 
     attended = input_ids.shape[1] + (0 if cache is None else cache.get_seq_length())
     mask = input_ids.new_ones(input_ids.shape[0], attended)
     return model(input_ids=input_ids, attention_mask=mask, **others)
+
+
+def _ptflops() -> ModuleType:
+    try:
+        import ptflops
+    except ImportError as error:
+        raise MeterUnavailable("ptflops is not installed (pip install ptflops)") from error
+    found: ModuleType = ptflops
+    return found
