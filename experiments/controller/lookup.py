@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, get_args
@@ -324,8 +324,10 @@ def build(
             own = total_ms[row][measured]
             entries.append(
                 LookupEntry(
-                    *astuple(choice), float(fractions[row][scored].mean()), int(scored.sum()), float(own.mean()),
-                    float(np.median(own)), int(measured.sum()), _known(total_ms[row]), _known(fractions[row]),
+                    choice.tier, choice.top_k, choice.num_active_blocks,
+                    float(fractions[row][scored].mean()), int(scored.sum()),
+                    float(own.mean()), float(np.median(own)), int(measured.sum()),
+                    _known(total_ms[row]), _known(fractions[row]),
                 )
             )  # fmt: skip
     if not entries:
