@@ -242,7 +242,7 @@ def measured_live(
     can = meetable(grid.complete(), seconds)
     budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
     evaluation = evaluate("live", outcomes, job.evaluated, budgets, None, (lookup.name,))
-    keys = [(request.task_name, request.sample.sample_id) for request in job.measured]
+    keys = [(request.features.task, request.features.sample_id) for request in job.measured]
     seen = num_seen(lookup, keys)
     dots = grid.complete()
     written = write(given, evaluation, dots, f"{job.caption}\nstatic settings: {dots.caption}", {

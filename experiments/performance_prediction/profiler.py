@@ -5,8 +5,8 @@ Each of them is a separate pass, so that none disturbs another.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from math import ceil
 from typing import Any
@@ -32,7 +32,12 @@ from experiment_core_utils.primitives.device import (
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.records.energy import ActEnergy
 from experiments.performance_prediction.algorithms.engines import torch_precision
-from experiments.performance_prediction.algorithms.support import CombinationReport, combination_report, conv_shapes
+from experiments.performance_prediction.algorithms.support import (
+    CombinationReport,
+    combination_report,
+    conv_shapes,
+    hooked,
+)
 from experiments.performance_prediction.profiling.network import running
 from experiments.performance_prediction.profiling.passes import layer_errors, layer_kernels
 from experiments.performance_prediction.profiling.records import (
@@ -72,7 +77,7 @@ class CUDALayerTimer:
         """The times of so many inferences, after one that is not timed; the hooks are removed when it returns."""
         totals: list[float] = []
         layers: dict[str, list[float]] = defaultdict(list)
-        with self._hooked():
+        with hooked(self._layers, self._before, lambda *_: self._marks.mark()):
             keep_busy = self._ballast(inference)
             for _ in range(repeats):
                 total_s, calls = self._once(inference, keep_busy)
@@ -90,18 +95,6 @@ class CUDALayerTimer:
         self._marks.mark()
         spans = self._marks.seconds()
         return sum(spans), seconds_of_layers(self._called, spans)
-
-    @contextmanager
-    def _hooked(self) -> Iterator[None]:
-        handles = []
-        try:
-            for name, module in self._layers.items():
-                handles.append(module.register_forward_pre_hook(partial(self._before, name)))
-                handles.append(module.register_forward_hook(lambda *_: self._marks.mark()))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _before(self, name: str, *_: Any) -> None:
         self._called.append(name)

@@ -143,8 +143,7 @@ def _recorded(
     if differing:
         raise ConfigurationError(
             f"{path} contains states for other knobs than the grid's ({differing}); delete it, so that they are "
-            f"recorded "
-            "again, or give another file as --states"
+            "recorded again, or give another file as --states"
         )
     if given.init_from is None:
         networks = TwoStageNetworks(states.space, states.prompts.shape[1], 1.0, plan.seed)

@@ -128,13 +128,8 @@ def _prepare_triton(
 def torch_precision(precision: Precision) -> Iterator[None]:
     """A context in which torch's convolutions and products on a GPU use TF32 for `tf32` only; for the whole process."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    _allow_tf32(precision == "tf32", precision == "tf32")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     try:
         yield
     finally:
-        _allow_tf32(*before)
-
-
-def _allow_tf32(convolutions: bool, products: bool) -> None:
-    torch.backends.cudnn.allow_tf32 = convolutions
-    torch.backends.cuda.matmul.allow_tf32 = products
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

@@ -27,6 +27,7 @@ from experiments.performance_prediction.prediction.operations import NetworkOper
 from experiments.performance_prediction.prediction.work import matrix_of_features
 
 _ELEMENT_BYTES = 4
+_TREES = 50
 _PRODUCTS = {"fma": "float32", "tf32": "tf32", "half": "float16"}
 
 
@@ -71,7 +72,7 @@ class ForestLatency:
     (L. Zhang et al., "nn-Meter", MobiSys 2021), one for each kernel that `latencies` predict to run.
     """
 
-    def __init__(self, latencies: Mapping[AlgorithmName, LayerLatency], by_kernel: bool, trees: int = 50) -> None:
+    def __init__(self, latencies: Mapping[AlgorithmName, LayerLatency], by_kernel: bool) -> None:
         # Its import takes a second, and most commands need none of it.
         from sklearn.ensemble import RandomForestRegressor
 
@@ -83,7 +84,7 @@ class ForestLatency:
             labels = np.array(latency.labels if by_kernel else [ANY_KERNEL] * len(values))
             for name in np.unique(labels):
                 own = labels == name
-                forest = RandomForestRegressor(trees, random_state=0).fit(features[own], values[own])
+                forest = RandomForestRegressor(_TREES, random_state=0).fit(features[own], values[own])
                 self._forests[algorithm, str(name)] = forest
 
     def layers_s(self, shapes: Sequence[ConvShape], runs: Sequence[AlgorithmName]) -> list[float]:
