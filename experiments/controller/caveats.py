@@ -24,21 +24,18 @@ class ControllerCaveat(Caveat):
         ),
         "overhead_apart": CaveatKind(
             "note",
-            lambda found: "overhead is the time to choose the knobs on this machine; latencies do not contain it",
+            "overhead is the time to choose the knobs on this machine; latencies do not contain it".format_map,
         ),
         "networks_apart": CaveatKind(
             "warning",
-            lambda found: (
-                "two_stage: the time of its networks is in no latency, and its first blocks are assumed to have run at "
-                "the top-k that is chosen after them"
-            ),
+            "two_stage: the time of its networks is in no latency, and its first blocks are assumed to have run at "
+            "the top-k that is chosen after them".format_map,
             "only --mode live measures both",
         ),
         "prepared_beforehand": CaveatKind(
             "note",
-            lambda found: (
-                "requests were prepared at every tier beforehand: latencies contain neither that nor their transfer"
-            ),
+            "requests were prepared at every tier beforehand: latencies contain neither that nor their "
+            "transfer".format_map,
         ),
         "shared_warm_up": CaveatKind(
             "note",
@@ -61,8 +58,7 @@ class ControllerCaveat(Caveat):
             "{policy} computed its networks on the host and not on the model's device: {reason}".format_map,
         ),
         "random_weights": CaveatKind(
-            "warning",
-            lambda found: "the model's weights are random, and not those that two_stage was trained with",
+            "warning", "the model's weights are random, and not those that two_stage was trained with".format_map
         ),
         "sample_left_out": CaveatKind("note", "sample {sample_id} was left out: {reason}".format_map),
         "samples_left_out": CaveatKind("note", "{num_left_out} of {num_samples} samples cannot be used".format_map),
@@ -102,9 +98,7 @@ class ControllerCaveat(Caveat):
         ),
         "start_unknown": CaveatKind(
             "warning",
-            lambda found: (
-                "it is unknown whether two_stage was started from another training: it may have seen the samples that "
-                "it is evaluated on there"
-            ),
+            "it is unknown whether two_stage was started from another training: it may have seen the samples that "
+            "it is evaluated on there".format_map,
         ),
     }

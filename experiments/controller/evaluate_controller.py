@@ -54,7 +54,6 @@ from experiments.controller.policies.of_flags import (
     further_policies,
     lookup_of,
     margin_of,
-    num_seen,
     policies_of,
 )
 
@@ -205,7 +204,7 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[ControllerCave
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
         "num_without_states": num_without_states, **caveat_fields(caveats),
     }, further)  # fmt: skip
-    return evaluation, _seen(num_seen(lookup, grid.keys), len(grid)), written
+    return evaluation, _seen(lookup, grid.keys), written
 
 
 def measured_live(
@@ -242,8 +241,7 @@ def measured_live(
     can = meetable(grid.complete(), seconds)
     budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
     evaluation = evaluate("live", outcomes, job.evaluated, budgets, None, (lookup.name,))
-    keys = [(request.task_name, request.sample.sample_id) for request in job.measured]
-    seen = num_seen(lookup, keys)
+    keys = [(request.features.task, request.features.sample_id) for request in job.measured]
     dots = grid.complete()
     written = write(given, evaluation, dots, f"{job.caption}\nstatic settings: {dots.caption}", {
         **shared_content(given, grid, lookup, calibration),
@@ -252,11 +250,11 @@ def measured_live(
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
         **caveat_fields([
-            *_few(len(keys)), *_seen(seen, len(keys)), *task_caveats(grid, job.task.name, job.task.split),
+            *_few(len(keys)), *_seen(lookup, keys), *task_caveats(grid, job.task.name, job.task.split),
             *live_caveats(job, given.learned, controllers),
         ]),
     }, further)  # fmt: skip
-    return evaluation, _seen(seen, len(keys)), written
+    return evaluation, _seen(lookup, keys), written
 
 
 def shared_content(
@@ -278,15 +276,16 @@ def caveats_of(grid: MeasuredGrid, lookup: Lookup) -> list[ControllerCaveat]:
     """Caveats that a reader of a replay must know."""
     together = [task for task, metric in grid.metrics.items() if metric == "cider_score"]
     notes = [ControllerCaveat.of("cider_of_a_part", task=task) for task in together]
-    return [*_few(len(grid)), *_seen(num_seen(lookup, grid.keys), len(grid)), *notes]
+    return [*_few(len(grid)), *_seen(lookup, grid.keys), *notes]
 
 
 def _few(number: int) -> list[ControllerCaveat]:
     return [ControllerCaveat.of("few_requests", num_requests=number)] * (number < FEW_REQUESTS)
 
 
-def _seen(seen: int, number: int) -> list[ControllerCaveat]:
-    return [ControllerCaveat.of("lookup_of_the_same", num_seen=seen, num_requests=number)] * (seen > 0)
+def _seen(lookup: Lookup, keys: Sequence[tuple[str, int]]) -> list[ControllerCaveat]:
+    seen = sum(key in lookup.keys for key in keys)
+    return [ControllerCaveat.of("lookup_of_the_same", num_seen=seen, num_requests=len(keys))] * (seen > 0)
 
 
 def write(

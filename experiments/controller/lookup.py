@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, get_args
@@ -39,6 +39,7 @@ AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 DEFAULT_AGGREGATION: Aggregation = "in_time"
 PERCENTS: Mapping[Aggregation, float] = {"median": 50.0, "p50": 50.0, "p95": 95.0, "p99": 99.0}
 CONFIDENCE = 0.95
+LOOKUP_FLAGS = ("aggregation_method", "tolerance", "max_late", "confidence", "neighbourhood")
 
 
 @with_config(ConfigDict(strict=True))
@@ -251,18 +252,14 @@ class Lookup:
 
     @cached_property
     def _latency_ms(self) -> np.ndarray:
+        # A file from before samples were kept has means and medians alone.
         means, medians = (
             np.array([getattr(entry, f"latency_{name}_ms") for entry in self.entries]) for name in ("mean", "median")
         )
-        stored = {
-            "mean": means,
-            "in_time": means,
-            "stream": means,
-            "median": medians,
-            "max_accuracy": np.minimum(means, medians),
-        }
         method = self.options.aggregation_method
-        return stored[method] if method in stored else _over_rows(self._latencies, method)
+        if method in ("median", "max_accuracy"):
+            return medians if method == "median" else np.minimum(means, medians)
+        return _over_rows(self._latencies, method) if method in PERCENTS else means
 
     @cached_property
     def _words(self) -> PromptWords:
@@ -324,8 +321,10 @@ def build(
             own = total_ms[row][measured]
             entries.append(
                 LookupEntry(
-                    *astuple(choice), float(fractions[row][scored].mean()), int(scored.sum()), float(own.mean()),
-                    float(np.median(own)), int(measured.sum()), _known(total_ms[row]), _known(fractions[row]),
+                    choice.tier, choice.top_k, choice.num_active_blocks,
+                    float(fractions[row][scored].mean()), int(scored.sum()),
+                    float(own.mean()), float(np.median(own)), int(measured.sum()),
+                    _known(total_ms[row]), _known(fractions[row]),
                 )
             )  # fmt: skip
     if not entries:
@@ -393,10 +392,7 @@ def load(path: Path) -> Lookup:
         raise ResultsError(f"{path} {field_fault(error)}; build it again") from error
     by_task = {task: tuple(ids) for task, ids in stored["sample_ids"].items()}
     try:
-        options = LookupOptions(
-            stored["aggregation_method"], stored["tolerance"], stored.get("max_late"),
-            stored.get("confidence", CONFIDENCE), stored.get("neighbourhood"),
-        )  # fmt: skip
+        options = LookupOptions(**{name: content[name] for name in LOOKUP_FLAGS if name in content})
     except ConfigurationError as error:
         raise ResultsError(f"{path} is broken: {error}; build it again") from error
     found = Lookup(options, stored["entries"], by_task, stored["source"], tuple(stored.get("prompts", ())))
@@ -438,9 +434,6 @@ def add_lookup_flags(parser: argparse.ArgumentParser, named: str = "") -> None:
     add("--neighbourhood", type=float, metavar="SHARE",
         help=f"{named}fraction of the samples, those with prompts most like the request's, that its table is made of "
              "(default: one table of all)")  # fmt: skip
-
-
-LOOKUP_FLAGS = ("aggregation_method", "tolerance", "max_late", "confidence", "neighbourhood")
 
 
 def built_by_flags(given: argparse.Namespace, grid: MeasuredGrid) -> Lookup:

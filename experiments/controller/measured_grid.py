@@ -120,7 +120,7 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
         raise ResultsError(f"these are {len(study.sweeps)} sweeps ({labels}); give the folders of one")
     grids = study.grids
     choices, left_out = _shared_choices(grids)
-    grid = MeasuredGrid(
+    made = MeasuredGrid(
         choices=choices,
         tasks=tuple(grid.task for grid in grids for _ in grid.sample_ids),
         sample_ids=tuple(sample_id for grid in grids for sample_id in grid.sample_ids),
@@ -138,9 +138,11 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
         splits={grids[0].task: study.source["split"]} if "split" in study.source else {},
         prompts=_prompts(grids),
     )
-    if not study.sweeps:
-        return grid
-    (sweep,) = study.sweeps
+    return _with_features(made, study.sweeps[0]) if study.sweeps else made
+
+
+def _with_features(grid: MeasuredGrid, sweep: Sweep) -> MeasuredGrid:
+    """The grid with what only the results of a run have: what policies may see, and the splits."""
     features = _features_of(sweep)
     splits = {each.task: each.result.provenance.task.split for each in sweep.settings}
     return replace(grid, requests=tuple(features[key] for key in grid.keys), splits=splits)

@@ -20,13 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.primitives.device import (
-    choose_device,
-    new_marks,
-    out_of_memory_named,
-    release_cached_memory,
-    synchronize,
-)
+from experiment_core_utils.primitives.device import choose_device, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import ProfilerError, first_line
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiments.performance_prediction.algorithms.convolution import (
@@ -40,6 +34,7 @@ from experiments.performance_prediction.algorithms.engines import Placement, pre
 from experiments.performance_prediction.algorithms.reference import error_bound, float64_reference, relative_l2
 from experiments.performance_prediction.algorithms.support import conv_shapes
 from experiments.performance_prediction.networks.registry import MODELS, build_model
+from experiments.performance_prediction.profiler import seconds_of
 from experiments.performance_prediction.profiling.network import SwappedConvolutions
 from experiments.performance_prediction.profiling.passes import counted, kernel_names, without_arguments
 
@@ -100,19 +95,8 @@ def milliseconds(run: Callable[[], object], device: torch.device) -> float:
     """Milliseconds of one call, the median over repeats of up to `LAUNCHES` calls in a row that fill `REPEAT_S`."""
     for _ in range(WARMUP):
         run()
-    once = _seconds(run, 1, device)
-    launches = min(max(int(REPEAT_S / once), 1), LAUNCHES)
-    return statistics.median(_seconds(run, launches, device) for _ in range(REPEATS)) / launches * 1e3
-
-
-def _seconds(run: Callable[[], object], launches: int, device: torch.device) -> float:
-    synchronize(device)
-    marks = new_marks(device)
-    marks.mark()
-    for _ in range(launches):
-        run()
-    marks.mark()
-    return marks.seconds()[0]
+    launches = min(max(int(REPEAT_S / seconds_of(run, device)), 1), LAUNCHES)
+    return statistics.median(seconds_of(run, device, launches) for _ in range(REPEATS)) / launches * 1e3
 
 
 def layer_row(layer: str, algorithm: AlgorithmName, shape: ConvShape, placement: Placement) -> LayerRow:

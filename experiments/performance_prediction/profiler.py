@@ -5,8 +5,8 @@ Each of them is a separate pass, so that none disturbs another.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from math import ceil
 from typing import Any
@@ -32,7 +32,12 @@ from experiment_core_utils.primitives.device import (
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.records.energy import ActEnergy
 from experiments.performance_prediction.algorithms.engines import torch_precision
-from experiments.performance_prediction.algorithms.support import CombinationReport, combination_report, conv_shapes
+from experiments.performance_prediction.algorithms.support import (
+    CombinationReport,
+    combination_report,
+    conv_shapes,
+    hooked,
+)
 from experiments.performance_prediction.profiling.network import running
 from experiments.performance_prediction.profiling.passes import layer_errors, layer_kernels
 from experiments.performance_prediction.profiling.records import (
@@ -72,7 +77,7 @@ class CUDALayerTimer:
         """The times of so many inferences, after one that is not timed; the hooks are removed when it returns."""
         totals: list[float] = []
         layers: dict[str, list[float]] = defaultdict(list)
-        with self._hooked():
+        with hooked(self._layers, self._before, lambda *_: self._marks.mark()):
             keep_busy = self._ballast(inference)
             for _ in range(repeats):
                 total_s, calls = self._once(inference, keep_busy)
@@ -91,18 +96,6 @@ class CUDALayerTimer:
         spans = self._marks.seconds()
         return sum(spans), seconds_of_layers(self._called, spans)
 
-    @contextmanager
-    def _hooked(self) -> Iterator[None]:
-        handles = []
-        try:
-            for name, module in self._layers.items():
-                handles.append(module.register_forward_pre_hook(partial(self._before, name)))
-                handles.append(module.register_forward_hook(lambda *_: self._marks.mark()))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
     def _before(self, name: str, *_: Any) -> None:
         self._called.append(name)
         self._marks.mark()
@@ -120,20 +113,24 @@ class CUDALayerTimer:
         factor = torch.zeros(_BALLAST_SIDE, _BALLAST_SIDE, device=self._device)
         product = torch.empty_like(factor)
         torch.mm(factor, factor, out=product)
-        synchronize(self._device)
-        marks = new_marks(self._device)
-        marks.mark()
-        for _ in range(_PRODUCTS_TIMED):
-            torch.mm(factor, factor, out=product)
-        marks.mark()
-        product_s = marks.seconds()[0] / _PRODUCTS_TIMED
-        count = min(ceil(_BALLAST_FACTOR * host.seconds()[0] / product_s), _MOST_PRODUCTS)
 
-        def keep_busy() -> None:
-            for _ in range(count):
+        def multiply(times: int) -> None:
+            for _ in range(times):
                 torch.mm(factor, factor, out=product)
 
-        return keep_busy
+        product_s = seconds_of(partial(multiply, _PRODUCTS_TIMED), self._device) / _PRODUCTS_TIMED
+        return partial(multiply, min(ceil(_BALLAST_FACTOR * host.seconds()[0] / product_s), _MOST_PRODUCTS))
+
+
+def seconds_of(run: Callable[[], object], device: torch.device, times: int = 1) -> float:
+    """Seconds of so many runs in a row, from an idle device to the last one's end there."""
+    synchronize(device)
+    marks = new_marks(device)
+    marks.mark()
+    for _ in range(times):
+        run()
+    marks.mark()
+    return marks.seconds()[0]
 
 
 def seconds_of_layers(called: Sequence[str], spans: Sequence[float]) -> dict[str, float]:
@@ -186,10 +183,9 @@ class PowerMonitor:
     def stop(self) -> PowerWindow:
         """End the trace. The caller has synchronised the device."""
         if self._using is None:
-            return PowerWindow(None, (), None, None, None, NOT_REQUESTED)
+            return PowerWindow(reason=NOT_REQUESTED)
         if self._sampler is None:
-            why = why_no_power(self._using) or "the power monitor was not started"
-            return PowerWindow(None, (), None, None, None, why)
+            return PowerWindow(reason=why_no_power(self._using) or "the power monitor was not started")
         ended_s = self._using.clock.now_s()
         sampler, self._sampler = self._sampler, None
         traces = sampler.stop()
@@ -197,10 +193,10 @@ class PowerMonitor:
         seconds = ended_s - self._started_s
         missing = [f"{part.origin.device}: {part.reason}" for part in parts if part.joules is None]
         if missing or seconds <= 0:
-            return PowerWindow(seconds, traces, None, None, None, "; ".join(missing) or "the window has no length")
+            return PowerWindow(seconds, traces, reason="; ".join(missing) or "the window has no length")
         joules = math.fsum(part.joules for part in parts if part.joules is not None)
         bound_j = math.fsum(part.bound_j for part in parts if part.bound_j is not None)
-        return PowerWindow(seconds, traces, joules, bound_j, joules / seconds, None)
+        return PowerWindow(seconds, traces, joules, bound_j, joules / seconds)
 
     def energy_of(self, inference: Callable[[], object]) -> InferenceEnergy:
         """The energy of one inference, which is repeated in a window that is long enough for the meter's tick.
@@ -211,21 +207,22 @@ class PowerMonitor:
             inference: returns when the device has done all of it; warmed up.
         """
         if self._using is None:
-            return _no_energy(NOT_REQUESTED)
+            return InferenceEnergy(reason=NOT_REQUESTED)
         try:
             return figure_of(energy_of_act(inference, self._using, self._goal))
         except MeterUnavailable as error:
-            return _no_energy(str(error))
+            return InferenceEnergy(reason=str(error))
 
 
 def figure_of(acts: Sequence[ActEnergy]) -> InferenceEnergy:
     """The figure from all sources: of GPUs where there are any, by counters where they have one."""
     component = "gpu" if any(act.origin.component == "gpu" for act in acts) else "cpu"
     of_component = [act for act in acts if act.origin.component == component]
-    chosen = _best_basis(of_component)
+    known = [act for act in of_component if act.joules is not None]
+    chosen = [act for act in known if act.origin.basis == "counter"] or known
     if not chosen:
         reasons = [f"{act.origin.device}: {act.reason}" for act in of_component]
-        return _no_energy("; ".join(reasons) or "no meter reports the energy of the device that computes")
+        return InferenceEnergy(reason="; ".join(reasons) or "no meter reports the energy of the device that computes")
     powers = [act.joules / act.act_s for act in chosen if act.joules is not None and act.act_s]
     return InferenceEnergy(
         joules=sum_of_known([act.joules for act in chosen]),
@@ -234,19 +231,8 @@ def figure_of(acts: Sequence[ActEnergy]) -> InferenceEnergy:
         window_s=chosen[0].window_s,
         source=chosen[0].origin.source,
         basis=chosen[0].origin.basis,
-        reason=None,
         remark="; ".join(dict.fromkeys(act.remark for act in chosen if act.remark is not None)) or None,
     )
-
-
-def _best_basis(acts: Sequence[ActEnergy]) -> list[ActEnergy]:
-    """The figures by counters if there are any, else those by power readings."""
-    known = [act for act in acts if act.joules is not None]
-    return [act for act in known if act.origin.basis == "counter"] or known
-
-
-def _no_energy(reason: str) -> InferenceEnergy:
-    return InferenceEnergy(None, None, None, None, None, None, reason)
 
 
 __all__ = ["CUDALayerTimer", "PowerMonitor", "UnifiedProfiler"]
@@ -325,20 +311,11 @@ def whole_times(
     """Times of inferences in a row, each started on an idle device; warm-up first, until three agree within 5 %."""
     warm: list[float] = []
     while needs_another_run(warm, num_warmup, num_warmup + _WARMUP_BEYOND):
-        warm.append(_seconds(inference, device))
+        warm.append(seconds_of(inference, device))
     with MemoryWindow(device) as window:
-        measured = tuple(_seconds(inference, device) for _ in range(num_measured))
+        measured = tuple(seconds_of(inference, device) for _ in range(num_measured))
         memory = window.read()
     return WholeTimes(measured, len(warm), is_stable(warm) if num_warmup else None, memory)
-
-
-def _seconds(inference: Callable[[], object], device: torch.device) -> float:
-    synchronize(device)
-    marks = new_marks(device)
-    marks.mark()
-    inference()
-    marks.mark()
-    return marks.seconds()[0]
 
 
 def _completed(inference: Callable[[], object], device: torch.device) -> None:

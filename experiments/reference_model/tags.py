@@ -18,6 +18,8 @@ from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, DIGIT
 
 CHARACTERS = LETTERS + DIGITS
 LABEL_LENGTH = 4
+# Cap height in pixels of the crop under which characters are not requested.
+SMALLEST_TEXT_PX = 5.0
 NO_CHARACTER = len(CHARACTERS)
 BACKGROUND, ON_ITEM, ON_CENTRE = range(3)
 _COLOUR_NAMES = tuple(COLOURS)
@@ -94,12 +96,10 @@ class TagHead(nn.Module):
 
     Args:
         width: of the features.
-        smallest_text_px: cap height in pixels of the crop under which characters are not requested.
     """
 
-    def __init__(self, width: int, smallest_text_px: float = 5.0) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.smallest_text_px = smallest_text_px
         self.norm = nn.LayerNorm(width)
         self.out = nn.Linear(width, sum(_PARTS))
 
@@ -123,7 +123,7 @@ class TagHead(nn.Module):
         central = (near & (tags.text_px > 0)[:, None]).any(dim=-1)
         presence = torch.where(central, ON_CENTRE, torch.where(owned, ON_ITEM, BACKGROUND))
         names = tags.names.gather(1, owner[..., None].expand(-1, -1, tags.names.shape[2]))
-        legible = owned & (tags.text_px.gather(1, owner) * scales >= self.smallest_text_px)
+        legible = owned & (tags.text_px.gather(1, owner) * scales >= SMALLEST_TEXT_PX)
         parts = self.out(self.norm(features)).float().view(batch, crops * per_crop, -1).split(_PARTS, dim=-1)
         characters = parts[3].unflatten(-1, (LABEL_LENGTH, NO_CHARACTER + 1))
         everywhere = torch.ones_like(owned)

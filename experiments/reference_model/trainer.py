@@ -32,6 +32,9 @@ LOG_EVERY = 50
 READ_EVERY = 10
 CROPS_A_CONNECTOR_CALL = 448  # CUDA attention takes fewer than 65,536 windows, and a crop has 144
 MOST_DROPPED_BLOCKS = 4
+# What a trainer's state is made of.
+SAVED_PARTS = ("model", "tag_head", "optimiser", "matrix_optimiser")
+SAVED_NUMBERS = ("step", "known_facts", "context_level")
 
 
 @dataclass
@@ -176,18 +179,12 @@ class Trainer:
             places = self._places(batch, prefix)
             slots = batch.slots
             ids = self._moved(slots.input_ids)
-            length = prefix.shape[0] + ids.shape[1]
-            total = -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
             ids = torch.cat([self._moved(prefix).expand(ids.shape[0], -1), ids], dim=1)
-            ids = nn.functional.pad(ids, (0, total - length), value=self.model.config.pad_token_id)
+            ids = nn.functional.pad(ids, (0, -ids.shape[1] % LENGTH_MULTIPLE), value=self.model.config.pad_token_id)
             encoded = MolmoeImageFeatures(pooler_output=features.flatten(1, 2), image_input_idx=places)
             states = self.model.model.embed(ids, encoded).contiguous()
-            positions = self._moved(slot_positions(prefix.shape[0], slots.widths, total))
-            mask = slot_mask(prefix.shape[0], slots.widths, total, self.device)
-            seen = states[:, : prefix.shape[0]]
-            states, router_losses = self._decode(states, positions, mask, blocks, experts)
-            answers = states[:, prefix.shape[0] : length]
-            return self._loss(answers, features, batch, router_losses, seen.detach())
+            answers, router_losses = self._decode(states, prefix.shape[0], slots.widths, blocks, experts)
+            return self._loss(answers, features, batch, router_losses, states[:, : prefix.shape[0]].detach())
 
     def forward_facts(
         self,
@@ -208,14 +205,10 @@ class Trainer:
             places = torch.rand(count, prefix.shape[1] - 1, device=self.device).topk(context).indices.sort().values + 1
             before = torch.cat([prefix[scene, torch.zeros_like(scene)], prefix[scene, places]], dim=1)
             drills = self.model.model.embed(ids.flatten(1), None)
-            length = 1 + context + each * width
-            total = -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
-            states = nn.functional.pad(torch.cat([before.to(drills.dtype), drills], dim=1), (0, 0, 0, total - length))
-            widths = (width,) * each
-            positions = self._moved(slot_positions(1 + context, widths, total))
-            mask = slot_mask(1 + context, widths, total, self.device)
-            states, router_losses = self._decode(states, positions, mask, blocks, experts)
-            found = states[:, 1 + context : length].unflatten(1, (each, width))[:, :, -answers.shape[2] :]
+            states = torch.cat([before.to(drills.dtype), drills], dim=1)
+            states = nn.functional.pad(states, (0, 0, 0, -states.shape[1] % LENGTH_MULTIPLE))
+            states, router_losses = self._decode(states, 1 + context, (width,) * each, blocks, experts)
+            found = states.unflatten(1, (each, width))[:, :, -answers.shape[2] :]
             logits = self.model.lm_head(found).float()
             loss = nn.functional.cross_entropy(logits.flatten(0, 2), answers.flatten())
             right = (logits.argmax(dim=-1) == answers).all(dim=-1).float().mean()
@@ -261,13 +254,15 @@ class Trainer:
     def _decode(
         self,
         states: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor | None,
+        before: int,
+        widths: Sequence[int],
         blocks: Sequence[int] | None,
         experts: int | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        decoder = self.model.model.language_model
-        cos, sin = decoder.rotary_emb(states, positions[None])
+        """The decoded states [B, L, H] of slots of these widths after `before` positions, and the router's losses."""
+        decoder, total = self.model.model.language_model, states.shape[1]
+        cos, sin = decoder.rotary_emb(states, self._moved(slot_positions(before, widths, total))[None])
+        mask = slot_mask(before, widths, total, self.device)
         layers = list(decoder.layers) if blocks is None else [decoder.layers[index] for index in blocks]
         router_losses = states.new_zeros(3, dtype=torch.float32)
         for index, layer in enumerate(layers):
@@ -277,7 +272,7 @@ class Trainer:
                 kept_experts = self._kept_experts[self.model.default_top_k if is_whole else experts]
             states, block_losses = self._decoder_block(layer, states, cos, sin, mask, kept_experts)
             router_losses = router_losses + block_losses / len(layers)
-        return decoder.norm(states), router_losses
+        return decoder.norm(states)[:, before : before + sum(widths)], router_losses
 
     def _loss(
         self,
@@ -352,26 +347,15 @@ class Trainer:
 
     def state(self, clock: TrainingClock) -> dict[str, Any]:
         """The state that a later leg needs."""
-        return {
-            "model": self.model.state_dict(),
-            "tag_head": self.tag_head.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "matrix_optimiser": self.matrix_optimiser.state_dict(),
-            "step": self.step,
-            "known_facts": self.known_facts,
-            "context_level": self.context_level,
-            "progress": clock.progress,
-        }
+        parts = {name: getattr(self, name).state_dict() for name in SAVED_PARTS}
+        return parts | {name: getattr(self, name) for name in SAVED_NUMBERS} | {"progress": clock.progress}
 
     def load_state(self, state: dict[str, Any]) -> float:
         """Continue from `state`; returns the progress at which it was saved."""
-        self.model.load_state_dict(state["model"])
-        self.tag_head.load_state_dict(state["tag_head"])
-        self.optimiser.load_state_dict(state["optimiser"])
-        self.matrix_optimiser.load_state_dict(state["matrix_optimiser"])
-        self.step = state["step"]
-        self.known_facts = state["known_facts"]
-        self.context_level = state["context_level"]
+        for name in SAVED_PARTS:
+            getattr(self, name).load_state_dict(state[name])
+        for name in SAVED_NUMBERS:
+            setattr(self, name, state[name])
         return float(state["progress"])
 
 

@@ -32,9 +32,6 @@ class DeviceQuestion:
             alone, since torch takes neither for a tensor of the device. It refers to whatever else it reads.
         graph_capturer: makes the replay.
 
-    Attributes:
-        inputs: int32 [size], to be written before `answer`.
-
     Raises:
         ConfigurationError, OutOfMemory: see `GraphCapturer.capture`.
     """
@@ -50,7 +47,7 @@ class DeviceQuestion:
         is_cuda = device.type == "cuda"
         inputs = torch.zeros(size, dtype=torch.int32, pin_memory=is_cuda)
         answered = torch.zeros(answers, pin_memory=is_cuda)
-        self.inputs: np.ndarray = inputs.numpy()
+        self.inputs: np.ndarray = inputs.numpy()  #: int32 [size], to be written before `answer`
         self._answered = answered.numpy()
         # A graph has addresses alone.
         self._held = work

@@ -34,11 +34,7 @@ class HostBudget:
 
 
 class HostNetworks:
-    """`TwoStageNetworks` as they were when this was made, in float32; the numbers differ by rounding alone.
-
-    Attributes:
-        chosen: [tiers, pauses, w], what stage 1's choice adds in front of stage 2's inner layer, biases in it.
-    """
+    """`TwoStageNetworks` as they were when this was made, in float32; the numbers differ by rounding alone."""
 
     def __init__(self, networks: TwoStageNetworks) -> None:
         state = networks.state_dict().items()
@@ -53,6 +49,7 @@ class HostNetworks:
         self._prompt_in = _pieces(weights["prompt_in.weight"])
         self._states_in = [_pieces(half) for half in np.split(weights["states_in.weight"], 2, axis=1)]
         tier, pause = np.split(weights["chosen_in.weight"], [self._tiers])
+        #: [tiers, pauses, w], what stage 1's choice adds in front of stage 2's inner layer, biases in it
         self.chosen = tier[:, None] + pause[None] + weights["states_in.bias"]
         self._biases = {name: weights[f"{name}.bias"].tolist() for name in ("first_out", "second_out")}
 

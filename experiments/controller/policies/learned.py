@@ -45,11 +45,12 @@ class RecordedTwoStage:
     Stage 1 sees the budget itself; stage 2 the budget token of the recorded budget that is nearest by ratio.
     """
 
-    def __init__(self, networks: TwoStageNetworks, states: RecordedStates, name: str = "two_stage") -> None:
+    name = "two_stage"
+
+    def __init__(self, networks: TwoStageNetworks, states: RecordedStates) -> None:
         self._networks = HostNetworks(networks)
         self._space = networks.space
         self._states = states
-        self.name = name
 
     def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
         """See `Policy.choose`; raises ConfigurationError also for a request without recorded states."""
@@ -74,11 +75,9 @@ class RecordedTwoStage:
 
 
 class TwoStageController:
-    """A `Controller` with the two stages inside the running model. Their time is within the latency.
+    """A `Controller` with the two stages inside the running model. Their time is within the latency."""
 
-    Attributes:
-        host_reason: see `ActionLogits.reason`.
-    """
+    name = "two_stage"
 
     def __init__(
         self,
@@ -87,12 +86,10 @@ class TwoStageController:
         model: MolmoeStagedModel,
         blocks: BlockChoice,
         max_new_tokens: int,
-        name: str = "two_stage",
     ) -> None:
-        self.host_reason = logits.reason
+        self.host_reason = logits.reason  #: see `ActionLogits.reason`
         self._answering = AdaptiveModel(model, NetworkDecider(logits, space), blocks)
         self._limit = max_new_tokens
-        self.name = name
 
     def warm_up(self, requests: Sequence[LiveRequest]) -> None:
         """Prepare for these requests at all decisions that are possible; never timed."""

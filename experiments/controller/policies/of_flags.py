@@ -1,7 +1,7 @@
 """The policies that an evaluation's flags request; all of them choose before the model runs."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -50,17 +50,9 @@ def check_policy_flags(given: argparse.Namespace) -> None:
         raise ConfigurationError(f"--states {given.states} is for --learned CHECKPOINT; give one, or drop it")
 
 
-def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid | None) -> Lookup:
-    """The lookup in the file, else one of the calibration samples.
-
-    Raises:
-        ConfigurationError: neither is there.
-    """
-    if given.lookup is not None:
-        return load(given.lookup)
-    if calibration is None:
-        raise ConfigurationError("there are no calibration samples to build a lookup of; give --lookup FILE")
-    return built_by_flags(given, calibration)
+def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid) -> Lookup:
+    """The lookup in the file, else one of the calibration samples."""
+    return built_by_flags(given, calibration) if given.lookup is None else load(given.lookup)
 
 
 def margin_of(given: argparse.Namespace) -> float | None:
@@ -99,8 +91,3 @@ def further_policies(
     if not given.baselines:
         return []
     return [each for each in baselines(calibration, budgets_s) if each.name != lookup.name]
-
-
-def num_seen(lookup: Lookup, keys: Iterable[tuple[str, int]]) -> int:
-    """How many of these requests, by task and sample id, the lookup was made of."""
-    return sum(key in lookup.keys for key in keys)

@@ -46,9 +46,6 @@ class PausedStages:
     Args:
         appended: row [1, 1, H] after the prompt in the first blocks; None for none.
         choose: states at the pause -> the knobs; see `PausedPrefillStages.begin` for those states.
-
-    Attributes:
-        device, eos_token_ids: as of `Stages`.
     """
 
     def __init__(
@@ -61,6 +58,7 @@ class PausedStages:
         max_new_tokens: int,
         choose: Choose,
     ) -> None:
+        #: device, eos_token_ids: as of `Stages`
         self.device = device
         self.eos_token_ids = eos_token_ids
         self._split = split

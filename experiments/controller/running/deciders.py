@@ -92,9 +92,6 @@ class NetworkDecider:
         logits: that the networks give.
         space: theirs.
         generator: of the CPU; None takes the likeliest.
-
-    Attributes:
-        seen: prompt [H], states [2, H] and actions (tier, pause, top-k, blocks) of the last request, on the CPU.
     """
 
     def __init__(self, logits: ActionLogits, space: ActionSpace, generator: torch.Generator | None = None) -> None:
@@ -105,7 +102,7 @@ class NetworkDecider:
 
     @property
     def seen(self) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
-        """See the attribute `seen` of the class."""
+        """Prompt [H], states [2, H] and actions (tier, pause, top-k, blocks) of the last request, on the CPU."""
         return (*self._logits.seen(), tuple(self._actions))
 
     def possible(self) -> Sequence[Decisions]:

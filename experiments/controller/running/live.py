@@ -25,7 +25,6 @@ from experiments.controller.policies.interface import PictureShape, Policy, Requ
 class LiveRequest:
     """A sample prepared at every tier, on the host."""
 
-    task_name: str  #: with the sample's id it names the request
     sample: Sample
     prompt: str
     prepared: Mapping[str, PreparedRequest]  #: tier -> tensors
@@ -111,7 +110,7 @@ def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str
     }
     text_tokens = prepared[tiers[0]].shape.text_tokens
     features = RequestFeatures(task.name, sample.sample_id, text_tokens, shapes, None, prompt)
-    return LiveRequest(task.name, sample, prompt, prepared, features)
+    return LiveRequest(sample, prompt, prepared, features)
 
 
 def warm_up(
@@ -209,7 +208,7 @@ def _scores(
 def requests_of(requests: Sequence[LiveRequest], metric: Metric) -> AnsweredRequests:
     """The requests in the form that `outcomes.py` takes."""
     return AnsweredRequests(
-        tasks=tuple(request.task_name for request in requests),
+        tasks=tuple(request.features.task for request in requests),
         pictures=tuple(request.sample.image_id for request in requests),
         best=np.full(len(requests), metric.best),
     )

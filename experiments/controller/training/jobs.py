@@ -88,11 +88,7 @@ def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan)
         ConfigurationError, ResultsError: flags, files or model do not allow it.
     """
     if given.environment == "synthetic":
-        unwanted = [
-            *(["--grid"] if given.grid is not None else []),
-            *(["--init_from"] if given.init_from else []),
-            *rest[:1],
-        ]
+        unwanted = [*["--grid"] * (given.grid is not None), *["--init_from"] * bool(given.init_from), *rest[:1]]
         if unwanted:
             raise ConfigurationError(
                 f"--environment synthetic takes no grid, model or task; drop {', '.join(unwanted)}"
@@ -143,8 +139,7 @@ def _recorded(
     if differing:
         raise ConfigurationError(
             f"{path} contains states for other knobs than the grid's ({differing}); delete it, so that they are "
-            f"recorded "
-            "again, or give another file as --states"
+            "recorded again, or give another file as --states"
         )
     if given.init_from is None:
         networks = TwoStageNetworks(states.space, states.prompts.shape[1], 1.0, plan.seed)

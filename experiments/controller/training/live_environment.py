@@ -15,7 +15,7 @@ from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.networks.action_logits import action_logits_for
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
 from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
-from experiments.controller.running.deciders import Decider, FixedDecider, NetworkDecider
+from experiments.controller.running.deciders import FixedDecider, NetworkDecider
 from experiments.controller.running.live import LiveRequest
 from experiments.controller.training.environment import BudgetedRequests, RollOut
 
@@ -131,8 +131,7 @@ def measured_range(
     lowest = KnobChoice(knobs.tiers[0], knobs.top_ks[0], knobs.block_counts[0])
     times = []
     for choice in (lowest, knobs.full):
-        decider: Decider = FixedDecider(choice, 1)
-        answering = AdaptiveModel(model, decider, blocks)
+        answering = AdaptiveModel(model, FixedDecider(choice, 1), blocks)
         adaptive = [request_of(each, max_new_tokens) for each in requests]
         answering.warm_up(adaptive)
         runs = [answering.adaptive_generate(each, 1.0) for each in adaptive]

@@ -52,11 +52,6 @@ class TrainingRun:
     Args:
         networks: as they are to start; trained in place.
         start: where they are from, by `start_of`; kept in the checkpoint.
-
-    Attributes:
-        rows: one for each update done: `update`, `reward`, `accuracy`, `latency_ms`, `violation_rate` (means over its
-            roll-outs, drawn, not the likeliest), `advantage_groups` (fraction of groups whose rewards differ) and what
-            `grpo.update` returns.
     """
 
     def __init__(
@@ -71,6 +66,9 @@ class TrainingRun:
         trained = [each for each in networks.parameters() if each.requires_grad]
         self._optimiser = torch.optim.Adam(trained, lr=plan.grpo.learning_rate)
         self._generator = torch.Generator().manual_seed(plan.seed)
+        #: one for each update done: `update`, `reward`, `accuracy`, `latency_ms`, `violation_rate` (means over its
+        #: roll-outs, drawn, not the likeliest), `advantage_groups` (fraction of groups whose rewards differ) and what
+        #: `grpo.update` returns
         self.rows: list[dict[str, float]] = []
 
     @property

@@ -234,9 +234,16 @@ def _tried(
 ) -> int:
     """Workspace bytes of an algorithm that has just run."""
     size = convolution.workspace_bytes(algorithm)
+    run_on_zeros(partial(convolution.run, algorithm, size), shape, dtype, device)
+    return size
+
+
+def run_on_zeros(
+    run: Callable[[Tensor, Tensor], Tensor], shape: ConvShape, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Run a convolution once; raises OutOfMemory where input, output and workspace do not fit."""
     with out_of_memory_named():
         given = torch.zeros(shape.input_shape, dtype=dtype, device=device)
         weight = torch.zeros(shape.weight_shape, dtype=dtype, device=device)
-        convolution.run(algorithm, size, given, weight)
+        run(given, weight)
         synchronize(device)
-    return size

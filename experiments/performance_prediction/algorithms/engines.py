@@ -13,7 +13,6 @@ from typing import Literal, get_args
 
 import torch
 
-from experiment_core_utils.primitives.device import out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.performance_prediction.algorithms.convolution import (
     AlgorithmName,
@@ -22,7 +21,7 @@ from experiments.performance_prediction.algorithms.convolution import (
     Precision,
     PreparedConvolution,
 )
-from experiments.performance_prediction.algorithms.cudnn import prepare_cudnn
+from experiments.performance_prediction.algorithms.cudnn import prepare_cudnn, run_on_zeros
 from experiments.performance_prediction.algorithms.cudnn_library import loaded_cudnn
 from experiments.performance_prediction.algorithms.on_cpu import CPU_ALGORITHMS, supports, torch_choice
 
@@ -115,15 +114,11 @@ def _prepare_triton(
     except ImportError as error:
         raise AlgorithmRefused(f"{refused}, and the project's own kernel needs Triton: {error}") from error
     direct = algorithm == "direct"
-    reason = triton_direct.unsupported_reason(shape) if direct else triton_winograd.unsupported_reason(shape)
+    reason = (triton_direct if direct else triton_winograd).unsupported_reason(shape)
     if reason is not None:
         raise AlgorithmRefused(f"{refused}, and the project's own {algorithm} kernel {reason}") from refused
     run = partial(triton_direct.direct if direct else triton_winograd.winograd, shape=shape)
-    with out_of_memory_named():
-        given = torch.zeros(shape.input_shape, dtype=placement.dtype, device=placement.device)
-        weight = torch.zeros(shape.weight_shape, dtype=placement.dtype, device=placement.device)
-        run(given, weight)
-        synchronize(placement.device)
+    run_on_zeros(run, shape, placement.dtype, placement.device)
     # Winograd's transformed weight: 16 float32 for each kernel of 3x3.
     workspace = 0 if direct else 16 * 4 * shape.out_channels * shape.weight_shape[1]
     return PreparedConvolution(shape, algorithm, algorithm, "triton", workspace, run)
@@ -133,13 +128,8 @@ def _prepare_triton(
 def torch_precision(precision: Precision) -> Iterator[None]:
     """A context in which torch's convolutions and products on a GPU use TF32 for `tf32` only; for the whole process."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    _allow_tf32(precision == "tf32", precision == "tf32")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     try:
         yield
     finally:
-        _allow_tf32(*before)
-
-
-def _allow_tf32(convolutions: bool, products: bool) -> None:
-    torch.backends.cudnn.allow_tf32 = convolutions
-    torch.backends.cuda.matmul.allow_tf32 = products
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before

@@ -22,8 +22,7 @@ TILE = 32
 
 def fft(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     """The convolution by one spectrum of the whole padded plane."""
-    padded = functional.pad(given, (shape.padding[1], shape.padding[1], shape.padding[0], shape.padding[0]))
-    circular = _correlate(padded.unsqueeze(2), weight, shape, shape.padded_size)
+    circular = _correlate(_padded(given, shape).unsqueeze(2), weight, shape, shape.padded_size)
     rows, columns = shape.output_size
     return circular[:, :, 0, :rows, :columns].contiguous()
 
@@ -35,16 +34,28 @@ def fft_tiling(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     """
     tile = (min(TILE, shape.padded_size[0]), min(TILE, shape.padded_size[1]))
     steps = (tile[0] - shape.kernel[0] + 1, tile[1] - shape.kernel[1] + 1)
+    tiles = _tiles(given, shape, tile, steps)
+    circular = _correlate(tiles.flatten(2, 3), weight, shape, tile)
+    return _plane(circular[..., : steps[0], : steps[1]].unflatten(2, tiles.shape[2:4]), shape)
+
+
+def _padded(given: Tensor, shape: ConvShape) -> Tensor:
+    return functional.pad(given, (shape.padding[1], shape.padding[1], shape.padding[0], shape.padding[0]))
+
+
+def _tiles(given: Tensor, shape: ConvShape, tile: Pair, steps: Pair) -> Tensor:
+    """A view [N, C, tiles down, tiles across, h, w] of the padded input, in tiles that make `steps` outputs each."""
     down, across = (-(-size // step) for size, step in zip(shape.output_size, steps, strict=True))
     below = (down - 1) * steps[0] + tile[0] - shape.height - shape.padding[0]
     right = (across - 1) * steps[1] + tile[1] - shape.width - shape.padding[1]
     padded = functional.pad(given, (shape.padding[1], right, shape.padding[0], below))
-    tiles = padded.unfold(2, tile[0], steps[0]).unfold(3, tile[1], steps[1]).flatten(2, 3)
-    circular = _correlate(tiles, weight, shape, tile)
-    kept = circular[..., : steps[0], : steps[1]].unflatten(2, (down, across))
-    plane = kept.permute(0, 1, 2, 4, 3, 5).reshape(shape.batch, -1, down * steps[0], across * steps[1])
+    return padded.unfold(2, tile[0], steps[0]).unfold(3, tile[1], steps[1])
+
+
+def _plane(tiles: Tensor, shape: ConvShape) -> Tensor:
+    """The output [N, K, Ho, Wo] of tiles [N, K, down, across, h, w] of it, without what lies beyond its edges."""
     rows, columns = shape.output_size
-    return plane[:, :, :rows, :columns].contiguous()
+    return tiles.transpose(3, 4).flatten(4, 5).flatten(2, 3)[:, :, :rows, :columns].contiguous()
 
 
 def _correlate(pieces: Tensor, weight: Tensor, shape: ConvShape, size: Pair) -> Tensor:
@@ -66,7 +77,7 @@ def _correlate(pieces: Tensor, weight: Tensor, shape: ConvShape, size: Pair) -> 
 def direct(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     """The convolution as a sum over kernel taps: the input shifted by a tap, times that tap's channel matrix."""
     rows, columns = shape.output_size
-    padded = functional.pad(given, (shape.padding[1], shape.padding[1], shape.padding[0], shape.padding[0]))
+    padded = _padded(given, shape)
     grouped = weight.reshape(shape.groups, -1, shape.weight_shape[1], *shape.kernel)
     size = (shape.batch, shape.groups, grouped.shape[1], rows * columns)
     output = torch.zeros(size, dtype=given.dtype, device=given.device)
@@ -140,27 +151,22 @@ NONFUSED_OUTPUTS = {3: 4, 5: 2}
 
 def winograd(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     """The convolution by F(2x2, 3x3), one row of tiles after the other: no transformed plane is ever held whole."""
-    tiles = _tiles(given, shape, FUSED_OUTPUTS)
+    tiles = _winograd_tiles(given, shape, FUSED_OUTPUTS)
     kernels = transformed_kernels(weight, shape, FUSED_OUTPUTS)
     rows = [_outputs(tiles[:, :, row : row + 1], kernels, shape, FUSED_OUTPUTS) for row in range(tiles.shape[2])]
-    return _cropped(torch.cat(rows, dim=2), shape)
+    return _plane(torch.cat(rows, dim=2), shape)
 
 
 def winograd_nonfused(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     """The convolution by F(4x4, 3x3) or F(2x2, 5x5), each stage for all tiles before the next."""
     outputs = NONFUSED_OUTPUTS[shape.kernel[0]]
-    tiles = _tiles(given, shape, outputs)
-    return _cropped(_outputs(tiles, transformed_kernels(weight, shape, outputs), shape, outputs), shape)
+    tiles = _winograd_tiles(given, shape, outputs)
+    return _plane(_outputs(tiles, transformed_kernels(weight, shape, outputs), shape, outputs), shape)
 
 
-def _tiles(given: Tensor, shape: ConvShape, outputs: int) -> Tensor:
-    """A view [N, C, tiles down, tiles across, n, n] of the padded input."""
+def _winograd_tiles(given: Tensor, shape: ConvShape, outputs: int) -> Tensor:
     side = outputs + shape.kernel[0] - 1
-    down, across = (-(-size // outputs) for size in shape.output_size)
-    below = (down - 1) * outputs + side - shape.height - shape.padding[0]
-    right = (across - 1) * outputs + side - shape.width - shape.padding[1]
-    padded = functional.pad(given, (shape.padding[1], right, shape.padding[0], below))
-    return padded.unfold(2, side, outputs).unfold(3, side, outputs)
+    return _tiles(given, shape, (side, side), (outputs, outputs))
 
 
 def transformed_kernels(weight: Tensor, shape: ConvShape, outputs: int) -> Tensor:
@@ -171,7 +177,7 @@ def transformed_kernels(weight: Tensor, shape: ConvShape, outputs: int) -> Tenso
 
 
 def _outputs(tiles: Tensor, kernels: Tensor, shape: ConvShape, outputs: int) -> Tensor:
-    """Outputs [N, K, down·m, across·m] of tiles [N, C, down, across, n, n], by transform, products and transform."""
+    """Outputs [N, K, down, across, m, m] of tiles [N, C, down, across, n, n], by transform, products and transform."""
     transform = winograd_transform(outputs, shape.kernel[0])
     from_input, to_output = _tensor(transform.given, tiles), _tensor(transform.output, tiles)
     batch, _, down, across = tiles.shape[:4]
@@ -181,13 +187,7 @@ def _outputs(tiles: Tensor, kernels: Tensor, shape: ConvShape, outputs: int) -> 
     product = (kernels @ columns).flatten(1, 2)
     sides = (len(transform.given), len(transform.given))
     squares = product.unflatten(0, sides).unflatten(3, (batch, down, across)).permute(3, 2, 4, 5, 0, 1)
-    finished = to_output @ squares @ to_output.T
-    return finished.permute(0, 1, 2, 4, 3, 5).reshape(batch, shape.out_channels, down * outputs, across * outputs)
-
-
-def _cropped(plane: Tensor, shape: ConvShape) -> Tensor:
-    rows, columns = shape.output_size
-    return plane[:, :, :rows, :columns].contiguous()
+    return to_output @ squares @ to_output.T
 
 
 def _tensor(matrix: Matrix, like: Tensor) -> Tensor:

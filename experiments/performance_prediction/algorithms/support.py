@@ -1,6 +1,7 @@
 """Whether an algorithm is granted in each layer of a network at an input size, and why not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
@@ -90,20 +91,37 @@ def conv_shapes(model: nn.Module, input_shape: Sequence[int]) -> dict[str, ConvS
     """
     found: dict[str, ConvShape] = {}
     convolutions = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
-    hooks = [module.register_forward_pre_hook(partial(_note, found, name)) for name, module in convolutions.items()]
     state = {name: tensor.to("meta") for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     dtype = next((tensor.dtype for tensor in state.values() if tensor.is_floating_point()), torch.float32)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), hooked(convolutions, before=partial(_note, found)):
             functional_call(model, state, (torch.empty(*input_shape, dtype=dtype, device="meta"),))
     except RuntimeError as error:
         raise ConfigurationError(
             f"the network does not take an input of {list(input_shape)}; take a larger one: {error}"
         ) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
     return found
+
+
+@contextmanager
+def hooked(
+    modules: Mapping[str, nn.Module],
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+) -> Iterator[None]:
+    """A context in which each call of these modules is noted.
+
+    Args:
+        before: is called with name, module and inputs.
+        after: is called with name, module, inputs and output.
+    """
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            if before is not None:
+                hooks.callback(module.register_forward_pre_hook(partial(before, name)).remove)
+            if after is not None:
+                hooks.callback(module.register_forward_hook(partial(after, name)).remove)
+        yield
 
 
 def _note(found: dict[str, ConvShape], name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:

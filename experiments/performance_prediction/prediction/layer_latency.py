@@ -147,10 +147,6 @@ class LayerLatency:
         kernels: what ran, by shape; {} where it is not known, as on a CPU.
         hyperparameters: of the Gaussian process by kernel, `ANY_KERNEL` for all shapes; None to find them.
         interval: ends of the interval of 95 % in units of the process's spread of the logarithm; None to find them.
-
-    Attributes:
-        labels: of each measured shape, its kernel or `ANY_KERNEL`.
-        error_left_out: mean |log measured - log predicted| of layers left out; None where `interval` was given.
     """
 
     def __init__(
@@ -165,6 +161,7 @@ class LayerLatency:
         self.algorithm, self.multiprocessors, self.measured = algorithm, multiprocessors, dict(measured)
         self.kernels = {shape: name for shape, name in (kernels or {}).items() if shape in measured}
         counts = Counter(self.kernels.values())
+        #: of each measured shape, its kernel or `ANY_KERNEL`
         self.labels = [
             name if name is not None and counts[name] >= LEAST_SHAPES else ANY_KERNEL
             for name in map(self.kernels.get, measured)
@@ -179,6 +176,7 @@ class LayerLatency:
             }
             self._regressions[name] = _Regression(algorithm, multiprocessors, own, known.get(name))
         self._forest = self._classifier() if len(self._regressions) > 1 else None
+        #: mean |log measured - log predicted| of layers left out; None where `interval` was given
         self.error_left_out: float | None = None
         self.interval = interval or self._conformal_interval()
 

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import check_within
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, algorithm_named
 from experiments.performance_prediction.algorithms.support import FALLBACK
@@ -250,10 +249,4 @@ def predict(
 def _requested(predictor: DevicePredictor, names: Sequence[str]) -> tuple[AlgorithmName, ...]:
     if list(names) == ["all"]:
         return predictor.algorithms
-    requested = tuple(dict.fromkeys(map(algorithm_named, names)))
-    for each in requested:
-        if each not in predictor.algorithms:
-            raise ConfigurationError(
-                f"{each} was not fitted for {predictor.device}; there are: {', '.join(predictor.algorithms)}"
-            )
-    return requested
+    return tuple(dict.fromkeys(map(algorithm_named, names)))

@@ -11,11 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from experiment_core_utils.primitives.csv_tables import Cell, read_table_file
+from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape, Pair, algorithm_named
 from experiments.performance_prediction.networks.registry import LAYER_SETS
-from experiments.performance_prediction.profiling.tables import LAYER_COLUMNS, OVERALL_COLUMNS
+from experiments.performance_prediction.profiling.tables import (
+    LAYER_COLUMNS,
+    OVERALL_COLUMNS,
+    rows_with_columns,
+    whole_number,
+)
 
 Row = Mapping[str, Cell]
 # How often a kernel ran, behind its name.
@@ -54,9 +59,19 @@ class MeasuredInference:
     energy_s: float | None  #: an inference in the energy window; None likewise
 
     @property
+    def network(self) -> tuple[str, int, int]:
+        """Model, input size and batch size."""
+        return self.model, self.input_size, self.batch_size
+
+    @property
     def key(self) -> tuple[str, str, str, int, int]:
         """The key that is the same for the same inference."""
-        return self.device, self.model, self.requested, self.input_size, self.batch_size
+        return self.device, self.requested, *self.network
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds on the device of everything but the convolutions; below 0 where noise is more than that."""
+        return self.device_s - sum(layer.latency_s for layer in self.layers)
 
 
 @dataclass(frozen=True)
@@ -114,8 +129,7 @@ def _overall_tables(path: Path) -> list[Path]:
 
 
 def _inferences(overall: Path) -> Iterable[MeasuredInference]:
-    rows = _rows(overall, OVERALL_COLUMNS)
-    measured = [row for row in rows if row["status"] == "ok"]
+    measured = [row for row in _rows(overall, OVERALL_COLUMNS) if row["status"] == "ok"]
     if not measured:
         return
     layers: dict[Cell, list[MeasuredLayer]] = {}
@@ -132,10 +146,7 @@ def _inferences(overall: Path) -> Iterable[MeasuredInference]:
 def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Cell]]:
     if not path.exists():
         raise ResultsError(f"{path} is not there; the two tables of a combination belong together")
-    rows = read_table_file(path)
-    if rows and tuple(rows[0]) != tuple(columns):
-        raise ResultsError(f"{path} has other columns than this version's; profile again")
-    return rows
+    return rows_with_columns(path, columns, "profile again")
 
 
 def _inference(row: Row, layers: tuple[MeasuredLayer, ...]) -> MeasuredInference:
@@ -145,8 +156,8 @@ def _inference(row: Row, layers: tuple[MeasuredLayer, ...]) -> MeasuredInference
         precision=str(row["precision"]),
         model=str(row["model"]),
         requested=algorithm_named(str(row["algorithm"])),
-        input_size=_whole(row["input_size"]),
-        batch_size=_whole(row["batch_size"]),
+        input_size=whole_number(row["input_size"]),
+        batch_size=whole_number(row["batch_size"]),
         layers=layers,
         device_s=_number(row["layer_pass_mean_ms"]) / 1e3,
         whole_s=_number(row["mean"]) / 1e3,
@@ -159,16 +170,16 @@ def _layer(row: Row) -> MeasuredLayer:
     return MeasuredLayer(
         layer=str(row["layer"]),
         shape=ConvShape(
-            batch=_whole(row["batch_size"]),
-            in_channels=_whole(row["in_channels"]),
-            height=_whole(row["input_height"]),
-            width=_whole(row["input_width"]),
-            out_channels=_whole(row["out_channels"]),
+            batch=whole_number(row["batch_size"]),
+            in_channels=whole_number(row["in_channels"]),
+            height=whole_number(row["input_height"]),
+            width=whole_number(row["input_width"]),
+            out_channels=whole_number(row["out_channels"]),
             kernel=_pair(row["kernel_size"]),
             stride=_pair(row["stride"]),
             padding=_pair(row["padding"]),
             dilation=_pair(row["dilation"]),
-            groups=_whole(row["groups"]),
+            groups=whole_number(row["groups"]),
         ),
         requested=algorithm_named(str(row["algorithm_asked"])),
         runs=algorithm_named(str(row["algorithm_run"])),
@@ -185,12 +196,6 @@ def _pair(cell: Cell) -> Pair:
     if not (vertical.isdecimal() and horizontal.isdecimal()):
         raise ResultsError(f"{cell!r} is not a pair such as 3x3; the table is not one of this version's")
     return int(vertical), int(horizontal)
-
-
-def _whole(cell: Cell) -> int:
-    if not isinstance(cell, int):
-        raise ResultsError(f"{cell!r} is not a whole number; the table is not one of this version's")
-    return cell
 
 
 def _number(cell: Cell) -> float:

@@ -68,7 +68,7 @@ def measured_gains(predictor: DevicePredictor, test: Measurements) -> list[Measu
     """The gain for each network and size of `test` with `guess` measured; `predictor` was fitted to none of them."""
     networks: dict[tuple[str, int, int], dict[AlgorithmName, MeasuredInference]] = {}
     for each in test.inferences:
-        networks.setdefault((each.model, each.input_size, each.batch_size), {})[each.requested] = each
+        networks.setdefault(each.network, {})[each.requested] = each
     return [
         _gain(predictor, found, size, batch)
         for (_, size, batch), found in networks.items()

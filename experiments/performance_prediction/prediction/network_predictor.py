@@ -169,7 +169,7 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
         raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
     requested = dict.fromkeys(each.requested for each in measured.inferences)
     networks = measured.networks
-    operations = [network_operations(each.model, each.input_size, each.batch_size) for each in networks]
+    operations = [network_operations(*each.network) for each in networks]
     energy, energy_reason = fit_energy(measured)
     return DevicePredictor(
         device=device,

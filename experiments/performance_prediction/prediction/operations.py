@@ -37,9 +37,8 @@ def network_operations(model: str, input_size: int, batch_size: int) -> NetworkO
     with torch.device("meta"):
         network = model_named(model).build().eval()
     given = (batch_size, 3, input_size, input_size)
-    convolutions = conv_shapes(network, given)
-    with torch.no_grad(), _Traffic() as traffic:
-        network(torch.empty(given, device="meta"))
+    with _Traffic() as traffic:
+        convolutions = conv_shapes(network, given)
     return NetworkOperations(convolutions, traffic.others, traffic.other_bytes, traffic.product_bytes)
 
 

@@ -1,6 +1,6 @@
 """Validation of a predictor on folds of one device's measurements that it was not fitted to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from experiments.performance_prediction.prediction.operations import NetworkOper
 from experiments.performance_prediction.prediction.work import matrix_of_features
 
 _ELEMENT_BYTES = 4
+_TREES = 50
 _PRODUCTS = {"fma": "float32", "tf32": "tf32", "half": "float16"}
 
 
@@ -71,7 +72,7 @@ class ForestLatency:
     (L. Zhang et al., "nn-Meter", MobiSys 2021), one for each kernel that `latencies` predict to run.
     """
 
-    def __init__(self, latencies: Mapping[AlgorithmName, LayerLatency], by_kernel: bool, trees: int = 50) -> None:
+    def __init__(self, latencies: Mapping[AlgorithmName, LayerLatency], by_kernel: bool) -> None:
         # Its import takes a second, and most commands need none of it.
         from sklearn.ensemble import RandomForestRegressor
 
@@ -83,22 +84,35 @@ class ForestLatency:
             labels = np.array(latency.labels if by_kernel else [ANY_KERNEL] * len(values))
             for name in np.unique(labels):
                 own = labels == name
-                forest = RandomForestRegressor(trees, random_state=0).fit(features[own], values[own])
+                forest = RandomForestRegressor(_TREES, random_state=0).fit(features[own], values[own])
                 self._forests[algorithm, str(name)] = forest
 
     def layers_s(self, shapes: Sequence[ConvShape], runs: Sequence[AlgorithmName]) -> list[float]:
         """Seconds of layers, each with an algorithm that was measured."""
+        return _by_algorithm(shapes, runs, self._layers_of)
+
+    def _layers_of(self, algorithm: AlgorithmName, shapes: Sequence[ConvShape]) -> np.ndarray:
+        latency = self._latencies[algorithm]
+        labels = np.array(latency.likeliest_kernels(shapes) if self._by_kernel else [ANY_KERNEL] * len(shapes))
+        features = matrix_of_features(shapes, algorithm, latency.multiprocessors)
         found = np.zeros(len(shapes))
-        for algorithm in dict.fromkeys(runs):
-            latency = self._latencies[algorithm]
-            places = np.array([place for place, each in enumerate(runs) if each == algorithm])
-            own = [shapes[place] for place in places]
-            labels = np.array(latency.likeliest_kernels(own) if self._by_kernel else [ANY_KERNEL] * len(own))
-            features = matrix_of_features(own, algorithm, latency.multiprocessors)
-            for name in np.unique(labels):
-                which = labels == name
-                found[places[which]] = np.exp(self._forests[algorithm, str(name)].predict(features[which]))
-        return found.tolist()
+        for name in np.unique(labels):
+            which = labels == name
+            found[which] = np.exp(self._forests[algorithm, str(name)].predict(features[which]))
+        return found
+
+
+def _by_algorithm(
+    shapes: Sequence[ConvShape],
+    runs: Sequence[AlgorithmName],
+    seconds: Callable[[AlgorithmName, Sequence[ConvShape]], Sequence[float] | np.ndarray],
+) -> list[float]:
+    """Seconds of layers, found for all of an algorithm together."""
+    found = np.zeros(len(shapes))
+    for name in dict.fromkeys(runs):
+        places = [place for place, each in enumerate(runs) if each == name]
+        found[places] = seconds(name, [shapes[place] for place in places])
+    return found.tolist()
 
 
 def _columns(shapes: Sequence[ConvShape]) -> np.ndarray:
@@ -286,11 +300,13 @@ class _Baselines(NamedTuple):
         """Predicted seconds by method."""
         shapes, runs = [each.shape for each in ours.layers], [each.runs for each in ours.layers]
         layers = {
-            ONE_FORM: self._of_one_form(shapes, runs),
+            ONE_FORM: _by_algorithm(
+                shapes, runs, lambda name, own: [each.seconds for each in self.one_form[name].predict(own)]
+            ),
             KERNEL_FOREST: self.kernel_forest.layers_s(shapes, runs),
             FOREST: self.forest.layers_s(shapes, runs),
             LINEAR: [self.linear.layer_s(shape, name) for shape, name in zip(shapes, runs, strict=True)],
-        }  # fmt: skip
+        }
         found = {OURS: _Figures([each.latency.seconds for each in ours.layers], ours.device_s, ours.whole_s)}
         for method, seconds in layers.items():
             device_s = sum(seconds) + ours.rest_s
@@ -301,14 +317,6 @@ class _Baselines(NamedTuple):
             roof_s = sum(in_roof) + self.roofline.rest_s(operations)
             found[ROOFLINE] = _Figures(in_roof, roof_s, roof_s)
         return found
-
-    def _of_one_form(self, shapes: Sequence[ConvShape], runs: Sequence[AlgorithmName]) -> list[float]:
-        found: dict[tuple[ConvShape, AlgorithmName], float] = {}
-        for name in dict.fromkeys(runs):
-            own = [shape for shape, each in zip(shapes, runs, strict=True) if each == name]
-            for shape, latency in zip(own, self.one_form[name].predict(own), strict=True):
-                found[shape, name] = latency.seconds
-        return [found[each] for each in zip(shapes, runs, strict=True)]
 
 
 def _compared(fold: Fold, method: str, inference: MeasuredInference, figures: _Figures) -> list[PredictedAndMeasured]:

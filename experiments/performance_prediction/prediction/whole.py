@@ -19,8 +19,6 @@ from experiments.performance_prediction.prediction.operations import NetworkOper
 
 # An inference that took this much longer than its work on the device waited for the host.
 _WAITED = 1.15
-# A network, its input size and its batch size.
-NetworkKey = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
@@ -58,12 +56,10 @@ class HostModel:
 
 def fit_rest(inferences: Sequence[MeasuredInference], operations: Sequence[NetworkOperations]) -> RestModel:
     """The rest model by relative non-negative least squares over the median rest of each network and size."""
-    rests: dict[NetworkKey, list[float]] = {}
-    of_key: dict[NetworkKey, NetworkOperations] = {}
-    for inference, its in zip(inferences, operations, strict=True):
-        key = (inference.model, inference.input_size, inference.batch_size)
-        rests.setdefault(key, []).append(inference.device_s - sum(layer.latency_s for layer in inference.layers))
-        of_key[key] = its
+    rests: dict[tuple[str, int, int], list[float]] = {}
+    for inference in inferences:
+        rests.setdefault(inference.network, []).append(inference.rest_s)
+    of_key = {inference.network: its for inference, its in zip(inferences, operations, strict=True)}
     medians = {key: float(np.median(found)) for key, found in rests.items()}
     positive = [key for key, median in medians.items() if median > 0]
     if not positive:
@@ -164,10 +160,9 @@ def _energy_columns(inference: MeasuredInference, algorithms: Sequence[Algorithm
     """The columns of the fit: seconds whole and of the rest, then seconds and FLOPs by algorithm."""
     assert inference.energy_s is not None
     of = {name: [layer for layer in inference.layers if layer.runs == name] for name in algorithms}
-    rest_s = max(inference.device_s - sum(layer.latency_s for layer in inference.layers), 0.0)
     seconds = [sum(layer.latency_s for layer in its) for its in of.values()]
     flops = [float(sum(layer.shape.flops for layer in its)) for its in of.values()]
-    return [inference.energy_s, rest_s, *seconds, *flops]
+    return [inference.energy_s, max(inference.rest_s, 0.0), *seconds, *flops]
 
 
 def _choice(inferences: Sequence[MeasuredInference]) -> AlgorithmName | None:

@@ -61,17 +61,13 @@ class _Sizes:
         return self.shape.batch * self.shape.groups
 
     @property
-    def taps(self) -> int:
-        return math.prod(self.shape.kernel)
-
-    @property
     def pixels(self) -> int:
         return math.prod(self.shape.output_size) * self.planes
 
     @property
     def depth(self) -> float:
         """Products of one output element, in thousands, which a block computes one after the other."""
-        return self.inner * self.taps / 1e3
+        return self.shape.products_per_output / 1e3
 
     def blocks(self, rows: float, tile: tuple[int, int]) -> int:
         return math.ceil(rows / tile[0]) * math.ceil(self.outer / tile[1])

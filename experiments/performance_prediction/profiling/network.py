@@ -1,7 +1,7 @@
 """A network whose convolutions run by a chosen algorithm, with a record of each layer."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,7 @@ class AlgorithmConv2d(nn.Module):
         return output
 
 
-class SwappedConvolutions:
+class SwappedConvolutions(AbstractContextManager["SwappedConvolutions"]):
     """A network whose convolutions run by `algorithm` from here to `restore`, or to the end of `with`.
 
     Args:
@@ -62,10 +62,6 @@ class SwappedConvolutions:
         placement: where.
         on_unsupported: `fail` leaves the network as it was and raises; `fallback` runs `guess` in the layer.
         model_name: for the report.
-
-    Attributes:
-        report: what runs in each layer.
-        modules: that run now, by layer name.
 
     Raises:
         AlgorithmRefused: a layer is not covered (`fail`), with all layers and reasons in the message's lines.
@@ -82,38 +78,31 @@ class SwappedConvolutions:
         model_name: str = "the network",
     ) -> None:
         self._model = model
-        self._prepared: dict[str, PreparedConvolution] = {}
-        self.modules: dict[str, AlgorithmConv2d] = {}
-        try:
-            layers = []
+        self.modules: dict[str, AlgorithmConv2d] = {}  #: that run now, by layer name
+        with ExitStack() as restoring:
+            layers, granted = [], {}
             for layer, shape in shapes.items():
                 support, prepared = prepare_layer(layer, algorithm, shape, placement, on_unsupported)
                 layers.append(support)
                 if prepared is not None:
-                    self._prepared[layer] = prepared
+                    restoring.callback(prepared.close)
+                    granted[layer] = prepared
+            #: what runs in each layer
             self.report = CombinationReport(model_name, algorithm, tuple(layers))
             if any(each.runs is None for each in layers):
                 raise AlgorithmRefused("\n".join(self.report.lines()))
-            for name, granted in self._prepared.items():
-                self._swap(name, granted)
-        except BaseException:
-            self.restore()
-            raise
-
-    def __enter__(self) -> "SwappedConvolutions":
-        return self
+            for name, prepared in granted.items():
+                self._swap(name, prepared)
+                restoring.callback(model.set_submodule, name, self.modules[name].replaced)
+            self._restoring = restoring.pop_all()
 
     def __exit__(self, *_: object) -> None:
         self.restore()
 
     def restore(self) -> None:
         """Put the network's own convolutions back and release the others' resources; a second call does nothing."""
-        for name, module in self.modules.items():
-            self._model.set_submodule(name, module.replaced)
+        self._restoring.close()
         self.modules.clear()
-        for prepared in self._prepared.values():
-            prepared.close()
-        self._prepared.clear()
 
     def _swap(self, name: str, prepared: PreparedConvolution) -> None:
         replaced = self._model.get_submodule(name)

@@ -3,9 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +15,7 @@ from experiment_core_utils.primitives.errors import OutOfMemory
 from experiments.performance_prediction.algorithms.convolution import ConvShape
 from experiments.performance_prediction.algorithms.on_cpu import torch_choice
 from experiments.performance_prediction.algorithms.reference import relative_l2
+from experiments.performance_prediction.algorithms.support import hooked
 from experiments.performance_prediction.profiling.network import AlgorithmConv2d, RunningLayer
 from experiments.performance_prediction.profiling.records import LayerError
 
@@ -27,18 +26,13 @@ def layer_errors(layers: Mapping[str, RunningLayer], inference: Callable[[], obj
     Each layer is compared on the input that it gets, with the errors of earlier layers: they are not counted twice.
     """
     found: dict[str, LayerError] = {}
-    with ExitStack() as hooks:
-        for name, layer in layers.items():
-            handle = layer.module.register_forward_hook(partial(_note, found, name, layer))
-            hooks.callback(handle.remove)
+
+    def note(name: str, _module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        found[name] = _error(layers[name], inputs[0], output)
+
+    with hooked({name: layer.module for name, layer in layers.items()}, after=note):
         inference()
     return found
-
-
-def _note(
-    found: dict[str, LayerError], name: str, layer: RunningLayer, _module: nn.Module, inputs: Any, output: Tensor
-) -> None:
-    found[name] = _error(layer, inputs[0], output)
 
 
 def _error(layer: RunningLayer, given: Tensor, output: Tensor) -> LayerError:

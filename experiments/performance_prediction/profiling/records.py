@@ -57,12 +57,13 @@ class LayerPass:
 class PowerWindow:
     """The readings of a power monitor between start and stop."""
 
-    seconds: float | None  #: from start to stop; None where nothing was read
-    traces: tuple[PowerTrace, ...]  #: the readings, one trace for each device
-    joules: float | None  #: integral of the readings by the trapezoid rule, over the devices; None with a `reason`
-    bound_j: float | None  #: of its error; see `power_integral.trapezoid_j`
-    power_mean_w: float | None  #: joules / seconds
-    reason: str | None
+    seconds: float | None = None  #: from start to stop; None where nothing was read
+    traces: tuple[PowerTrace, ...] = ()  #: the readings, one trace for each device
+    #: integral of the readings by the trapezoid rule, over the devices; None with a `reason`
+    joules: float | None = None
+    bound_j: float | None = None  #: of its error; see `power_integral.trapezoid_j`
+    power_mean_w: float | None = None  #: joules / seconds
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,14 @@ class InferenceEnergy:
     """The energy of one inference, from a window in which it was repeated without a pause."""
 
     #: joules, bound_j, power_w: idle power included; None with a `reason`
-    joules: float | None
-    bound_j: float | None
-    power_w: float | None
-    window_s: float | None  #: length of the window
+    joules: float | None = None
+    bound_j: float | None = None
+    power_w: float | None = None
+    window_s: float | None = None  #: length of the window
     #: source, basis: as in `EnergyOrigin`
-    source: str | None
-    basis: str | None
-    reason: str | None
+    source: str | None = None
+    basis: str | None = None
+    reason: str | None = None
     remark: str | None = None  #: what the figure is weakened by
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from experiment_core_utils.primitives.csv_tables import Cell, csv_text, raw_cell, read_table_file
+from experiment_core_utils.primitives.csv_tables import Cell, csv_of_rows, read_table_file
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.statistics import describe
@@ -219,18 +219,18 @@ class ResultTables:
         Raises:
             ResultsError: the table is of another model, device, precision, …, or not one of this version's.
         """
-        return frozenset(_size_of(row) for row in self._overall())
+        return frozenset(whole_number(row["input_size"]) for row in self._overall())
 
     def append(self, overall: Row, layers: Sequence[Row]) -> None:
         """Append one size's rows, unless another process has written them meanwhile. Raises as `done_sizes`."""
         with locked(self.overall_path):
             known = self._overall()
-            done = {_size_of(row) for row in known}
-            if _size_of(overall) in done:
+            done = {whole_number(row["input_size"]) for row in known}
+            if overall["input_size"] in done:
                 return
-            kept = [row for row in _rows(self.layers_path, LAYER_COLUMNS) if _size_of(row) in done]
-            _write([*kept, *layers], LAYER_COLUMNS, self.layers_path)
-            _write([*known, overall], OVERALL_COLUMNS, self.overall_path)
+            kept = [row for row in _rows(self.layers_path, LAYER_COLUMNS) if whole_number(row["input_size"]) in done]
+            write_text_atomically(csv_of_rows([*kept, *layers], LAYER_COLUMNS), self.layers_path)
+            write_text_atomically(csv_of_rows([*known, overall], OVERALL_COLUMNS), self.overall_path)
 
     def _overall(self) -> list[dict[str, Cell]]:
         rows = _rows(self.overall_path, OVERALL_COLUMNS)
@@ -249,22 +249,20 @@ class ResultTables:
 
 
 def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Cell]]:
-    if not path.exists():
-        return []
+    advice = "choose another --output-dir or delete it"
+    return rows_with_columns(path, columns, advice) if path.exists() else []
+
+
+def rows_with_columns(path: Path, columns: Sequence[str], advice: str) -> list[dict[str, Cell]]:
+    """The rows of a table with just these columns; raises ResultsError for another one, with the advice."""
     rows = read_table_file(path)
     if rows and tuple(rows[0]) != tuple(columns):
-        raise ResultsError(f"{path} has other columns than this version's; choose another --output-dir or delete it")
+        raise ResultsError(f"{path} has other columns than this version's; {advice}")
     return rows
 
 
-def _write(rows: Sequence[Row], columns: Sequence[str], path: Path) -> None:
-    cells = [[raw_cell(name, "a column's name") for name in columns]]
-    cells += [[raw_cell(row[name], name) for name in columns] for row in rows]
-    write_text_atomically(csv_text(cells), path)
-
-
-def _size_of(row: Row) -> int:
-    size = row["input_size"]
-    if not isinstance(size, int):
-        raise ResultsError(f"an input size is a whole number, not {size!r}; the table is not one of this version's")
-    return size
+def whole_number(cell: Cell) -> int:
+    """The cell of a size or a count; raises ResultsError for anything else."""
+    if not isinstance(cell, int):
+        raise ResultsError(f"{cell!r} is not a whole number; the table is not one of this version's")
+    return cell

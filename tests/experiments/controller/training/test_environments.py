@@ -198,7 +198,7 @@ def test_live_roll_outs_are_adaptive_runs_and_train(
 def captioned(picture: str, reference: str) -> LiveRequest:
     """As much of a request as a score needs."""
     sample = Sample(0, picture, "What is there?", (reference,), None, "caption")
-    return LiveRequest("captions", sample, "", {}, RequestFeatures("captions", 0, 10, {}, None))
+    return LiveRequest(sample, "", {}, RequestFeatures("captions", 0, 10, {}, None))
 
 
 def test_a_caption_is_worth_the_same_whatever_else_is_requested() -> None:
