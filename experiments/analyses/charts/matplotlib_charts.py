@@ -146,13 +146,16 @@ def _bars(axes: Axes, mark: Bars, order: int) -> None:
         bar.set_alpha(0.4 if pale else 1.0)
     for place, start, length, label in zip(mark.places, starts, mark.lengths, mark.labels, strict=False):
         if label:
-            at = (start + length / 2, place) if mark.is_horizontal else (place, start + length / 2)
-            axes.text(*at, label, ha="center", va="center", color=ink_on(mark.colour), fontsize=8, zorder=order + 1)
+            at_end = mark.is_horizontal and not len(mark.starts)
+            along = start + (1.0 if at_end else 0.5) * length
+            axes.annotate(label, (along, place) if mark.is_horizontal else (place, along), xytext=(-3 * at_end, 0),
+                          textcoords="offset points", ha="right" if at_end else "center", va="center",
+                          color=ink_on(mark.colour), fontsize=8, zorder=order + 1)  # fmt: skip
 
 
-def _rule(axes: Axes, mark: Rule, order: int) -> None:
+def _rule(axes: Axes, mark: Rule, _order: int) -> None:
     draw = axes.axvline if mark.is_vertical else axes.axhline
-    draw(mark.at, color=mark.colour, linestyle=DASHES[mark.dash], linewidth=1.2, label=mark.name, zorder=order)
+    draw(mark.at, color=mark.colour, linestyle=DASHES[mark.dash], linewidth=1.2, label=mark.name, zorder=1)
 
 
 def _note(axes: Axes, mark: Note, order: int) -> None:
