@@ -1,6 +1,7 @@
 """The charts of E1 (stages): fractions, settings, growth, operations and parts of the decoder."""
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import numpy as np
 
@@ -39,6 +40,8 @@ from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import PARTS, ProfiledRequest
 from experiments.analyses.stages.scaling import Point, StageLine, points_of
 
+# Bars of settings that have room for their names, in the file and on the page.
+MOST_NAMED_BARS = 24
 # Parts in the order in which a block runs them; the small ones together are quiet.
 PART_COLOURS = {"attention": BLUE, "routing": PURPLE, "experts": VERMILION, "ffn_other": ORANGE, "norm": SKY,
                 "head": GREEN, "other": LIGHT_GREY}  # fmt: skip
@@ -124,18 +127,20 @@ def _regime_text(name: str, regime: Regime, stage: str) -> tuple[str, ...]:
 
 
 def settings_chart(settings: Sequence[Regime]) -> Chart:
-    """A stacked bar in ms for each setting, fastest first."""
+    """A stacked bar in ms for each setting, fastest first; horizontal with its name where all names have room."""
     ordered = sorted(settings, key=lambda each: each.total_ms)
     has_tasks = len({each.task for each in settings}) > 1
     names = [f"{each.task} {each.setting}" if has_tasks else str(each.setting) for each in ordered]
     parts = [[each.stages[stage].mean_ms for each in ordered] for stage in STAGES]
     texts = [[_regime_text(*named, stage) for named in zip(names, ordered, strict=True)] for stage in STAGES]
+    is_named, times = len(ordered) <= MOST_NAMED_BARS, Axis("time (ms)", from_zero=True)
+    named = Axis(ticks=dict(enumerate(names)), is_reversed=True, limits=(-0.6, len(ordered) - 0.4))
     panel = Panel(
         "Mean time of a request at each setting, fastest first",
-        Axis(f"{len(ordered)} settings", ticks={}),
-        Axis("time (ms)", from_zero=True),
-        stacked_bars(STAGES, parts, _COLOURS, texts, is_horizontal=False),
-        "Each generation counts with its own length. Point at a bar to see which setting it is.",
+        times if is_named else Axis(f"{len(ordered)} settings", ticks={}),
+        named if is_named else times,
+        stacked_bars(STAGES, parts, _COLOURS, texts, is_horizontal=is_named, smallest_labelled=inf),
+        "Each generation counts with its own length. Point at a bar to see its stages.",
     )
     return Chart("e1_settings", [panel])
 

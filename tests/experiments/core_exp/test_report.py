@@ -162,8 +162,8 @@ def test_the_pictures_hold_the_numbers(report: Report) -> None:
     plots = plots_in(report, "e1")
     vision, prefill, decode = plots["e1_settings-0"]["data"]
     # Fastest first; equal ones keep their order.
-    assert vision["hovertext"][0].startswith("<b>tier-low_topk2_blocks2</b>") and vision["y"] == [100.0] * 4
-    assert prefill["y"] == [81.2, 81.2, 121.8, 162.4] and decode["y"] == [50.8, 50.8, 76.2, 101.6]
+    assert vision["hovertext"][0].startswith("<b>tier-low_topk2_blocks2</b>") and vision["x"] == [100.0] * 4
+    assert prefill["x"] == [81.2, 81.2, 121.8, 162.4] and decode["x"] == [50.8, 50.8, 76.2, 101.6]
     # Decode stands on vision and prefill.
     assert decode["base"] == [181.2, 181.2, 221.8, 262.4]
     # 50.8 ms of 232 ms.
