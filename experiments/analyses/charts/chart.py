@@ -90,7 +90,7 @@ class Bars:
     colour: str
     name: str | None = None
     texts: Sequence[Sequence[str]] = ()
-    labels: Sequence[str] = ()  #: written inside; empty or one each
+    labels: Sequence[str] = ()  #: written inside, at the end of a horizontal bar from zero; empty or one each
     starts: Numbers = ()  #: empty for zero
     pale: Sequence[bool] = ()  #: whether a bar is drawn faintly; empty or one each
     thickness: float = 0.75
@@ -98,7 +98,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Rule:
-    """A straight line across the panel at a value of x, or of y."""
+    """A straight line across the panel at a value of x, or of y, behind the marks."""
 
     at: float
     is_vertical: bool

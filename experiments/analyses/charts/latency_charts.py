@@ -61,7 +61,7 @@ def errors_chart(validation: Validation, drift: float | None = None) -> Chart:
     Args:
         drift: mean deviation of the control setting over the run, a fraction; None where it was not measured.
     """
-    rules: list[Mark] = [Rule(100 * AIM, True, QUIET, f"aim: {AIM:.0%}")]
+    rules: list[Mark] = [Rule(100 * AIM, True, QUIET, f"aim: {100 * AIM:.0f} %")]
     if drift is not None:
         rules.append(Rule(100 * drift, True, GREEN, "drift of one setting measured again and again", "dash"))
     panels = [
@@ -95,7 +95,8 @@ def _errors_panel(validation: Validation, subject: str, measure: str, rules: Seq
     return Panel(
         f"How far predictions are off: {subject}",
         Axis("mean relative error, setting left out of the fit (%)", from_zero=True),
-        Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(names) - 0.4)),
+        # Room for the name of the aim above the bars.
+        Axis(ticks=ticks, is_reversed=True, limits=(-0.9, len(names) - 0.4)),
         [*marks, *rules],
         "No model can be better than the noise." if noise else "No sample has two runs: the noise is not known.",
     )
@@ -145,7 +146,7 @@ def _predicted_panel(name: str, measured: np.ndarray, settings: np.ndarray, vali
         Axis("measured (ms)", (start, end)),
         Axis("predicted, setting left out (ms)", (start, end)),
         [
-            Band(ends, ends * (1 - AIM), ends * (1 + AIM), QUIET, f"within {AIM:.0%}"),
+            Band(ends, ends * (1 - AIM), ends * (1 + AIM), QUIET, f"within {100 * AIM:.0f} %"),
             Line(ends, ends, QUIET, width=1),
             Dots(measured[shown], predicted[shown], SKY, "a request", of_requests, size=4, opacity=0.5),
             Dots([x for x, _ in medians], [y for _, y in medians], BLUE, "median of a setting", of_settings,
@@ -184,7 +185,7 @@ def guardrail_chart(curve: Sequence[GuardrailCounts]) -> Chart:
         "A wider margin breaks fewer budgets and wastes more settings",
         Axis("margin kept free (% of the predicted total)"),
         Axis("requests (%)", from_zero=True),
-        [*marks, Rule(100 * AIM, False, QUIET, f"{AIM:.0%}")],
+        [*marks, Rule(100 * AIM, False, QUIET, f"{100 * AIM:.0f} %")],
         f"Summed over budgets at the {BUDGET_PERCENTILES[0]}th to {BUDGET_PERCENTILES[-1]}th percentile of the "
         "measured totals.",
     )

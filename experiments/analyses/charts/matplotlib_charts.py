@@ -137,13 +137,15 @@ def _bars(axes: Axes, mark: Bars, order: int) -> None:
         bar.set_alpha(0.4 if pale else 1.0)
     for place, start, length, label in zip(mark.places, starts, mark.lengths, mark.labels, strict=False):
         if label:
-            axes.text(start + length / 2, place, label, ha="center", va="center", color=ink_on(mark.colour), fontsize=8,
-                      zorder=order + 1)  # fmt: skip
+            at_end = not len(mark.starts)
+            axes.annotate(label, (start + (1.0 if at_end else 0.5) * length, place), xytext=(-3 * at_end, 0),
+                          textcoords="offset points", ha="right" if at_end else "center", va="center",
+                          color=ink_on(mark.colour), fontsize=8, zorder=order + 1)  # fmt: skip
 
 
-def _rule(axes: Axes, mark: Rule, order: int) -> None:
+def _rule(axes: Axes, mark: Rule, _order: int) -> None:
     draw = axes.axvline if mark.is_vertical else axes.axhline
-    draw(mark.at, color=mark.colour, linestyle=DASHES[mark.dash], linewidth=1.2, label=mark.name, zorder=order)
+    draw(mark.at, color=mark.colour, linestyle=DASHES[mark.dash], linewidth=1.2, label=mark.name, zorder=1)
 
 
 def _note(axes: Axes, mark: Note, order: int) -> None:

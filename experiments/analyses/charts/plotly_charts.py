@@ -26,7 +26,7 @@ def plotly_of(panel: Panel) -> go.Figure:
         elif isinstance(mark, Rule):
             add = figure.add_vline if mark.is_vertical else figure.add_hline
             more = {"annotation_text": plain(mark.name), "annotation_font_size": 10} if mark.name else {}
-            add(mark.at, line={"color": mark.colour, "width": 1, "dash": mark.dash}, **more)
+            add(mark.at, layer="below", line={"color": mark.colour, "width": 1, "dash": mark.dash}, **more)
         else:
             figure.add_annotation(_note(mark, panel))
     figure.update_layout(
@@ -90,7 +90,8 @@ def _whiskers(values: Numbers, ends: Sequence[Interval], colour: str) -> dict[st
 
 
 def _dots(mark: Dots) -> go.Scatter:
-    labels = {"text": [plain(label) for label in mark.labels], "textposition": "top left", "textfont": {"size": 10}}
+    labels = {"text": [plain(label) for label in mark.labels], "textposition": "top left", "textfont": {"size": 10},
+              "cliponaxis": False}  # fmt: skip
     return go.Scatter(
         x=numbers(mark.x),
         y=numbers(mark.y),
@@ -126,7 +127,8 @@ _SCATTERS = {Dots: _dots, Line: _line, Band: _band}
 
 def _bars(mark: Bars) -> go.Bar:
     labels = {
-        "text": [plain(label) for label in mark.labels], "textposition": "inside", "insidetextanchor": "middle",
+        "text": [plain(label) for label in mark.labels], "textposition": "inside",
+        "insidetextanchor": "middle" if len(mark.starts) else "end",
         "textangle": 0, "insidetextfont": {"color": ink_on(mark.colour), "size": 11}, "constraintext": "none",
     }  # fmt: skip
     return go.Bar(

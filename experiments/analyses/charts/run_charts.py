@@ -53,7 +53,7 @@ def _panel(lines: Sequence[RunDifference], first: str) -> Panel:
             )
         )
     ticks = {place: f"{task} {setting}" if has_tasks else setting for (task, setting), place in shown.items()}
-    change = f"{lines[0].quantity} less that of {first}" if is_accuracy else f"{lines[0].quantity} over that of {first}"
+    change = f"{lines[0].quantity} {'minus' if is_accuracy else 'over'} that of {first}"
     return Panel(
         f"{lines[0].quantity[0].upper()}{lines[0].quantity[1:]}",
         Axis(change),

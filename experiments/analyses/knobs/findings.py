@@ -193,8 +193,8 @@ def front_counts(each: FrontAnalysis) -> str:
     on = [point for point in each.front.points if point.on_front]
     sure = sum(point.status == "established" for point in on)
     return (
-        f"On the front of accuracy and {each.found.of.label} are {len(on)} of {len(each.front.points)} settings; "
-        f"{sure} of them are established, {len(on) - sure} only within noise."
+        f"On the front of accuracy and {each.found.of.label} are {len(on)} of {len(each.front.points)} settings, "
+        f"{sure} established and {len(on) - sure} only within noise."
     )
 
 

@@ -33,7 +33,26 @@
   const places = [...document.querySelectorAll("[data-plot]")];
   const draw = (place) => {
     const plot = plots[place.dataset.plot];
-    return Plotly.newPlot(place, plot.data, { ...plot.layout, template: template(dark.matches) }, config);
+    const layout = { ...structuredClone(plot.layout), template: template(dark.matches) };
+    return Plotly.newPlot(place, plot.data, layout, config).then(fit).then(() => place.on("plotly_relayout", () => fit(place)));
+  };
+  // The title of an axis that is longer than the axis is written in several lines.
+  const CHARACTER_PX = 8;
+  // What it may reach over each end of the axis: the margin of the plot.
+  const MARGIN_PX = 12;
+  const inLines = (text, width) => {
+    const lines = [];
+    for (const word of text.split(" ")) {
+      const longer = lines.length ? `${lines.at(-1)} ${word}` : "";
+      if (longer && longer.length * CHARACTER_PX <= width) lines[lines.length - 1] = longer;
+      else lines.push(word);
+    }
+    return lines.join("<br>");
+  };
+  const fit = (place) => {
+    const title = inLines(plots[place.dataset.plot].layout.xaxis.title.text,
+      place.querySelector(".nsewdrag").getBoundingClientRect().width + 2 * MARGIN_PX);
+    return title === place.layout.xaxis.title.text ? place : Plotly.relayout(place, { "xaxis.title.text": title });
   };
   const recolour = (isDark) => places.forEach((place) => Plotly.relayout(place, { template: template(isDark) }));
   Promise.all(places.map(draw)).then(() => document.body.setAttribute("data-drawn", String(places.length)));

@@ -129,7 +129,7 @@ def test_the_chart_of_runs_has_a_panel_for_each_quantity_and_a_series_for_each_r
         for quantity in ("mean latency", "accuracy")
     ]  # fmt: skip
     latency, accuracy = runs_chart(lines, "a").panels
-    assert (latency.x.title, accuracy.x.title) == ("mean latency over that of a", "accuracy less that of a")
+    assert (latency.x.title, accuracy.x.title) == ("mean latency over that of a", "accuracy minus that of a")
     rule, *series = latency.marks
     assert isinstance(rule, Rule) and rule.at == 1
     assert [(each.name, list(each.y), each.x_intervals) for each in series if isinstance(each, Dots)] == [

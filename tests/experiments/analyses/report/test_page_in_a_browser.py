@@ -114,6 +114,19 @@ def test_nothing_reaches_over_the_edge_of_a_narrow_window(page: Page) -> None:
     page.call("Emulation.clearDeviceMetricsOverride")
 
 
+def test_titles_of_axes_are_whole_on_a_telephone(page: Page) -> None:
+    wide = page.run("document.querySelectorAll('.plot .xtitle tspan').length")
+    page.call("Emulation.setDeviceMetricsOverride", width=400, height=900, deviceScaleFactor=1, mobile=True)
+    page.wait("window.innerWidth === 400")
+    # Longer ones are in several lines, each of them within the plot.
+    page.wait("[...document.querySelectorAll('.plot')].every(each => { const own = each.getBoundingClientRect();"
+              "const title = each.querySelector('.xtitle')?.getBoundingClientRect();"
+              "return !title || (title.left >= own.left && title.right <= own.right); })")  # fmt: skip
+    assert page.run("document.querySelectorAll('.plot .xtitle tspan').length") > wide
+    page.call("Emulation.clearDeviceMetricsOverride")
+    page.wait(f"document.querySelectorAll('.plot .xtitle tspan').length === {wide}")
+
+
 def test_a_dark_scheme_has_light_text(page: Page) -> None:
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     page.wait("getComputedStyle(document.body).color === 'rgb(228, 232, 235)'")
