@@ -124,6 +124,7 @@ LONGEST_FILES = (
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()
     gc.enable()
 
 

@@ -21,7 +21,12 @@ from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
 from experiments.analyses.latency.analysis import analyse_latency, budget_sentences, prediction_sentences
 from experiments.analyses.latency.estimator import LEVEL
-from experiments.analyses.latency.recalibration import study_by_order, study_of_synthetic, study_of_target
+from experiments.analyses.latency.recalibration import (
+    refuse_other_model,
+    study_by_order,
+    study_of_synthetic,
+    study_of_target,
+)
 from experiments.analyses.latency.records import closing_lines, predictions_csv, validation_fields
 from experiments.analyses.sweeps import load_sweep, runs_frame, samples_frame
 
@@ -45,14 +50,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     output_dir = given.output_dir or given.results_dir / "analysis"
     steps = Steps()
     sweep = load_sweep(given.results_dir)
+    target = None if given.target_dir is None else load_sweep(given.target_dir)
+    if target is not None:
+        refuse_other_model(sweep, target)
     count = len(sweep.settings)
     steps.say(count, f"{count} settings are read; the estimator is fitted, and validated on settings left out")
     found = analyse_latency(samples_frame(sweep), given.level, runs_frame(sweep))
     samples, estimator, validation, curve = found.samples, found.estimator, found.validation, found.curve
-    if given.target_dir is None:
+    if target is None:
         studies = [study_by_order(sweep, samples, given.level), study_of_synthetic(samples, given.level)]
     else:
-        studies = [study_of_target(estimator, sweep, load_sweep(given.target_dir))]
+        studies = [study_of_target(estimator, sweep, target)]
     estimator.save(output_dir / "e3_latency_estimator.json")
     steps.say(count, "files and pictures are written")
     left_out = [] if found.left_out is None else [found.left_out]
