@@ -92,38 +92,46 @@ def run_server(tiny_checkpoint: Path) -> Iterator[RunServer]:
         yield server
 
 
-# In the order of their time; what is not named takes less than about 10 s.
+# In the order of their CPU time; what is not named takes less than about 5 s.
 LONGEST_FILES = (
     "test_resume.py",
-    "test_acc_lat_profiling.py",
-    "test_page_in_a_browser.py",
-    "test_how_to.py",
-    "test_notebooks.py",
-    "test_network.py",
-    "test_own_data.py",
-    "test_e3_latency_estimator.py",
-    "test_pipeline.py",
-    "test_multi_datasets.py",
-    "test_run_text_generation.py",
-    "test_decode_kernels.py",
-    "test_search_rounds.py",
-    "test_counted.py",
-    "test_hf_runs.py",
-    "test_two_machines.py",
-    "test_slurm_sweep.py",
     "test_predict.py",
-    "test_prefill_kernels.py",
-    "test_profiles.py",
-    "test_steady_numbers.py",
+    "test_notebooks.py",
+    "test_multi_datasets.py",
+    "test_pipeline.py",
+    "test_page_in_a_browser.py",
+    "test_acc_lat_profiling.py",
+    "test_network.py",
+    "test_run_text_generation.py",
+    "test_two_machines.py",
+    "test_search_rounds.py",
+    "test_decode_kernels.py",
     "test_e2_knob_pareto.py",
+    "test_slurm_sweep.py",
+    "test_e3_latency_estimator.py",
+    "test_prefill_kernels.py",
+    "test_counted.py",
+    "test_published.py",
+    "test_hf_runs.py",
+    "test_validation.py",
+    "test_how_to.py",
+    "test_evaluation.py",
+    "test_energy_of_settings.py",
+    "test_batched_answers.py",
     "test_batches_grouped_answers.py",
     "test_dense_sweeps.py",
     "test_e1_stage_latency.py",
+    "test_steady_numbers.py",
     "test_on_device.py",
+    "test_own_data.py",
+    "test_text_model.py",
+    "test_original.py",
+    "test_profiles.py",
 )
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()
     gc.enable()
 
 

@@ -20,6 +20,7 @@ from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
 from experiments.analyses.latency.analysis import analyse_latency, latency_findings, recalibration_studies
 from experiments.analyses.latency.estimator import LEVEL
+from experiments.analyses.latency.recalibration import refuse_other_model
 from experiments.analyses.latency.records import contents_of, detail_lines, tables_of
 from experiments.analyses.sweeps import load_sweep, samples_frame
 
@@ -37,10 +38,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     given: argparse.Namespace = parser.parse_args(argv)
     steps = Steps()
     sweep = load_sweep(given.results_dir)
+    target = None if given.target_dir is None else load_sweep(given.target_dir)
+    if target is not None:
+        refuse_other_model(sweep, target)
     count = len(sweep.settings)
     steps.say(count, f"{count} settings are read; the estimator is fitted, and validated on settings left out")
     found = analyse_latency(sweep, samples_frame(sweep), given.level)
-    target = None if given.target_dir is None else load_sweep(given.target_dir)
     studies = recalibration_studies(sweep, found, target)
     steps.say(count, "files and pictures are written")
     caption = caption_of([sweep.provenance], count, len(found.samples))

@@ -18,7 +18,8 @@ from experiments.core_exp.acc_lat_profiling import main
 
 def flags(checkpoint: Path, output_dir: Path, *more: str) -> list[str]:
     return ["--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", "3",
-            "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--num_threads", "1", "--max_new_tokens", "4",
+            "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0",
+            "--num_threads", "1", "--max_new_tokens", "4",
             "--tier_list", "low", "medium", "high", "--top_k_list", "1", "2", "3", "4", *more]  # fmt: skip
 
 

@@ -28,6 +28,8 @@ SAMPLES_NAME = "reference-vqa_samples.csv"
 NOT_COMPARED = {
     *("experiment_id", "experiment_ids", "timestamp", "process_rss_bytes", "cache_budget_bytes", "cache_used_bytes"),
     *("warmup", "conditions", "drift", "precision", "compute_utilisation", "num_discarded_runs"),
+    # What else the machine did.
+    *("num_disturbed_samples", "disturbances"),
 }
 # What says by how many processes a result was measured.
 OF_THE_LAUNCH = {"num_processes", "caveats", "caveat_records", "fingerprint", "command", "drift_check_every"}

@@ -46,7 +46,7 @@ def figure_of(chart: Chart, caption: str) -> Figure:
         for axes in grid[len(chart.panels) :]:
             axes.set_axis_off()
         _legend(figure, grid)
-        figure.canvas.draw()
+        figure.draw_without_rendering()
         for axes, panel in zip(grid, chart.panels, strict=False):
             for mark in panel.marks:
                 if isinstance(mark, Dots) and mark.labels:

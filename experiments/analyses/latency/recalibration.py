@@ -151,14 +151,18 @@ class RecalibrationStudy:
     reason: str | None = None  #: why there are no errors
 
 
-def study_of_target(estimator: LatencyEstimator, source: Sweep, target: Sweep) -> RecalibrationStudy:
-    """A study of the same model on another device; raises ConfigurationError where the models differ."""
+def refuse_other_model(source: Sweep, target: Sweep) -> None:
+    """Raises ConfigurationError where the target's results are of another model."""
     one, other = source.provenance, target.provenance
     if (one.model, one.random_weights) != (other.model, other.random_weights):
         raise ConfigurationError(
             f"the target's results are of {other.model}, the source's of {one.model}: times of different shapes do not "
             "compare; give a run of the same model"
         )
+
+
+def study_of_target(estimator: LatencyEstimator, source: Sweep, target: Sweep) -> RecalibrationStudy:
+    """A study of the same model on another device."""
     samples = timed_samples(samples_frame(target))
     return _study("device", estimator, samples, _device_name(source), _device_name(target))
 
