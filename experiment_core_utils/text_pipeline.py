@@ -1,36 +1,58 @@
 """The text run: the combinations of a grid, each measured and saved as one experiment.
 
-A combination is one experiment (`text_run.experiment`) with an id of its own. It is done once it is in
+A combination is one experiment with an id of its own. It is done once it is in
 `results/{task_type}_results.json`: a run that was killed starts again at the combination it was at.
 """
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import setup_distributed
+from experiment_core_utils.a_distributed import generate_unique_id, setup_distributed
 from experiment_core_utils.b_model_loader import LastModel
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.config.text_grid import Combination
-from experiment_core_utils.d_energy_tracking import EnergySources
-from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
-from experiment_core_utils.primitives.collectives import broadcast_from_main, processes_on_this_machine
-from experiment_core_utils.primitives.device import set_cpu_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused, SettingError
-from experiment_core_utils.primitives.files import check_replaceable
+from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
+from experiment_core_utils.e_inference import TextShard, prepare_gen_inference, run_prepared
+from experiment_core_utils.f_experiment_info import (
+    gather_experiment_info,
+    gather_experimental_variables,
+    get_model_architecture_info,
+    shared_cores_caveats,
+)
+from experiment_core_utils.g_metrics_inference import combine_inference_metrics
+from experiment_core_utils.h_metrics_compute import combine_comp_metrics, generation_metrics
+from experiment_core_utils.i_metrics_energy import allocated_energy, allocated_energy_metrics, energy_metrics
+from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results, save_raw_results_json
+from experiment_core_utils.k_results_aggregation import (
+    load_and_aggregate_per_process_energy_results,
+    pool_inference_results,
+)
+from experiment_core_utils.meters.load import LoadSampler, load_sampler
+from experiment_core_utils.models.common.text_generation import logits_fault
+from experiment_core_utils.primitives.collectives import (
+    all_gather,
+    all_or_raise,
+    broadcast_from_main,
+    processes_on_this_machine,
+)
+from experiment_core_utils.primitives.device import MemoryWindow, set_cpu_threads
+from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
+from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
-from experiment_core_utils.records.result_files import aggregated_path, raw_result_path
-from experiment_core_utils.records.text import SavedExperiment, ShownExperiment
-from experiment_core_utils.text_run.experiment import measure_experiment
-from experiment_core_utils.text_run.plan import TextPlan, plan_experiments
+from experiment_core_utils.records.text import InferenceResults
+from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
+from experiment_core_utils.text_run.plan import DueExperiment, TextPlan, any_config, plan_of
 
 Report = Callable[[str], None]
+RAW = "raw_results"
 
 
 @dataclass(frozen=True)
@@ -57,47 +79,12 @@ def launched(grid: Sequence[Combination], results_dir: Path) -> Accelerator:
         ConfigurationError: the results' folder is a file.
         WorkerLost: the processes launched are not those requested.
     """
-    first = _any_config(grid)
+    first = any_config(grid)
     accelerator = setup_distributed(first)
     set_cpu_threads(first.num_threads, processes_on_this_machine(accelerator))
     if results_dir.exists() and not results_dir.is_dir():
         raise ConfigurationError(f"{results_dir} is a file; give a folder for the results")
     return accelerator
-
-
-def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Accelerator) -> TextPlan:
-    """What is to be done for a grid.
-
-    Raises:
-        ConfigurationError: not a single combination is possible here.
-        ResultsRefused: what an earlier run saved here is broken.
-        OutputRefused: something else than a regular file has the name of the results file.
-    """
-    task_type = _any_config(grid).task_type
-    path = aggregated_path(task_type, ".json", results_dir)
-    advice = "repair it, or remove the experiment, and the same command measures it again"
-
-    def load() -> dict[str, dict[str, Any]]:
-        # It is written again at the end.
-        check_replaceable(path)
-        return load_aggregated_results(task_type, results_dir=results_dir)
-
-    def has_outputs(experiment_id: str) -> bool:
-        texts = raw_result_path(experiment_id, "text_output", results_dir)
-        if os.path.lexists(texts) and not texts.is_file():
-            raise ResultsRefused(
-                f"{texts} is not a result, but a folder, a pipe, a device or a link to nothing; move it away"
-            )
-        return texts.is_file()
-
-    saved = broadcast_from_main(load, accelerator)
-    for name, each in saved.items():
-        if "digest" in each:
-            SavedExperiment.read(each, f"{path}: {name}", advice)
-    plan = plan_experiments(grid, saved, accelerator, has_outputs)
-    for name in plan.saved.values():
-        ShownExperiment.read(saved[name], f"{path}: {name}", advice)
-    return plan
 
 
 def run_text_experiments(
@@ -116,7 +103,7 @@ def run_text_experiments(
         WorkerLost: a process is gone or late.
     """
     accelerator = launched(grid, results_dir)
-    is_main, task_type, memory = accelerator.is_main_process, _any_config(grid).task_type, LastModel(accelerator)
+    is_main, task_type, memory = accelerator.is_main_process, any_config(grid).task_type, LastModel(accelerator)
     failed: dict[str, str] = {}
     refused: list[ConfigurationError] = []
     measured: list[str] = []
@@ -154,14 +141,116 @@ def run_text_experiments(
     )
 
 
+def measure_experiment(
+    due: DueExperiment,
+    load: Callable[[TextConfig], tuple[Any, Any]],
+    accelerator: Accelerator,
+    results_dir: Path,
+    sources: EnergySources | None = None,
+) -> tuple[str, dict[str, Any]]:
+    """Measure an experiment; returns its name (`experiment_0001`) and its fields, which only the main process has;
+    every process takes part.
+
+    Args:
+        sources: what energy is read with; None finds it on the machine.
+
+    Raises:
+        SettingError: it cannot be run, such as OutOfMemory; in all processes, whichever it happened to.
+        ConfigurationError: the model cannot be loaded.
+        MeterUnavailable: energy is required and nothing on this machine measures it; nothing was loaded then.
+        WorkerLost: a process is gone or late.
+    """
+    config, device = due.config, accelerator.device
+    energy = TextEnergy(config, accelerator, sources or EnergySources())
+    experiment_id = generate_unique_id(accelerator, results_dir=results_dir)
+    save = partial(save_raw_results_json, experiment_id=experiment_id, accelerator=accelerator, results_dir=results_dir)
+    # Machines may share the folder of results: each process writes its energy to a folder of its own.
+    rank = accelerator.process_index
+    folder = results_dir / RAW / experiment_id / (f"process_{rank}" if rank else "")
+    model, tokenizer = all_or_raise(lambda: load(config), accelerator)
+    tokenised = due.chosen.tokenised
+    shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
+    sampler = load_sampler()
+    with MemoryWindow(device):
+        own = energy.measured(lambda: _sampled(shard, accelerator, sampler), experiment_id, folder)
+    compute = combine_comp_metrics(model, device, tokenised, accelerator, config, own, sampler.trace)
+    save(energy_metrics(experiment_id, accelerator, folder, energy.reason), result_type="local_energy_results")
+    # What all processes have is gathered last: from here on only the main one works.
+    pooled = pool_inference_results(all_gather(own, accelerator))
+    memories = all_gather(compute["memory"], accelerator)
+    caveats = shared_cores_caveats(device, processes_on_this_machine(accelerator))
+    name = f"experiment_{experiment_id}"
+    if not accelerator.is_main_process:
+        return name, {}
+    flops, utilisation = generation_metrics(model, device, pooled, config)
+    if config.memory_timeline:
+        save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
+    fractions = {"hardware_utilisation": utilisation.content()}
+    parts: dict[str, Any] = {
+        "experiment_setup": gather_experiment_info(config, accelerator, experiment_id),
+        "experiment_variables": gather_experimental_variables(config),
+        "model_architecture": get_model_architecture_info(model),
+        "inference_metrics": {**combine_inference_metrics(pooled), **allocated_energy_metrics(pooled)},
+        "compute_metrics": {**compute, **flops, **fractions, "memory_by_process": memories},
+        "global_energy_results": load_and_aggregate_per_process_energy_results(
+            experiment_id, accelerator.num_processes, results_dir=results_dir
+        ),
+    }
+    caveats += _caveats(pooled, config, logits_fault(model, tokenised, device))
+    return name, _entry(due, pooled, parts, experiment_id, caveats, save)
+
+
+def _sampled(shard: TextShard, accelerator: Accelerator, sampler: LoadSampler) -> InferenceResults:
+    with sampler:
+        return run_prepared(shard, accelerator)
+
+
+def _entry(
+    due: DueExperiment,
+    pooled: InferenceResults,
+    parts: Mapping[str, Any],
+    experiment_id: str,
+    caveats: list[Caveat],
+    save: Callable[..., Path],
+) -> dict[str, Any]:
+    """The content of the results file: every part is saved under its name, and all of them make the entry."""
+    for result_type, part in parts.items():
+        save(part, result_type=result_type)
+    if due.config.energy_mode != "off":
+        save(allocated_energy(pooled), result_type="apportioned_energy")
+    custom = run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"])
+    if due.config.save_outputs:
+        prompts, queries = due.chosen.texts, pooled["queries"]
+        texts = [{"prompt": prompts[each["prompt_index"]], "output": each["output_text"]} for each in queries]
+        save({"outputs": texts}, result_type="text_output")
+        save({"output_token_ids": [each["output_token_ids"] for each in queries]}, result_type="token_output")
+    return {
+        "experiment_id": experiment_id,
+        "digest": due.digest,
+        "varied": dict(due.varied),
+        **caveat_fields(caveats),
+        "prompts": {
+            **due.prompts.source,
+            "num_prompts": len(due.chosen.texts),
+            "num_too_long": due.chosen.num_too_long,
+        },
+        **parts,
+        "custom": custom["columns"],
+        "custom_failures": custom["failures"],
+    }
+
+
+def _caveats(pooled: InferenceResults, config: TextConfig, problem: str | None) -> list[Caveat]:
+    """What a reader must know before quoting the figures; `problem` is what the model's output shows."""
+    waiting_s = pooled["simulated_delay_s"]
+    is_counted = waiting_s > 0 and config.energy_mode != "off"
+    found = [caveat("simulated_waiting", waiting_s=waiting_s)] if is_counted else []
+    return found + ([] if problem is None else [caveat("model_output", problem=problem)])
+
+
 def _line(title: str, name: str, result: Mapping[str, Any]) -> str:
     """`1/2 decoding_mode=greedy: experiment_0001: 240 prompts, 512.3 output tokens/s`."""
     metrics = result["inference_metrics"]
     rate = metrics["tokens_per_second"]
     speed = "no output tokens" if rate is None else f"{rate:.1f} output tokens/s"
     return f"{title}: {name}: {metrics['num_prompts']} prompts, {speed}"
-
-
-def _any_config(grid: Sequence[Combination]) -> TextConfig:
-    """Any combination's configuration, for the keys of the launch, which all combinations share."""
-    return next(each.config for each in grid if each.config is not None)

@@ -1,5 +1,6 @@
 """The plan of a text run: which combinations and prompts are due, before a model is loaded."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,13 +13,18 @@ from transformers import PreTrainedConfig
 from experiment_core_utils.c_prompt_processing import filter_prompts_by_length, sort_prompts_by_length, tokenise_prompts
 from experiment_core_utils.config.text import PromptSource, TextConfig
 from experiment_core_utils.config.text_grid import Combination
+from experiment_core_utils.j_results_saving import load_aggregated_results
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.models.common.checkpoint_files import model_digest
 from experiment_core_utils.models.common.text_generation import check_context
 from experiment_core_utils.models.text_model import LanguageModelSource, load_tokenizer, validate_loadable
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.collectives import broadcast_from_main
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
+from experiment_core_utils.primitives.files import check_replaceable
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.requests import TokenisedPrompts
+from experiment_core_utils.records.result_files import aggregated_path, raw_result_path
+from experiment_core_utils.records.text import SavedExperiment, ShownExperiment
 from experiment_core_utils.tasks.prompts import Prompts, read_prompts
 from experiment_core_utils.text_run.custom_metrics import CustomMetric, find_custom_metrics
 
@@ -103,6 +109,46 @@ class TextPlan:
             *(f"{title}: done before, as {name}" for title, name in self.saved.items()),
             *(f"{each.title}: due" for each in self.due),
         ]
+
+
+def any_config(grid: Sequence[Combination]) -> TextConfig:
+    """Any combination's configuration, for the keys of the launch, which all combinations share."""
+    return next(each.config for each in grid if each.config is not None)
+
+
+def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Accelerator) -> TextPlan:
+    """What is to be done for a grid.
+
+    Raises:
+        ConfigurationError: not a single combination is possible here.
+        ResultsRefused: what an earlier run saved here is broken.
+        OutputRefused: something else than a regular file has the name of the results file.
+    """
+    task_type = any_config(grid).task_type
+    path = aggregated_path(task_type, ".json", results_dir)
+    advice = "repair it, or remove the experiment, and the same command measures it again"
+
+    def load() -> dict[str, dict[str, Any]]:
+        # It is written again at the end.
+        check_replaceable(path)
+        return load_aggregated_results(task_type, results_dir=results_dir)
+
+    def has_outputs(experiment_id: str) -> bool:
+        texts = raw_result_path(experiment_id, "text_output", results_dir)
+        if os.path.lexists(texts) and not texts.is_file():
+            raise ResultsRefused(
+                f"{texts} is not a result, but a folder, a pipe, a device or a link to nothing; move it away"
+            )
+        return texts.is_file()
+
+    saved = broadcast_from_main(load, accelerator)
+    for name, each in saved.items():
+        if "digest" in each:
+            SavedExperiment.read(each, f"{path}: {name}", advice)
+    plan = plan_experiments(grid, saved, accelerator, has_outputs)
+    for name in plan.saved.values():
+        ShownExperiment.read(saved[name], f"{path}: {name}", advice)
+    return plan
 
 
 def plan_experiments(
