@@ -67,9 +67,7 @@ def test_a_vision_block_is_that_of_torch(width: int, inner: int, rows: int) -> N
     kernel = vision_kernel(width, inner)
     states, attended = torch.randn(rows, width), torch.randn(rows, width)
     joint = kernel.project(states, torch.empty(rows, 3 * width))
-    torch.testing.assert_close(
-        joint, F.linear(kernel.first_norm(states), *flat(kernel.joint)), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(joint, F.linear(kernel.first_norm(states), *flat(kernel.joint)), rtol=1e-4, atol=1e-4)
     summed = states + F.linear(attended, *flat(kernel.output))
     hidden = F.linear(kernel.second_norm(summed), *flat(kernel.inner))
     expected = summed + F.linear(hidden * torch.sigmoid(1.702 * hidden), *flat(kernel.outer))
