@@ -239,11 +239,16 @@ def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
 
 
 def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
-    """`settings_frame` with who each row is, rates and memory, in reading order, without columns that have no value."""
+    """`settings_frame` with who each row is, rates and memory, in reading order.
+
+    Knobs and accuracy are always there (`vision_tokens_target` where one was requested); other columns without any
+    value are left out.
+    """
     further = pd.DataFrame([_identity_and_rates(result) for result in results])
     frame = pd.concat([further, settings_frame(results)], axis=1)
     names = in_reading_order(list(frame.columns))
-    return frame[[name for name in names if frame[name].notna().any()]]
+    always = set(SETTING_COLUMNS) - {"vision_tokens_target"}
+    return frame[[name for name in names if name in always or frame[name].notna().any()]]
 
 
 def in_reading_order(names: Sequence[str]) -> list[str]:
