@@ -17,10 +17,6 @@ from experiment_core_utils.primitives.files import write_json_atomically, write_
 from experiment_core_utils.primitives.knobs import (
     KnobSetting,
     VisionTarget,
-    decoder_label,
-    own_target,
-    tier_target,
-    token_target,
 )
 from experiment_core_utils.primitives.statistics import Distribution, mean_of
 from experiment_core_utils.primitives.units import milliseconds
@@ -242,22 +238,6 @@ def sample_metadata(sample: MeasuredSample) -> Metadata:
     if sample.options:
         validated |= {"options": list(sample.options), "answer_index": sample.answer_index}
     return Metadata.model_construct(**(validated | sample.metadata | validated))
-
-
-def target_of(result: SettingResult) -> VisionTarget:
-    """The vision target of a result."""
-    tier, tokens = result.tier, result.vision_tokens_target
-    return tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
-
-
-def setting_file_name(result: SettingResult) -> str:
-    """The published name of a setting's file; a tier carries the mean number of crops of its pictures, rounded.
-
-    `reference-vqa_imgsizetier-low_crops2_topk8_blocks14.json`, `…_imgsizetokens1008_topk8_blocks14.json`.
-    """
-    crops = "" if result.tier is None else f"_crops{round(result.selected_crops_mean or 0)}"
-    task, decoder = result.provenance.task.name, decoder_label(result.top_k, result.num_active_blocks)
-    return f"{task.replace('_', '-')}_imgsize{target_of(result).label}{crops}_{decoder}.json"
 
 
 def setting_result(

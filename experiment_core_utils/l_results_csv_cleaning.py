@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.config.parts import TableFormat
-from experiment_core_utils.j_results_saving import setting_file_name, target_of
 from experiment_core_utils.primitives.csv_tables import (
     Cell,
+    check_table_format,
     checked_rows,
     csv_content,
     csv_of_rows,
@@ -23,13 +23,13 @@ from experiment_core_utils.primitives.csv_tables import (
     spreadsheet_safe,
     table_text,
 )
-from experiment_core_utils.primitives.errors import ResultsError, package_of_extra
+from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
 from experiment_core_utils.primitives.knobs import decoder_label
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.result_files import read_rows
 from experiment_core_utils.records.sample_result import SampleResult
-from experiment_core_utils.records.setting_result import SettingResult, read_setting
+from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name, target_of
 
 
 @dataclass(frozen=True)
@@ -292,13 +292,6 @@ def _short(cell: Any) -> Any:
     if isinstance(cell, float):
         return float(f"{cell:.{_DIGITS}g}")
     return _IN_NO_CSV.sub("\ufffd", cell) if isinstance(cell, str) else cell
-
-
-def check_table_format(table_format: TableFormat) -> None:
-    """Raises ConfigurationError where the package that writes Parquet files is not installed."""
-    if table_format == "parquet":
-        with package_of_extra("pyarrow", "datasets"):
-            import pyarrow  # noqa: F401
 
 
 def write_tables(

@@ -17,9 +17,9 @@ from experiment_core_utils.d_energy_tracking import meters_of
 from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of, with_correct_answers
-from experiment_core_utils.j_results_saving import save_setting_result, setting_file_name, setting_result
+from experiment_core_utils.j_results_saving import save_setting_result, setting_result
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
-from experiment_core_utils.l_results_csv_cleaning import check_table_format, write_tables
+from experiment_core_utils.l_results_csv_cleaning import write_tables
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.collectives import (
     all_or_raise,
@@ -27,6 +27,7 @@ from experiment_core_utils.primitives.collectives import (
     check_folder_is_shared,
     processes_on_this_machine,
 )
+from experiment_core_utils.primitives.csv_tables import check_table_format
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.files import state_folder
 from experiment_core_utils.primitives.interruption import signals_stop
@@ -34,7 +35,7 @@ from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import only_run_in, remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.saved_results.trackers import check_tracker, log_settings

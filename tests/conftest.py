@@ -135,6 +135,11 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """Libraries that count what is left at the end find nothing frozen."""
+    gc.unfreeze()
+
+
 def pytest_runtest_setup() -> None:
     """A run without a number of threads takes all cores; what comes after it in this process does not."""
     torch.set_num_threads(1)

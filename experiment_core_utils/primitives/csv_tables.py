@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ResultsError, package_of_extra
 from experiment_core_utils.primitives.files import read_regular_file
 
 Cell = str | int | float | bool | None
@@ -313,3 +313,10 @@ def _alphabetical(name: str) -> tuple[list[str | int], str]:
     parts: list[str | int] = list(_PLACE_IN_LIST.split(name))
     parts[1::2] = map(int, parts[1::2])
     return parts, name
+
+
+def check_table_format(table_format: str) -> None:
+    """Raises ConfigurationError where the package that writes Parquet files is not installed."""
+    if table_format == "parquet":
+        with package_of_extra("pyarrow", "datasets"):
+            import pyarrow  # noqa: F401

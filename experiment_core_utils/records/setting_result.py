@@ -13,7 +13,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from experiment_core_utils.primitives.errors import ResultsRefused
-from experiment_core_utils.primitives.knobs import TIERS
+from experiment_core_utils.primitives.knobs import (
+    TIERS,
+    VisionTarget,
+    decoder_label,
+    own_target,
+    tier_target,
+    token_target,
+)
 from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share
@@ -311,3 +318,19 @@ def _sample_fault(sample: SampleResult, best: float) -> str | None:
     if index is not None and index >= len(options):
         return f"metadata.answer_index is {index}, and there are {len(options)} options"
     return None
+
+
+def target_of(result: SettingResult) -> VisionTarget:
+    """The vision target of a result."""
+    tier, tokens = result.tier, result.vision_tokens_target
+    return tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
+
+
+def setting_file_name(result: SettingResult) -> str:
+    """The published name of a setting's file; a tier carries the mean number of crops of its pictures, rounded.
+
+    `reference-vqa_imgsizetier-low_crops2_topk8_blocks14.json`, `…_imgsizetokens1008_topk8_blocks14.json`.
+    """
+    crops = "" if result.tier is None else f"_crops{round(result.selected_crops_mean or 0)}"
+    task, decoder = result.provenance.task.name, decoder_label(result.top_k, result.num_active_blocks)
+    return f"{task.replace('_', '-')}_imgsize{target_of(result).label}{crops}_{decoder}.json"

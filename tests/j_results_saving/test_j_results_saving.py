@@ -1,4 +1,4 @@
-"""Files written whole or not at all, their names, and every key with its value."""
+"""Files written whole or not at all, and every key with its value."""
 
 import json
 import subprocess
@@ -21,7 +21,6 @@ from experiment_core_utils.j_results_saving import (
     sample_result,
     save_aggregated_results_json,
     save_raw_results_json,
-    setting_file_name,
 )
 from experiment_core_utils.k_results_aggregation import merge_parts
 from experiment_core_utils.primitives.device import MemoryReading
@@ -45,30 +44,6 @@ from tests.hand_made_records import (
 FLOPS = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
 THREE_BY_ONE = VisionGeometry(3, (3, 1), (784, 336), 576)
 STATS = "mean std p50 p95 p99 min max ci95_low ci95_high n".split()
-
-
-# --- names ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_tiers_file_carries_the_mean_number_of_crops() -> None:
-    # 2, 3 and 3 tiles: 2.67, rounded to 3.
-    samples = [measured_sample(0), *(measured_sample(i, geometry=THREE_BY_ONE) for i in (1, 2))]
-    result = result_of(part(*samples), task="reference_vqa")
-    assert setting_file_name(result) == "reference-vqa_imgsizetier-low_crops3_topk2_blocks3.json"
-    result = result_of(part(samples[0]), task="vqa_v2")
-    assert setting_file_name(result) == "vqa-v2_imgsizetier-low_crops2_topk2_blocks3.json"
-
-
-def test_a_token_targets_file_carries_the_target() -> None:
-    setting = KnobSetting(token_target(1008), 8, tuple(range(14)))
-    result = result_of(part(measured_sample(0)), setting, "reference_vqa")
-    assert setting_file_name(result) == "reference-vqa_imgsizetokens1008_topk8_blocks14.json"
-
-
-def test_a_setting_without_pictures_has_no_crops() -> None:
-    text = measured_sample(0, has_picture=False)
-    assert "_crops0_" in setting_file_name(result_of(part(text)))
-    assert "_crops0_" in setting_file_name(result_of(part()))
 
 
 # --- content -------------------------------------------------------------------------------------------------------

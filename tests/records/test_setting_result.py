@@ -1,0 +1,29 @@
+"""The published name of a setting's file."""
+
+from experiment_core_utils.primitives.knobs import KnobSetting, token_target
+from experiment_core_utils.records.requests import VisionGeometry
+from experiment_core_utils.records.setting_result import setting_file_name
+from tests.hand_made_records import measured_sample, part, result_of
+
+THREE_BY_ONE = VisionGeometry(3, (3, 1), (784, 336), 576)
+
+
+def test_a_tiers_file_carries_the_mean_number_of_crops() -> None:
+    # 2, 3 and 3 tiles: 2.67, rounded to 3.
+    samples = [measured_sample(0), *(measured_sample(i, geometry=THREE_BY_ONE) for i in (1, 2))]
+    result = result_of(part(*samples), task="reference_vqa")
+    assert setting_file_name(result) == "reference-vqa_imgsizetier-low_crops3_topk2_blocks3.json"
+    result = result_of(part(samples[0]), task="vqa_v2")
+    assert setting_file_name(result) == "vqa-v2_imgsizetier-low_crops2_topk2_blocks3.json"
+
+
+def test_a_token_targets_file_carries_the_target() -> None:
+    setting = KnobSetting(token_target(1008), 8, tuple(range(14)))
+    result = result_of(part(measured_sample(0)), setting, "reference_vqa")
+    assert setting_file_name(result) == "reference-vqa_imgsizetokens1008_topk8_blocks14.json"
+
+
+def test_a_setting_without_pictures_has_no_crops() -> None:
+    text = measured_sample(0, has_picture=False)
+    assert "_crops0_" in setting_file_name(result_of(part(text)))
+    assert "_crops0_" in setting_file_name(result_of(part()))
