@@ -13,7 +13,7 @@ from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, guardrail_curve
 from experiments.analyses.latency.recalibration import METHODS, RecalibrationStudy
 from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
-from experiments.analyses.latency.validation import Compared, NoiseFloor
+from experiments.analyses.latency.validation import ModelErrors, NoiseFloor
 from experiments.analyses.sweeps import Sweep
 
 SCHEMA_VERSION = 1
@@ -107,7 +107,7 @@ def detail_lines(model: LatencyModel, studies: Sequence[RecalibrationStudy]) -> 
     yield _percentages(rates[["violation_rate", "false_rejection_rate"]])
 
 
-def _error_table(found: Compared, noise: Mapping[str, NoiseFloor]) -> str:
+def _error_table(found: ModelErrors, noise: Mapping[str, NoiseFloor]) -> str:
     """A row for each time: errors at the typical request of a setting, and at a single request."""
     errors = {"estimator": found.estimator, "linear": found.linear, "forest": found.forest, "noise": noise,
               "after vision": found.after_vision}  # fmt: skip

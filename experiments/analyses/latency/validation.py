@@ -56,7 +56,7 @@ class NoiseFloor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ModelErrors:
     """Errors of the estimator and the baselines in the same folds; keys are names of PREDICTED that samples have."""
 
     num_folds: int
@@ -68,7 +68,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftOut(Compared):
+class LeftOut(ModelErrors):
     """Errors where whole levels of a knob, or whole pictures, are left out; all are empty with `reason`."""
 
     num_groups: int  #: levels or pictures
@@ -84,7 +84,7 @@ class Coverage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Validation(Compared):
+class Validation(ModelErrors):
     """The results of a validation, settings left out."""
 
     left_out: Prediction  #: predictions with intervals, each sample's with its setting left out
@@ -125,10 +125,10 @@ def validate(samples: TimedSamples, level: float) -> Validation:
 
 def _compared(
     samples: TimedSamples, estimated: Mapping[str, np.ndarray], num_folds: int, groups: np.ndarray | None = None
-) -> Compared:
+) -> ModelErrors:
     """The errors of what the estimator predicted [S] and of the baselines, the same settings or groups left out."""
     linear, forest = (predicted_left_out(samples, fit, num_folds, groups) for fit in (fit_linear, fit_forest))
-    return Compared(
+    return ModelErrors(
         num_folds=num_folds,
         estimator=errors_of(estimated, samples),
         linear=errors_of(linear, samples),
@@ -165,7 +165,7 @@ def errors_left_out(samples: TimedSamples, groups: np.ndarray) -> LeftOut:
             reason = f"a fold leaves fewer than {MIN_SETTINGS} settings"
         elif any(np.isnan(rest.times[name]).all() > np.isnan(samples.times[name]).all() for name in STAGES):
             reason = "a fold leaves no sample of a stage"
-    found = Compared(num_folds=0, estimator={}, linear={}, forest={}, after_vision={})
+    found = ModelErrors(num_folds=0, estimator={}, linear={}, forest={}, after_vision={})
     if reason is None:
         estimated = predicted_left_out(samples, fit_chosen, num_folds, groups)
         found = _compared(samples, estimated, num_folds, groups)
