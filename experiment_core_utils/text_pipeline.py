@@ -169,6 +169,12 @@ def measure_experiment(
     folder = results_dir / RAW / experiment_id / (f"process_{rank}" if rank else "")
     model, tokenizer = all_or_raise(lambda: load(config), accelerator)
     tokenised = due.chosen.tokenised
+    facts: dict[str, Any] = {
+        "experiment_setup": gather_experiment_info(config, accelerator, experiment_id),
+        "experiment_variables": gather_experimental_variables(config),
+        "model_architecture": get_model_architecture_info(model),
+    }
+    caveats = shared_cores_caveats(device, processes_on_this_machine(accelerator))
     shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
     sampler = load_sampler()
     with MemoryWindow(device):
@@ -178,24 +184,22 @@ def measure_experiment(
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(all_gather(own, accelerator))
     memories = all_gather(compute["memory"], accelerator)
-    caveats = shared_cores_caveats(device, processes_on_this_machine(accelerator))
     name = f"experiment_{experiment_id}"
     if not accelerator.is_main_process:
         return name, {}
+    energy_of_all = load_and_aggregate_per_process_energy_results(
+        experiment_id, accelerator.num_processes, results_dir=results_dir
+    )
+    inference = combine_inference_metrics(pooled)
     flops, utilisation = generation_metrics(model, device, pooled, config)
+    fractions = {"hardware_utilisation": utilisation.content()}
+    parts = facts | {
+        "inference_metrics": {**inference, **allocated_energy_metrics(pooled)},
+        "compute_metrics": {**compute, **flops, **fractions, "memory_by_process": memories},
+        "global_energy_results": energy_of_all,
+    }
     if config.memory_timeline:
         save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
-    fractions = {"hardware_utilisation": utilisation.content()}
-    parts: dict[str, Any] = {
-        "experiment_setup": gather_experiment_info(config, accelerator, experiment_id),
-        "experiment_variables": gather_experimental_variables(config),
-        "model_architecture": get_model_architecture_info(model),
-        "inference_metrics": {**combine_inference_metrics(pooled), **allocated_energy_metrics(pooled)},
-        "compute_metrics": {**compute, **flops, **fractions, "memory_by_process": memories},
-        "global_energy_results": load_and_aggregate_per_process_energy_results(
-            experiment_id, accelerator.num_processes, results_dir=results_dir
-        ),
-    }
     caveats += _caveats(pooled, config, logits_fault(model, tokenised, device))
     return name, _entry(due, pooled, parts, experiment_id, caveats, save)
 
