@@ -319,7 +319,7 @@ def save_raw_results_json(
 ) -> Path:
     """Write one step's results to `raw_results/{id}/{id}_{priority}_{result_type}.json` and return that path.
 
-    `local_energy_results` gets `_process_{rank}` of this process behind it, and each process writes its own. All other
+    `local_energy_results` ends with `_process_{rank}` of this process, and each process writes its own. All other
     types are of the whole run: the main process alone writes them, the others only return the path, so pool over
     processes first. Tensors and arrays become lists, tuples lists, paths text; a file that is there is replaced.
 

@@ -25,11 +25,10 @@ from experiment_core_utils.primitives.csv_tables import (
 )
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
-from experiment_core_utils.primitives.knobs import decoder_label
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.result_files import read_rows
 from experiment_core_utils.records.sample_result import SampleResult
-from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name, target_of
+from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name, setting_key
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ ENERGY_COLUMNS = {
     "energy_source": "source",
     "energy_kind": "kind",
 }
-# The same, behind all others.
+# The same, after all others.
 CORRECT_ANSWER_COLUMNS = {
     f"energy_j_per_correct_answer{ending}": f"j_per_correct_answer{ending}"
     for ending in ("", "_ci95_low", "_ci95_high")
@@ -226,11 +225,6 @@ def read_results(folder: Path) -> dict[str, SettingResult]:
     if not results:
         raise ResultsError(f"{folder} contains no results ({RESULT_FILES}); give the --output_dir of a profiling run")
     return results
-
-
-def setting_key(result: SettingResult) -> str:
-    """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
-    return f"{target_of(result).label}_{decoder_label(result.top_k, result.num_active_blocks)}"
 
 
 def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:

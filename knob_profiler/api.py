@@ -9,10 +9,9 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.records.settings import SettingFailure
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
 from experiments.analyses.knobs.findings import conclusion

@@ -1,4 +1,4 @@
-"""The one file that knows the clock and the GPU: marks inside a run, synchronisation, memory windows."""
+"""The device of a run: marks of time inside the run, synchronisation, windows of memory, the choice of the GPU."""
 
 import errno
 import os

@@ -79,8 +79,16 @@ class Record(BaseModel):
 
     @classmethod
     def of(cls, *parts: "Record", **own: Any) -> Self:
-        """The record of these parts and further keys, each key once; nothing is checked until it is read again."""
-        given = {name: getattr(part, name) for part in parts for name in part.model_fields_set}
+        """The record of these parts and further keys; nothing is checked until it is read again.
+
+        Raises:
+            TypeError: a key is given twice.
+        """
+        given: dict[str, Any] = {}
+        for part in parts:
+            if twice := sorted(part.model_fields_set & given.keys()):
+                raise TypeError(f"{cls.__name__} got {', '.join(twice)} from two parts")
+            given |= {name: getattr(part, name) for name in part.model_fields_set}
         return cls.model_construct(**given, **own)
 
     def with_keys(self, **keys: Any) -> Self:

@@ -1,4 +1,4 @@
-"""The plan of a run, and its ledger: which settings are done, which failed and how often they were tried."""
+"""The ledger of a run: the file of which settings ended and how, and the file of its plan, which `status` reads."""
 
 import os
 from dataclasses import dataclass

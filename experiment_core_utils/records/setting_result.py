@@ -326,6 +326,11 @@ def target_of(result: SettingResult) -> VisionTarget:
     return tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
 
 
+def setting_key(result: SettingResult) -> str:
+    """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
+    return f"{target_of(result).label}_{decoder_label(result.top_k, result.num_active_blocks)}"
+
+
 def setting_file_name(result: SettingResult) -> str:
     """The published name of a setting's file; a tier carries the mean number of crops of its pictures, rounded.
 

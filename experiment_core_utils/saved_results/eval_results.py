@@ -7,10 +7,9 @@ from pathlib import Path
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
-from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.knobs import KnobLimits
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.tasks.interface import Task
 
 FOLDER = ".eval_results"

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from experiment_core_utils.g_metrics_inference import summarise_accuracy
 from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, score_part
-from experiment_core_utils.l_results_csv_cleaning import read_results, setting_key, write_tables
+from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.records.sample_result import SampleResult
-from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SettingResult
+from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SettingResult, setting_key
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics

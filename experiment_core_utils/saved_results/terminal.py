@@ -6,10 +6,9 @@ from typing import Any
 
 import pandas as pd
 
-from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.primitives.knobs import own_target
 from experiment_core_utils.records.caveats import Caveat
-from experiment_core_utils.records.setting_result import RescoredResult, SettingResult
+from experiment_core_utils.records.setting_result import RescoredResult, SettingResult, setting_key
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 

@@ -37,8 +37,8 @@ DRIFT_VERSION = 1
 CONTROL_SAMPLES = 3
 # Where samples cannot be read, so many are tried before the check is given up.
 _MOST_CANDIDATES = 12
-# Why the result of a run that was killed, or that still runs, has no readings.
 _POLL_S = 0.1
+# Why the result of a run that was killed, or that still runs, has no readings.
 NOT_CLOSED = "run not closed: the next run of the same command fills this in"
 Totals = Mapping[int, float]
 
@@ -243,9 +243,9 @@ def _filled_in(entry: Drift, readings: Sequence[DriftReading]) -> Drift:
     )
 
 
-def drift_caveat(entries: Sequence[Drift]) -> Caveat | None:
+def drift_caveat(readings: Sequence[Drift]) -> Caveat | None:
     """The caveat for the ratio that is furthest from 1; None where none is more than 5 % off."""
-    pairs = [pair for entry in entries for pair in ((entry.before, "before"), (entry.after, "after"))]
+    pairs = [pair for each in readings for pair in ((each.before, "before"), (each.after, "after"))]
     ratios = [(ratio, when) for ratio, when in pairs if ratio is not None]
     ratio, when = max(ratios, key=lambda each: abs(each[0] - 1), default=(1.0, ""))
     if abs(ratio - 1) <= DRIFT_LIMIT:

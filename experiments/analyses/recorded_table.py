@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult, setting_key
 
 
 @dataclass(frozen=True)

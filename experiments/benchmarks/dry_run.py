@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results, setting_key
+from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.sweep.dry_run import PlanReport, describe_plan
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.pipeline import RunReport
+from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.saved_results.terminal import (
     caveat_lines,
     closing_table,

@@ -11,7 +11,6 @@ import pytest
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.k_results_aggregation import SharedSetting, collect_finished
-from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.pipeline import RunReport, run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
@@ -19,7 +18,7 @@ from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import MemoryReading
-from experiment_core_utils.records.setting_result import read_setting
+from experiment_core_utils.records.setting_result import read_setting, setting_key
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
 from experiment_core_utils.saved_results.terminal import closing_table, positions_of, search_sentence
 from experiment_core_utils.sweep.batches import Bench

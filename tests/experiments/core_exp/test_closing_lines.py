@@ -3,11 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from experiment_core_utils.l_results_csv_cleaning import setting_key
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.sample_result import FailedSample
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.saved_results.terminal import closing_table
 from experiments.core_exp.closing_lines import closing_lines
