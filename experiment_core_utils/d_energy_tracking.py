@@ -323,17 +323,12 @@ def runs_beside_power(
     """
     if power is None:
         return tuple(run_once() for _ in range(num_runs)), None
-    sampler = power.power_sampler()
     runs, windows = [], []
-    if power.probes:
-        sampler.start()
-    try:
+    with power.power_beside() as traces:
         for _ in range(num_runs):
             started_s = power.clock.now_s()
             runs.append(run_once())
             windows.append((started_s, power.clock.now_s()))
-    finally:
-        traces = sampler.stop() if power.probes else ()
     parts = [energy_of_part(traces, *window, why_no_power(power)) for window in windows]
     first = next((part for part in parts if part["energy_j"] is not None), parts[0])
     reasons = dict.fromkeys(part["energy_reason"] for part in parts if part["energy_reason"] is not None)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -129,14 +130,8 @@ class TextShard:
             OutOfMemory: a batch does not fit.
             Stopped: a stop was requested.
         """
-        sampler = None
-        if self.power is not None and self.power.probes:
-            sampler = self.power.power_sampler()
-            sampler.start()
-        try:
+        with nullcontext(()) if self.power is None else self.power.power_beside() as traces:
             batches, queries, windows = self._run(stop)
-        finally:
-            traces = sampler.stop() if sampler is not None else ()
         self._allocate(traces, batches, queries, windows)
         return self._in_words(queries), batches
 

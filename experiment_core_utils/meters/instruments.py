@@ -1,7 +1,7 @@
 """The instruments that can measure energy on this machine, and the reason for each that is missing."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ from experiment_core_utils.meters.power import JITTER_SEED, SAMPLE_EVERY_S, Powe
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.device import gpu_uuid
 from experiment_core_utils.primitives.errors import MeterUnavailable
-from experiment_core_utils.records.energy import EnergyOrigin, EnergyReading, TickCalibration
+from experiment_core_utils.records.energy import EnergyOrigin, EnergyReading, PowerTrace, TickCalibration
 
 
 class SideBySide:
@@ -116,6 +116,20 @@ class Instruments:
     def power_sampler(self) -> PowerSampler:
         """A new one of all probes."""
         return PowerSampler(self.probes, self.clock, jittered(self.sample_every_s, self.jitter))
+
+    @contextmanager
+    def power_beside(self) -> Iterator[list[PowerTrace]]:
+        """Reads power beside what runs inside; the list has a trace of each probe once that has ended."""
+        traces: list[PowerTrace] = []
+        if not self.probes:
+            yield traces
+            return
+        sampler = self.power_sampler()
+        sampler.start()
+        try:
+            yield traces
+        finally:
+            traces += sampler.stop()
 
 
 def find_instruments(
