@@ -21,6 +21,7 @@ from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.energy import (
     ALL_DEVICES,
     END_TO_END,
+    GPU_COUNTER,
     PREFERRED_SOURCES,
     Closure,
     Energy,
@@ -393,7 +394,7 @@ def energy_caveats(energy: Energy | None) -> list[Caveat]:
     caveats += _missed_goal(own, energy.error_goal)
     if summary.kind == "estimated":
         caveats.append(caveat("energy_estimated", source=summary.source))
-    if summary.component != "gpu" and any(name.startswith("energy counter of") for name in energy.missing):
+    if summary.component != "gpu" and any(name.startswith(GPU_COUNTER) for name in energy.missing):
         caveats.append(caveat("energy_without_gpu"))
     return caveats
 

@@ -18,7 +18,7 @@ from experiment_core_utils.meters.power import JITTER_SEED, SAMPLE_EVERY_S, Powe
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.device import gpu_uuid
 from experiment_core_utils.primitives.errors import MeterUnavailable
-from experiment_core_utils.records.energy import EnergyOrigin, EnergyReading, PowerTrace, TickCalibration
+from experiment_core_utils.records.energy import GPU_COUNTER, EnergyOrigin, EnergyReading, PowerTrace, TickCalibration
 
 
 class SideBySide:
@@ -151,7 +151,7 @@ def find_instruments(
             missing[name] = str(error)
 
     for uuid in gpu_uuids:
-        take(f"energy counter of {uuid}", lambda uuid=uuid: counters.append(NvmlCounter(uuid, library)))  # type: ignore[misc]
+        take(f"{GPU_COUNTER} {uuid}", lambda uuid=uuid: counters.append(NvmlCounter(uuid, library)))  # type: ignore[misc]
         take(f"power of {uuid}", lambda uuid=uuid: probes.append(NvmlPower(uuid, library)))  # type: ignore[misc]
     if not gpu_uuids:
         missing["GPU energy"] = "torch sees no GPU that this process may use (driver, CUDA_VISIBLE_DEVICES)"

@@ -31,7 +31,15 @@ from experiment_core_utils.meters.interface import EnergyCounter, EnergyMeter
 from experiment_core_utils.meters.power import energy_of_trace
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.errors import MeterUnavailable
-from experiment_core_utils.records.energy import ActEnergy, Alignment, DeviceEnergy, EnergyWindow, IdlePower, PowerTrace
+from experiment_core_utils.records.energy import (
+    GPU_COUNTER,
+    ActEnergy,
+    Alignment,
+    DeviceEnergy,
+    EnergyWindow,
+    IdlePower,
+    PowerTrace,
+)
 from experiment_core_utils.records.text import PartEnergy, all_absent
 
 RELATIVE_ERROR = 0.02
@@ -370,7 +378,7 @@ def why_no_power(using: Instruments) -> str | None:
     """Why nothing can be allocated with these instruments; None where they read power."""
     if using.probes:
         return None
-    known = [why for name, why in using.missing.items() if not name.startswith("energy counter")]
+    known = [why for name, why in using.missing.items() if not name.startswith(GPU_COUNTER)]
     return f"no power reading of the device that computes ({'; '.join(known) or 'none was given'})"
 
 

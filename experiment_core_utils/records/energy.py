@@ -18,6 +18,8 @@ Component = Literal["gpu", "cpu", "dram", "ram"]
 Basis = Literal["counter", "instant_power", "averaged_power", "load_model"]
 Alignment = Literal["ticks", "acts"]
 ALL_DEVICES = "all"
+# What a GPU's counter is called among the instruments that are missing, before the GPU's UUID.
+GPU_COUNTER = "energy counter of"
 # Component and basis of the figures that a setting reports where there are several: the first that was measured.
 PREFERRED_SOURCES: tuple[tuple[Component, Basis], ...] = (
     ("gpu", "counter"),
