@@ -100,7 +100,7 @@ class ModelConfig(Part):
     )
     random_weights: bool = Field(
         default=False,
-        description="use random weights; --model_path then needs only the config, tokenizer and image processor",
+        description="use random weights; --model_path then needs only the config, tokenizer and processor",
     )
     precision: Precision = Field(
         default="auto", description="number format of the weights; auto: bfloat16 on a GPU, else float32"

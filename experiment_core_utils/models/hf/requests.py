@@ -304,6 +304,11 @@ class HFRequests:
                 f"the processor of {self.name}, a {type(self._processor).__name__}, has no image processor; give an "
                 "image-text-to-text model"
             )
+        if getattr(self._processor, "patch_size", 0) is None:
+            raise ConfigurationError(
+                f"the processor of {self.name}, a {type(self._processor).__name__}, has no patch_size, without which "
+                "no picture can be used; save it with patch_size into processor_config.json"
+            )
 
     def _placeholder_of(self, config: PreTrainedConfig) -> int:
         found = [getattr(config, name, None) for name in _PLACEHOLDERS]

@@ -82,10 +82,11 @@ def _fastest_near_best(found: Objectives) -> str:
     near = np.flatnonzero(found.accuracy >= found.accuracy[best] - margin)
     fastest = int(near[np.argmin(found.cost[near])])
     time, part = milliseconds(float(found.cost[fastest])), 100 * found.cost[fastest] / found.cost.max()
+    against = f"{part:.0f} % of the slowest setting's time" if part < 100 else "and no setting is slower"
     text = (
         f"the fastest within {margin:g} of the best accuracy ({found.accuracy[best]:.3f}) is "
         f"{found.points[fastest].key} with {found.accuracy[fastest]:.3f} and {time} a "
-        f"request, {part:.0f} % of the slowest setting's time"
+        f"request, {against}"
     )
     slower = found.cheaper(fastest, len(found.points))[near]
     unsure = len(near) - 1 - int(slower.sum())

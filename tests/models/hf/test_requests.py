@@ -346,6 +346,14 @@ def test_a_config_without_a_placeholder_is_refused(checkpoint_of: Made) -> None:
         HFRequests(processor, AutoConfig.from_pretrained(checkpoint_of("llama").folder), "x")
 
 
+def test_a_processor_without_patch_size_is_refused(checkpoint_of: Made) -> None:
+    folder = checkpoint_of("llava").folder
+    processor: Any = load_hf_processor(folder)
+    processor.patch_size = None
+    with pytest.raises(ConfigurationError, match="a LlavaProcessor, has no patch_size"):
+        HFRequests(processor, AutoConfig.from_pretrained(folder), "x")
+
+
 def test_an_unknown_image_processor_still_makes_requests(checkpoint_of: Made, tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint_of("llava").folder, tmp_path / "copy")
     file = folder / "preprocessor_config.json"
