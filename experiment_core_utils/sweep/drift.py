@@ -25,7 +25,7 @@ from experiment_core_utils.primitives.errors import ResultsRefused, SampleError,
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.records.caveats import Caveat, caveat, speed_change
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import field_fault, read_versioned_object
 from experiment_core_utils.records.setting_result import Drift
@@ -247,7 +247,7 @@ def drift_caveat(readings: Sequence[Drift]) -> Caveat | None:
     """The caveat for the ratio that is furthest from 1; None where none is more than 5 % off."""
     pairs = [pair for each in readings for pair in ((each.before, "before"), (each.after, "after"))]
     ratios = [(ratio, when) for ratio, when in pairs if ratio is not None]
-    ratio, when = max(ratios, key=lambda each: speed_change(each[0]), default=(1.0, ""))
-    if speed_change(ratio) <= DRIFT_LIMIT:
+    ratio, when = max(ratios, key=lambda each: abs(each[0] - 1), default=(1.0, ""))
+    if abs(ratio - 1) <= DRIFT_LIMIT:
         return None
     return caveat("drift", ratio=ratio, when=when)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.records.caveats import speed_change
 from experiment_core_utils.records.sample_result import SampleResult
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, read_table
@@ -149,7 +148,7 @@ def _check_same_questions(task: str, settings: Sequence[StoredSetting]) -> None:
 def largest_drift(settings: Sequence[StoredSetting]) -> float | None:
     """Largest change of the control setting's time around any of these, as a fraction; None where none was read."""
     ratios = drift_ratios(each.result for each in settings)
-    return max(map(speed_change, ratios), default=None)
+    return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
 
 
 def question_of(sample: SampleResult) -> tuple[object, ...]:
