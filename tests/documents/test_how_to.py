@@ -142,3 +142,17 @@ def test_commands_that_read_results_or_only_plan_run(
     assert ran > CHEAP
     for written in ("results/mine/report.html", "results/quickstart/report.html", "lookup.json", "differences.json"):
         assert (folder / written).stat().st_size > 0
+
+
+def test_the_tiny_llava_of_the_page_is_profiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = REPOSITORY / "docs" / "how_to" / "profile_my_model.md"
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "checkpoints").symlink_to(REPOSITORY / "checkpoints")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, page.name, "exec"), {})
+    code = knobprof(
+        ["profile", "--model_path", "tiny_llava", "--random_weights", "--num_active_blocks_list", "2", "4",
+         "--num_samples", "2", "--max_new_tokens", "2", "--num_runs_per_sample", "1", "--num_warmup_runs", "0",
+         "--max_repeats", "0", "--drift_check_every", "0", "--num_threads", "1", "--output_dir", "results"]
+    )  # fmt: skip
+    assert code == 0 and len(list(Path("results").glob("*.json"))) == 2
