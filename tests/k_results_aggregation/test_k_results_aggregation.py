@@ -183,12 +183,12 @@ def test_a_process_that_still_finishes_samples_is_not_lost(tmp_path: Path) -> No
     keep(tmp_path, header(1), 3)
     keep(tmp_path, header(0), ends=False)
     timers = [
-        threading.Timer(0.3, keep, (tmp_path, header(0), 1), {"ends": False}),
-        threading.Timer(0.6, keep, (tmp_path, header(0), 5)),
+        threading.Timer(1.0, keep, (tmp_path, header(0), 1), {"ends": False}),
+        threading.Timer(2.0, keep, (tmp_path, header(0), 5)),
     ]
     for timer in timers:
         timer.start()
-    assert ids_of(collect(tmp_path, timeout_s=0.5)) == [[1, 5], [3]]
+    assert ids_of(collect(tmp_path, timeout_s=1.8)) == [[1, 5], [3]]
 
 
 def test_the_end_of_an_earlier_run_is_not_waited_past(tmp_path: Path) -> None:

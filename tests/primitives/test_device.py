@@ -30,17 +30,20 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a mach
 def test_spans_lie_between_neighbouring_marks() -> None:
     marks = HostMarks()
     assert marks.seconds() == []
+    before_the_first = time.perf_counter()
     marks.mark()
+    after_the_first = time.perf_counter()
     assert marks.seconds() == []
-    started = time.perf_counter()
     for pause in (0.02, 0.0, 0.01):
         time.sleep(pause)
+        before_the_last = time.perf_counter()
         marks.mark()
-    elapsed = time.perf_counter() - started
+    after_the_last = time.perf_counter()
     spans = marks.seconds()
     assert len(spans) == 3
-    assert spans[0] >= 0.02 and 0.0 <= spans[1] < 0.02 and spans[2] >= 0.01
-    assert sum(spans) == pytest.approx(elapsed, abs=2e-3)
+    assert spans[0] >= 0.02 and spans[1] >= 0.0 and spans[2] >= 0.01
+    # However long the host holds the test up between two lines; a nanosecond for what floats round off.
+    assert before_the_last - after_the_first - 1e-9 <= sum(spans) <= after_the_last - before_the_first + 1e-9
     assert marks.seconds() == spans
 
 

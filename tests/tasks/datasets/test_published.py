@@ -72,7 +72,8 @@ def test_a_missing_dataset_says_at_once_what_would_provide_it(task: type[Publish
                 assert name in message
             if folder is None and found.on_hub:
                 assert "Couldn't reach" in message
-    assert time.perf_counter() - started < 2
+    # No answer of the network is waited for.
+    assert time.perf_counter() - started < 10
 
 
 @pytest.mark.parametrize("task", READERS, ids=lambda task: task.name)
