@@ -8,8 +8,9 @@ other: what fails costs its own file alone, and the other says why.
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,11 +35,11 @@ from experiment_core_utils.meters.windows import (
     NOT_REQUESTED,
     InstrumentWindow,
     WindowGoal,
-    energy_of_part,
+    runs_energy,
     why_no_power,
 )
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise, local_gather
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.device import (
@@ -54,7 +55,7 @@ from experiment_core_utils.primitives.errors import (
     ResultsNotSaved,
     SettingError,
 )
-from experiment_core_utils.records.energy import EnergyWindow, RunsEnergy, SettingEnergy
+from experiment_core_utils.records.energy import EnergyWindow, PowerBeside, RunsEnergy, SettingEnergy
 from experiment_core_utils.records.requests import StagedRun
 
 LOGGER = logging.getLogger(__name__)
@@ -329,16 +330,7 @@ def runs_beside_power(
             started_s = power.clock.now_s()
             runs.append(run_once())
             windows.append((started_s, power.clock.now_s()))
-    parts = [energy_of_part(traces, *window, why_no_power(power)) for window in windows]
-    first = next((part for part in parts if part["energy_j"] is not None), parts[0])
-    reasons = dict.fromkeys(part["energy_reason"] for part in parts if part["energy_reason"] is not None)
-    return tuple(runs), RunsEnergy(
-        joules=tuple(part["energy_j"] for part in parts),
-        bounds_j=tuple(part["energy_bound_j"] for part in parts),
-        source=first["energy_source"],
-        basis=first["energy_basis"],
-        reason="; ".join(reasons) or None,
-    )
+    return tuple(runs), runs_energy(PowerBeside(traces, windows, why_no_power(power)))
 
 
 def energy_of_setting(
@@ -425,7 +417,8 @@ class TextEnergy:
             )
         return reason
 
-    def power(self) -> Instruments | None:
+    @cached_property
+    def _power(self) -> Instruments | None:
         """What reads the power of the devices that this process computes on; None where energy is not requested."""
         if self._config.energy_mode == "off":
             return None
@@ -434,20 +427,32 @@ class TextEnergy:
         own = visible_gpus() if self._config.device_map == "auto" else [self._accelerator.device]
         return find_instruments(uuids_of(own), HostClock())
 
-    def measured(self, run: Callable[[], T], experiment_id: str, folder: Path) -> T:
+    @property
+    def clock(self) -> Clock:
+        """The clock by which power is read: what runs beside it keeps its times by the same one."""
+        return HostClock() if self._power is None else self._power.clock
+
+    def measured(
+        self, run: Callable[[], tuple[T, Sequence[tuple[float, float]]]], experiment_id: str, folder: Path
+    ) -> tuple[T, PowerBeside]:
         """What `run` returns, with the window around it; all processes wait until it is open, and until it is closed.
 
         Idle power is measured outside, while nothing runs.
+
+        Args:
+            run: returns its result, and the windows of its parts by `clock`.
         """
         tracker = all_or_raise(lambda: self._start(experiment_id, folder), self._accelerator)
+        power = self._power
         try:
-            result = run()
+            with nullcontext(()) if power is None else power.power_beside() as traces:
+                result, windows = run()
         except BaseException:
             if tracker is not None:
                 stop_energy_tracking(tracker, is_at_rest=False)
             raise
         all_or_raise(lambda: self._stop(tracker), self._accelerator)
-        return result
+        return result, PowerBeside(traces, windows, NOT_REQUESTED if power is None else why_no_power(power))
 
     def _start(self, experiment_id: str, folder: Path) -> EnergyTracker | None:
         if self.reason is not None or not self._accelerator.is_local_main_process:

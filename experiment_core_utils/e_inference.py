@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,14 +12,7 @@ from accelerate import Accelerator
 from torch.nn.utils.rnn import pad_sequence
 
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
-from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.windows import (
-    NOT_REQUESTED,
-    allocated_to_query,
-    energy_of_part,
-    no_energy,
-    why_no_power,
-)
+from experiment_core_utils.meters.windows import NOT_REQUESTED, no_energy
 from experiment_core_utils.models.common.text_generation import (
     GeneratedBatch,
     PlannedBatch,
@@ -32,14 +24,13 @@ from experiment_core_utils.models.common.text_generation import (
     up_to_end,
 )
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise
 from experiment_core_utils.primitives.device import new_marks, release_cached_memory, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.statistics import rate
-from experiment_core_utils.records.energy import PowerTrace, RunsEnergy
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     PreparedRequest,
@@ -73,6 +64,8 @@ def simulated_delays(num_batches: int, simulation: LatencySimulation, seed: int,
 
 
 WARM_UP_TOKENS = 16
+# When a batch began and ended, by its generator's clock.
+Window = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -106,8 +99,6 @@ class TextShard:
     config: TextConfig
     process_index: int
     num_processes: int
-    #: read beside the run, for the energy of its batches, on the generator's clock; None where energy was not requested
-    power: Instruments | None = None
 
     def warm_up(self) -> None:
         """Run the requested number of batches, from the first on, without a trace in the results.
@@ -123,26 +114,19 @@ class TextShard:
             for _unmeasured in self._generated(batch, most if is_gpu else min(WARM_UP_TOKENS, most)):
                 pass
 
-    def run(self, stop: StopRequest) -> tuple[list[QueryRecord], list[BatchRecord]]:
-        """Run every batch once, each after its simulated delay; a thread reads power beside them.
+    def run(self, stop: StopRequest) -> tuple[list[QueryRecord], list[BatchRecord], list[Window]]:
+        """Run every batch once, each after its simulated delay; the records, without energy, and each batch's window.
 
         Raises:
             OutOfMemory: a batch does not fit.
             Stopped: a stop was requested.
         """
-        with nullcontext(()) if self.power is None else self.power.power_beside() as traces:
-            batches, queries, windows = self._run(stop)
-        self._allocate(traces, batches, queries, windows)
-        return self._in_words(queries), batches
-
-    def _run(self, stop: StopRequest) -> tuple[list[BatchRecord], list[QueryRecord], list[tuple[float, float]]]:
-        """The records, without energy, and the window of each batch."""
         planned = self._planned()
         simulation, seed = self.config.latency_simulation, self.config.random_seed
         delays = simulated_delays(len(planned), simulation, seed, self.process_index)
         batches: list[BatchRecord] = []
         queries: list[QueryRecord] = []
-        windows: list[tuple[float, float]] = []
+        windows: list[Window] = []
         for wanted, delay_s in zip(planned, delays, strict=True):
             stop.raise_if_requested("between two batches")
             stop.sleep(delay_s)
@@ -151,25 +135,7 @@ class TextShard:
                 batches.append(self._record(batch, generated, answers, 0.0 if part else delay_s))
                 queries.extend(answers)
                 windows.append((generated.started_s, generated.ended_s))
-        return batches, queries, windows
-
-    def _allocate(
-        self,
-        traces: Sequence[PowerTrace],
-        batches: list[BatchRecord],
-        queries: list[QueryRecord],
-        windows: Sequence[tuple[float, float]],
-    ) -> None:
-        """Fill in the energies."""
-        reason = NOT_REQUESTED if self.power is None else why_no_power(self.power)
-        for batch, window in zip(batches, windows, strict=True):
-            batch.update(energy_of_part(traces, *window, reason))
-        for query in queries:
-            batch = batches[query["batch_index"]]
-            tokens = query["input_tokens"] + query["output_tokens"]
-            query["energy_j"] = allocated_to_query(
-                batch["energy_j"], tokens, batch["input_tokens"] + batch["output_tokens"]
-            )
+        return self._in_words(queries), batches, windows
 
     def _planned(self) -> tuple[PlannedBatch, ...]:
         return plan_batches(self.prompts.lengths, self.config.batching_options)
@@ -235,7 +201,7 @@ class TextShard:
             simulated_delay_s=delay_s,
             halvings=batch.halvings,
             over_token_limit=batch.over_token_limit,
-            **no_energy(None),
+            **no_energy(NOT_REQUESTED),
         )
 
     def _in_words(self, queries: list[QueryRecord]) -> list[QueryRecord]:
@@ -313,7 +279,7 @@ def run_gen_inference(
         WorkerLost: another process is gone or late.
     """
     shard = prepare_gen_inference(model, tokeniser, tokenised_prompts, experiment_config, accelerator)
-    return run_prepared(shard, accelerator, stop)
+    return run_prepared(shard, accelerator, stop)[0]
 
 
 def prepare_gen_inference(
@@ -322,12 +288,12 @@ def prepare_gen_inference(
     tokenised_prompts: TokenisedPrompts,
     experiment_config: Any,
     accelerator: Accelerator,
-    power: Instruments | None = None,
+    clock: Clock | None = None,
 ) -> TextShard:
     """The first half of `run_gen_inference`: everything validated and warmed up, so that a meter may open its window.
 
     Args:
-        power: reads the power of the devices of this process, for the energy of its batches; None measures none.
+        clock: of the batches' windows; None takes the host's.
     """
 
     def warmed_up() -> TextShard:
@@ -336,28 +302,28 @@ def prepare_gen_inference(
         own = accelerator.unwrap_model(model)
         check_context(TokenisedPrompts(input_ids=ids, attention_mask=mask), config.max_output_tokens, own.config)
         places = shard_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
-        clock = HostClock() if power is None else power.clock
-        generator = TextGenerator(own, generation_values(config, own, tokeniser), config.random_seed, clock)
+        values = generation_values(config, own, tokeniser)
+        generator = TextGenerator(own, values, config.random_seed, clock or HostClock())
         prompts = OwnPrompts(places, ids[list(places)], mask[list(places)])
-        shard = TextShard(
-            generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes, power
-        )
+        shard = TextShard(generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes)
         shard.warm_up()
         return shard
 
     return all_or_raise(warmed_up, accelerator)
 
 
-def run_prepared(shard: TextShard, accelerator: Accelerator, stop: StopRequest | None = None) -> InferenceResults:
-    """The second half: every batch is measured."""
+def run_prepared(
+    shard: TextShard, accelerator: Accelerator, stop: StopRequest | None = None
+) -> tuple[InferenceResults, list[Window]]:
+    """The second half: every batch is measured; the results, without energy, and the window of each batch."""
     return all_or_raise(lambda: run_shard(shard, stop or StopRequest()), accelerator)
 
 
-def run_shard(shard: TextShard, stop: StopRequest) -> InferenceResults:
-    """What one process generates of its own prompts; errors as `TextShard.run`."""
-    queries, batches = shard.run(stop)
+def run_shard(shard: TextShard, stop: StopRequest) -> tuple[InferenceResults, list[Window]]:
+    """What one process generates of its own prompts, and when its batches ran; errors as `TextShard.run`."""
+    queries, batches, windows = shard.run(stop)
     decoding = describe_decoding(shard.config, shard.generator.generation)
-    return results_of_records(queries, batches, decoding, shard.process_index, shard.num_processes)
+    return results_of_records(queries, batches, decoding, shard.process_index, shard.num_processes), windows
 
 
 def results_of_records(
@@ -437,7 +403,6 @@ def sample_record(
     runs: tuple[StagedRun, ...] = (),
     transfer_s: float | None = None,
     answer: BatchedAnswer | None = None,
-    energy: RunsEnergy | None = None,
 ) -> MeasuredSample:
     """The record of a sample that was run alone and measured, or that was answered in a batch and has no times."""
     first = runs[0] if runs else answer
@@ -457,5 +422,4 @@ def sample_record(
         answer_index=sample.answer_index,
         metadata={**sample.metadata, "question": sample.question},
         answer=answer,
-        energy=energy,
     )

@@ -15,6 +15,7 @@ from experiment_core_utils.meters.energy_statistics import (
     instrument_energy,
     sum_of_known,
 )
+from experiment_core_utils.meters.windows import allocated_to_query, energies_beside
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.statistics import rate, ratio_interval
 from experiment_core_utils.records.caveats import Caveat, caveat
@@ -30,6 +31,7 @@ from experiment_core_utils.records.energy import (
     EnergyIdle,
     EnergySummary,
     IdlePower,
+    PowerBeside,
     SettingEnergy,
     StageEnergies,
     StageFigure,
@@ -39,6 +41,7 @@ from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import (
     AllocatedEnergy,
+    BatchRecord,
     EnergyFigures,
     EnergyMetrics,
     EnergySource,
@@ -46,6 +49,7 @@ from experiment_core_utils.records.text import (
     InstrumentEnergy,
     PartEnergy,
     ProcessPlace,
+    QueryRecord,
     all_absent,
 )
 
@@ -219,6 +223,25 @@ def allocated_energy(pooled: InferenceResults) -> dict[str, Any]:
 
 CLOSURE_LIMIT = 0.05
 _ABSENT = (None, None, None)
+
+
+def with_batch_energy(results: InferenceResults, power: PowerBeside) -> InferenceResults:
+    """What one process generated, with the energy of each batch, and of each query its part of its batch's.
+
+    Args:
+        power: with the window of each batch, in their order.
+    """
+    batches = [
+        cast(BatchRecord, {**batch, **part})
+        for batch, part in zip(results["batches"], energies_beside(power), strict=True)
+    ]
+    return {**results, "batches": batches, "queries": [_with_energy(each, batches) for each in results["queries"]]}
+
+
+def _with_energy(query: QueryRecord, batches: Sequence[BatchRecord]) -> QueryRecord:
+    batch = batches[query["batch_index"]]
+    tokens, of_batch = (each["input_tokens"] + each["output_tokens"] for each in (query, batch))
+    return {**query, "energy_j": allocated_to_query(batch["energy_j"], tokens, of_batch)}
 
 
 def sample_energy(sample: MeasuredSample) -> SampleEnergy:

@@ -18,7 +18,7 @@ from experiment_core_utils.b_model_loader import LastModel
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
-from experiment_core_utils.e_inference import TextShard, prepare_gen_inference, run_prepared
+from experiment_core_utils.e_inference import TextShard, Window, prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
     gather_experimental_variables,
@@ -27,7 +27,12 @@ from experiment_core_utils.f_experiment_info import (
 )
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics, generation_metrics
-from experiment_core_utils.i_metrics_energy import allocated_energy, allocated_energy_metrics, energy_metrics
+from experiment_core_utils.i_metrics_energy import (
+    allocated_energy,
+    allocated_energy_metrics,
+    energy_metrics,
+    with_batch_energy,
+)
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results, save_raw_results_json
 from experiment_core_utils.k_results_aggregation import (
     load_and_aggregate_per_process_energy_results,
@@ -175,10 +180,11 @@ def measure_experiment(
         "model_architecture": get_model_architecture_info(model),
     }
     caveats = shared_cores_caveats(device, processes_on_this_machine(accelerator))
-    shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.power())
+    shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.clock)
     sampler = load_sampler()
     with MemoryWindow(device):
-        own = energy.measured(lambda: _sampled(shard, accelerator, sampler), experiment_id, folder)
+        generated, power = energy.measured(lambda: _sampled(shard, accelerator, sampler), experiment_id, folder)
+    own = with_batch_energy(generated, power)
     compute = combine_comp_metrics(model, device, tokenised, accelerator, config, own, sampler.trace)
     save(energy_metrics(experiment_id, accelerator, folder, energy.reason), result_type="local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
@@ -204,7 +210,7 @@ def measure_experiment(
     return name, _entry(due, pooled, parts, experiment_id, caveats, save)
 
 
-def _sampled(shard: TextShard, accelerator: Accelerator, sampler: LoadSampler) -> InferenceResults:
+def _sampled(shard: TextShard, accelerator: Accelerator, sampler: LoadSampler) -> tuple[InferenceResults, list[Window]]:
     with sampler:
         return run_prepared(shard, accelerator)
 

@@ -38,7 +38,9 @@ from experiment_core_utils.records.energy import (
     DeviceEnergy,
     EnergyWindow,
     IdlePower,
+    PowerBeside,
     PowerTrace,
+    RunsEnergy,
 )
 from experiment_core_utils.records.text import PartEnergy, all_absent
 
@@ -362,6 +364,25 @@ def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, r
         energy_source=_labels([part.origin.source for part in parts]),
         energy_basis=_labels([part.origin.basis for part in parts]),
         energy_reason=None,
+    )
+
+
+def energies_beside(power: PowerBeside) -> list[PartEnergy]:
+    """The energy of each window of what ran, as `energy_of_part`."""
+    return [energy_of_part(power.traces, *window, power.reason) for window in power.windows]
+
+
+def runs_energy(power: PowerBeside) -> RunsEnergy:
+    """The energy of each of a sample's runs, allocated from the power that was read beside them."""
+    parts = energies_beside(power)
+    first = next((part for part in parts if part["energy_j"] is not None), parts[0])
+    reasons = dict.fromkeys(part["energy_reason"] for part in parts if part["energy_reason"] is not None)
+    return RunsEnergy(
+        joules=tuple(part["energy_j"] for part in parts),
+        bounds_j=tuple(part["energy_bound_j"] for part in parts),
+        source=first["energy_source"],
+        basis=first["energy_basis"],
+        reason="; ".join(reasons) or None,
     )
 
 

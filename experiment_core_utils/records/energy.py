@@ -3,7 +3,7 @@
 Every figure carries its origin. What is not available is None, and `reason` says why; nothing here is ever clamped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,6 +82,15 @@ class PowerTrace:
     num_failed: int  #: readings that did not succeed; they are in neither list
     last_failed: bool  #: whether the last one, at the close, is among them
     failure: str | None  #: what the last failed reading said
+
+
+@dataclass(frozen=True)
+class PowerBeside:
+    """Power that was read beside a part of a run, and when what ran in it began and ended."""
+
+    traces: Sequence[PowerTrace]  #: one of each device that computes; none where no power can be read
+    windows: Sequence[tuple[float, float]]  #: begin and end of what ran, each by the traces' clock, in order
+    reason: str | None  #: why there is no trace
 
 
 @dataclass(frozen=True)

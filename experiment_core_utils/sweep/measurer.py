@@ -418,8 +418,8 @@ class ShardMeasurer:
                 break
             discarded += len(runs)
             self.context.stop.sleep(REPEAT_AFTER_S)
-        record = sample_record(self.bench.model, setting, sample, request, runs, transfer_s, energy=energy)
-        return replace(record, num_discarded_runs=discarded, disturbances=found)
+        record = sample_record(self.bench.model, setting, sample, request, runs, transfer_s)
+        return replace(record, energy=energy, num_discarded_runs=discarded, disturbances=found)
 
 
 def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

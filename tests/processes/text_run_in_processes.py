@@ -36,7 +36,7 @@ def write_energy(folder: Path, accelerator: Accelerator) -> None:
     both = instruments_of(*(device_in_real_time(name=name) for name in names), sample_every_s=0.005)
     config = TextConfig(device="cpu", worker_timeout=60.0, country_iso_code="FRA")
     energy = TextEnergy(config, accelerator, EnergySources(scripted_library(), both, 0.0, (own,)))
-    energy.measured(lambda: time.sleep(0.3), "0001", folder)
+    energy.measured(lambda: (time.sleep(0.3), ()), "0001", folder)
     metrics = energy_metrics("0001", accelerator, folder, energy.reason)
     (folder / f"energy{accelerator.process_index}.json").write_text(json.dumps(metrics))
 
