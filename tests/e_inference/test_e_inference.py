@@ -247,9 +247,8 @@ def test_drawing_is_repeatable(model: Any, tokenizer: Any, accelerator: Accelera
 def test_what_does_not_fit_the_context_is_refused_before_anything_runs(accelerator: Accelerator) -> None:
     model = ScriptedTextModel({})
     prompts = left_padded([[1], [1] * 60, [1]])
-    with pytest.raises(
-        ConfigurationError, match="prompt 1 has 60 tokens, with max_output_tokens 5 more than the model's 64 positions"
-    ):
+    fault = "prompt 1 of 60 tokens with max_output_tokens 5 is longer than the model's context of 64; lower"
+    with pytest.raises(ConfigurationError, match=fault):
         run_gen_inference(model, tiny_tokenizer(), prompts, {"max_output_tokens": 5}, accelerator)  # type: ignore[arg-type]
     assert model.calls == []
 

@@ -200,14 +200,26 @@ def context_length(config: PreTrainedConfig) -> int | None:
     return length
 
 
+def context_fault(prompt_tokens: int, model_config: PreTrainedConfig, max_output_tokens: int = 0) -> str | None:
+    """Why a prompt does not fit the model's context, as what follows `prompt`; None where it does.
+
+    Args:
+        max_output_tokens: of an answer that has to fit as well; 0 where an answer may end before the context does.
+    """
+    limit = context_length(model_config)
+    if limit is None or prompt_tokens + max_output_tokens <= limit:
+        return None
+    answer = f" with max_output_tokens {max_output_tokens}" if max_output_tokens else ""
+    return f"of {prompt_tokens} tokens{answer} is longer than the model's context of {limit}"
+
+
 def check_context(prompts: TokenisedPrompts, max_output_tokens: int, model_config: PreTrainedConfig) -> None:
     """Raises ConfigurationError where the longest prompt with its answer exceeds the model's context."""
-    limit, lengths = context_length(model_config), prompts["attention_mask"].sum(dim=1).tolist()
+    lengths = prompts["attention_mask"].sum(dim=1).tolist()
     longest = max(lengths)
-    if limit is not None and longest + max_output_tokens > limit:
+    if fault := context_fault(longest, model_config, max_output_tokens):
         raise ConfigurationError(
-            f"prompt {lengths.index(longest)} has {longest} tokens, with max_output_tokens {max_output_tokens} more "
-            f"than the model's {limit} positions; lower max_output_tokens or max_input_tokens"
+            f"prompt {lengths.index(longest)} {fault}; lower max_output_tokens or max_input_tokens"
         )
 
 

@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-from experiment_core_utils.models.common.text_generation import context_length
+from experiment_core_utils.models.common.text_generation import context_fault
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.vision_tokens import kind_of, known_kinds, vision_options_of
 from experiment_core_utils.primitives.clock import HostClock
@@ -52,12 +52,10 @@ def unusable_named(sample_id: int, what: str) -> Iterator[None]:
         raise SampleError(f"sample {sample_id}: {what} cannot be used ({shown(first_line(error))})") from error
 
 
-def refuse_longer_prompt(sample_id: int, tokens: int, context: int | None) -> None:
-    """Raises SampleError for a prompt that is longer than the model's context; None is no limit."""
-    if context is not None and tokens > context:
-        raise SampleError(
-            f"sample {sample_id}: its prompt of {tokens} tokens is longer than the model's context of {context}"
-        )
+def refuse_longer_prompt(sample_id: int, tokens: int, model_config: PreTrainedConfig) -> None:
+    """Raises SampleError for a prompt that is longer than the model's context."""
+    if fault := context_fault(tokens, model_config):
+        raise SampleError(f"sample {sample_id}: its prompt {fault}")
 
 
 def check_prompt(prompt: Any) -> None:
@@ -175,7 +173,7 @@ class HFRequests:
         self._processor: Any = processor_or_tokenizer
         self.has_vision = isinstance(processor_or_tokenizer, ProcessorMixin)
         self._tokenizer: Any = self._processor.tokenizer if self.has_vision else processor_or_tokenizer
-        self._context = context_length(config)
+        self._config = config
         self._options = None
         image_token, self._placeholder = None, None
         self._markers = torch.empty(0, dtype=torch.long)
@@ -219,7 +217,7 @@ class HFRequests:
         tokens = inputs["input_ids"].shape[1]
         if tokens == 0:
             raise SampleError(f"sample {sample.sample_id}: its prompt has no token")
-        refuse_longer_prompt(sample.sample_id, tokens, self._context)
+        refuse_longer_prompt(sample.sample_id, tokens, self._config)
         if image is None:
             return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s))
         features = int((inputs["input_ids"] == self._placeholder).sum())

@@ -140,7 +140,7 @@ class MolmoeStagedModel:
 
     def refuse_longer_prompt(self, sample_id: int, tokens: int) -> None:
         """Raises SampleError for a prompt that is longer than the model's context."""
-        refuse_longer_prompt(sample_id, tokens, self.model.config.text_config.max_position_embeddings)
+        refuse_longer_prompt(sample_id, tokens, self.model.config)
 
     def _geometry(self, tiling: tuple[int, int], crops: int) -> VisionGeometry:
         features = tokens_of_crops(crops, self.model.config.features_per_crop)
