@@ -236,7 +236,7 @@ def _entry(
         save({"output_token_ids": [each["output_token_ids"] for each in queries]}, result_type="token_output")
     return {
         "experiment_id": experiment_id,
-        "digest": due.digest,
+        "digest": due.fingerprint.own,
         "varied": dict(due.varied),
         **caveat_fields(caveats),
         "prompts": {

@@ -29,7 +29,7 @@ from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.saved_results.terminal import text_table
 from experiment_core_utils.tasks.prompts import read_prompts
 from experiment_core_utils.text_pipeline import TextReport, launched, plan_of, run_text_experiments
-from experiment_core_utils.text_run.plan import experiment_digest
+from experiment_core_utils.text_run.plan import fingerprint_parts
 from tests.processes.deadline import ends_within
 from tests.scripted.scripted_codecarbon import scripted_library
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
@@ -286,7 +286,7 @@ def test_what_prompts_and_model_do_not_allow_is_found_before_loading(values: dic
             "max_input_tokens"
         )
     )
-    assert "with max_output_tokens 4000 more than the model's 256 positions" in reasons["4/4"]
+    assert "with max_output_tokens 4000 is longer than the model's context of 256" in reasons["4/4"]
 
 
 def test_a_tokenizer_of_another_model_is_found_before_loading(values: dict[str, Any], tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_another_number_of_processes_is_another_experiment(values: dict[str, Any
     config = validated(values)
     source, prompts = validate_loadable(config), read_prompts(config.prompts)
     one, two = (SimpleNamespace(num_processes=number, device=torch.device("cpu")) for number in (1, 2))
-    digests = {experiment_digest(config, source, prompts, each, ("model",)) for each in (one, two)}  # type: ignore[arg-type]
+    digests = {fingerprint_parts(config, source, prompts, each, ("model",)) for each in (one, two)}  # type: ignore[arg-type]
     assert len(digests) == 2
 
 

@@ -1,6 +1,7 @@
 """The ledger of a run: the file of which settings ended and how, and the file of its plan, which `status` reads."""
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,6 +30,26 @@ class LedgerEntry:
 
     result_file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,240}\.json$")] | None
     failure: SettingFailure | None
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What finished work is recognised by: a digest of everything that its figures depend on.
+
+    A change of code or of a machine's load is not seen; the provenance of a result records the commit.
+    """
+
+    own: str
+    former: tuple[str, ...]  #: of the same work, as earlier versions made them, when paths and times of change counted
+
+    @classmethod
+    def of(cls, parts: object, *former: object) -> "Fingerprint":
+        """From what the figures depend on, and what earlier versions took for that."""
+        return cls(short_digest(repr(parts)), tuple(short_digest(repr(each)) for each in former))
+
+    def among(self, known: Collection[str]) -> str | None:
+        """The one of `known` that is of this work, its own before the former ones; None where none is."""
+        return next((each for each in (self.own, *self.former) if each in known), None)
 
 
 def _contains(path: Path, text: str) -> bool:

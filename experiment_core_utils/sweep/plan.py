@@ -28,7 +28,7 @@ from experiment_core_utils.primitives.files import remove_leftovers
 from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
-from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, read_plan
+from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fingerprint, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.drift import fill_in_drift
 from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
@@ -274,9 +274,8 @@ def agreed_fingerprint(
 ) -> str:
     """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
 
-    The same wherever model and results lie. A change of code or of a machine's load is not seen; the provenance in each
-    file records the commit. A folder that was begun when paths of the model or of the data, and the model's times of
-    change, still counted keeps that digest, the main process's, as long as they are the same.
+    The same wherever model and results lie. A folder that was begun under a former fingerprint keeps it, the main
+    process's.
 
     Raises:
         WorkerLost: (in all of them) a process would measure something else than the main one.
@@ -284,12 +283,12 @@ def agreed_fingerprint(
     parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
     by_place = fingerprint_parts(config, source, task, sample_ids, accelerator, data_by_place=True)
     digest, stamp = model_digest(source.folder), (str(source.folder.resolve()), weights_stamp(source.folder))
-    own, *former = (short_digest(repr(each)) for each in ((parts, digest), (by_place, digest), (by_place, stamp)))
+    fingerprint = Fingerprint.of((parts, digest), (by_place, digest), (by_place, stamp))
     begun = None
     # A folder in which nothing can be read as a plan was not begun.
     with suppress(ResultsError):
-        begun = read_plan(config.machine.output_dir).fingerprint
-    found = all_gather((own, begun if begun in former else own), accelerator)
+        begun = fingerprint.among((read_plan(config.machine.output_dir).fingerprint,))
+    found = all_gather((fingerprint.own, begun or fingerprint.own), accelerator)
     others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
     if others:
         raise WorkerLost(

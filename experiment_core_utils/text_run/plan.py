@@ -21,7 +21,7 @@ from experiment_core_utils.models.text_model import LanguageModelSource, load_to
 from experiment_core_utils.primitives.collectives import broadcast_from_main
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.primitives.files import check_replaceable
-from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.records.ledger import Fingerprint
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.records.result_files import aggregated_path, raw_result_path
 from experiment_core_utils.records.text import SavedExperiment, ShownExperiment
@@ -89,8 +89,7 @@ class DueExperiment:
     prompts: Prompts
     chosen: SelectedPrompts  #: those of `prompts` that run
     custom_metrics: Sequence[CustomMetric]
-    digest: str  #: of everything that its figures depend on, code and load of the machine left out
-    former_digest: str  #: the same with the model's path and times of change, as earlier versions saved it
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True)
@@ -180,14 +179,14 @@ def plan_experiments(
         found = _checked_experiment(title, combination, accelerator, prompts_of, digest_of)
         if isinstance(found, str):
             left_out[title] = found
-        elif found.digest in titles:
-            left_out[title] = f"the same experiment as {titles[found.digest]}"
-        elif earlier := {found.digest, found.former_digest} & usable[found.config.save_outputs]:
-            done[title] = names[earlier.pop()]
+        elif found.fingerprint.own in titles:
+            left_out[title] = f"the same experiment as {titles[found.fingerprint.own]}"
+        elif earlier := found.fingerprint.among(usable[found.config.save_outputs]):
+            done[title] = names[earlier]
         else:
             due.append(found)
         if not isinstance(found, str):
-            titles.setdefault(found.digest, title)
+            titles.setdefault(found.fingerprint.own, title)
     if not due and not done:
         raise ConfigurationError(next(iter(left_out.values())))
     return TextPlan(tuple(due), done, left_out)
@@ -213,31 +212,30 @@ def _checked_experiment(
         return str(error)
     # Known by its content wherever it lies; saved experiments from before know its path and times.
     model = source.stamp if source.revision else (digest_of(source.folder),)
-    own, former = (experiment_digest(config, source, prompts, accelerator, each) for each in (model, source.stamp))
-    return DueExperiment(title, combination.varied, config, source, prompts, chosen, metrics, own, former)
+    parts = (fingerprint_parts(config, source, prompts, accelerator, each) for each in (model, source.stamp))
+    return DueExperiment(title, combination.varied, config, source, prompts, chosen, metrics, Fingerprint.of(*parts))
 
 
-def experiment_digest(
+def fingerprint_parts(
     config: TextConfig,
     source: LanguageModelSource,
     prompts: Prompts,
     accelerator: Accelerator,
     model: tuple[object, ...],
-) -> str:
-    """Short digest of what the figures depend on; a change of code or of the machine's load is not seen.
+) -> tuple[object, ...]:
+    """What the figures of an experiment depend on.
 
     Args:
         model: what the model is known by: its commit on the hub, the digest of its files, or `source.stamp`.
     """
     left_out = _OF_THE_RUN if model == source.stamp else _OF_THE_RUN | {"model_name"}
-    parts = (
+    return (
         config.effective().model_dump_json(exclude=set(left_out)),
         model,
         prompts.source["digest"],
         accelerator.num_processes,
         environment_stamp(accelerator.device),
     )
-    return short_digest(repr(parts))
 
 
 def _title(number: int, total: int, varied: Mapping[str, Any]) -> str:
