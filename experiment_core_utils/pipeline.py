@@ -112,7 +112,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     accelerator = setup_distributed(config.machine)
     requested = requested_run(config)
     check_and_make_folder(requested, energy)
-    fingerprint = agreed_fingerprint(config, requested.source, requested.task, requested.drawn.sample_ids, accelerator)
+    fingerprint = agreed_fingerprint(config, requested.source, requested.task, requested.sample_ids, accelerator)
     ledger = Ledger(folder, fingerprint)
     with ExitStack() as stack:
         broadcast_from_main(lambda: stack.enter_context(only_run_in(folder / PARTS_FOLDER)), accelerator)
@@ -185,8 +185,8 @@ def measure_settings(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict
     Raises:
         Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
     """
-    context, measuring, machine = run.context, run.requested.config.measuring, run.requested.config.machine
-    failed = {}
+    context, measuring, machine = run.context, run.config.measuring, run.config.machine
+    failed, device = {}, run.bench.model.device
     with (
         run.bench.requests,
         signals_stop(context.stop),
@@ -205,7 +205,7 @@ def measure_settings(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict
                 if failure is not None:
                     failed[setting.key] = failure
                 if machine.enable_memory_optimization:
-                    release_cached_memory(run.bench.model.device)
+                    release_cached_memory(device)
             if context.is_main and measuring.drift_check_every:
                 others = range(1, context.num_processes)
                 wait_for_last_readings(
@@ -219,11 +219,9 @@ def measure_settings(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict
 
 def pool_and_save(run: ProfilingRun, setting: KnobSetting) -> SettingFailure | None:
     """Main process only: k waits for all shards and pools them, the next letters make the result of the whole."""
-    context, config = run.context, run.requested.config
+    context, config = run.context, run.config
     shared = context.shared_setting(setting.key, context.shards)
-    merged = merge_parts(
-        collect_parts(shared, config.machine.worker_timeout, context.stop), run.requested.drawn.sample_ids
-    )
+    merged = merge_parts(collect_parts(shared, config.machine.worker_timeout, context.stop), run.requested.sample_ids)
     failure = merged.failure or failure_where_no_sample_ran(merged, config.measuring.max_config_retries + 1)
     if failure is None:
         summarise_and_save(run, setting, merged)
@@ -237,8 +235,9 @@ def pool_and_save(run: ProfilingRun, setting: KnobSetting) -> SettingFailure | N
 
 def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: MeasuredSetting) -> str:
     """Score all samples of a setting; g, h and i say what they come to, j saves the result; returns its file's name."""
-    requested, model, metric, ledger = run.requested, run.bench.model, run.bench.metric, run.context.ledger
-    config, is_search = requested.config, requested.config.search.pareto_search
+    requested, bench, ledger = run.requested, run.bench, run.context.ledger
+    model, metric = bench.model, bench.metric
+    config, is_search = run.config, run.config.search.pareto_search
     answers = [answer_of(sample) for sample in merged.samples]
     scoring = metric.score(answers)
     accuracy = summarise_accuracy(answers, scoring, metric)
@@ -252,7 +251,7 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     if is_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(
-        preparation=run.bench.requests.describe(), experiment_ids=list(merged.experiment_ids)
+        preparation=bench.requests.describe(), experiment_ids=list(merged.experiment_ids)
     ).with_caveats(caveats)
     result = setting_result(
         setting,
@@ -280,9 +279,9 @@ def search_front(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict[str
     Raises:
         As `measure_settings`.
     """
-    context, bench, config = run.context, run.bench, run.requested.config
+    context, bench, config = run.context, run.bench, run.config
     rules = SearchRules(margin=config.search.pareto_margin, alpha=config.search.pareto_alpha, best=bench.metric.best)
-    order = random_order(run.requested.drawn.sample_ids, config.task.seed)
+    order = random_order(run.requested.sample_ids, config.task.seed)
     search = FrontSearch(config.measuring, config.machine, context, bench, run.measurer, settings, order, rules)
     with bench.requests, signals_stop(context.stop):
         result = search.run()

@@ -157,6 +157,16 @@ class RequestedRun:
     drawn: SampledDataset[Sample]  #: the task's samples, in the order in which every setting measures them
 
     @property
+    def sample_ids(self) -> tuple[int, ...]:
+        """The samples, in that order."""
+        return self.drawn.sample_ids
+
+    @property
+    def journals(self) -> Path:
+        """The folder in which finished samples are kept until their setting is saved."""
+        return self.config.machine.output_dir / PARTS_FOLDER
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """Keys of the settings, in the order of the plan."""
         return tuple(setting.key for setting in self.settings)
@@ -249,8 +259,7 @@ def plan_of(
     requested: RequestedRun, experiment_id: str | None, ledger: Ledger, due: Sequence[KnobSetting], num_processes: int
 ) -> RunPlan:
     """What this run sets out to do, for those who ask how far it has come."""
-    journals = requested.config.machine.output_dir / PARTS_FOLDER
-    before = [finished_samples(journals, setting.key, ledger.fingerprint) for setting in due]
+    before = [finished_samples(requested.journals, setting.key, ledger.fingerprint) for setting in due]
     return RunPlan(
         schema_version=PLAN_VERSION,
         experiment_id=experiment_id,

@@ -15,7 +15,7 @@ from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.caveats import caveat_fields
-from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
+from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
@@ -30,9 +30,8 @@ from experiment_core_utils.tasks.sampling import few_samples_caveats, shards_of
 
 def context_of(requested: RequestedRun, accelerator: Accelerator, ledger: Ledger, experiment_id: str) -> RunContext:
     """The place of this process in the run."""
-    shards = shards_of(requested.drawn.sample_ids, accelerator.num_processes)
-    journals = requested.config.machine.output_dir / PARTS_FOLDER
-    return RunContext(experiment_id, accelerator.process_index, shards, ledger, journals, StopRequest())
+    shards = shards_of(requested.sample_ids, accelerator.num_processes)
+    return RunContext(experiment_id, accelerator.process_index, shards, ledger, requested.journals, StopRequest())
 
 
 def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accelerator, processes_here: int) -> Bench:
@@ -49,7 +48,7 @@ def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accele
     model = load_staged_model(config.model, requested.source, device, is_profiled=config.measuring.profiler is not None)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
-    latency_ids = choose_latency_ids(requested.drawn.sample_ids, config.measuring.num_latency_samples, config.task.seed)
+    latency_ids = choose_latency_ids(requested.sample_ids, config.measuring.num_latency_samples, config.task.seed)
     taken = [each for part in split_by(latency_ids, context.own_ids) for each in part]
     requests = RequestSource(
         task,
@@ -80,7 +79,7 @@ class ProfilingRun:
         energy: StageMeasurement | None = None,
     ) -> None:
         self.requested, self.context, self.bench, self.provenance = requested, context, bench, provenance
-        config = requested.config
+        self.config = config = requested.config
         measuring, folder = config.measuring, config.machine.output_dir
         profiles = TorchProfiles(
             folder,
@@ -88,7 +87,7 @@ class ProfilingRun:
             measuring.use_profiler_on_all_samples,
             context.is_main,
             requested.keys,
-            requested.drawn.sample_ids,
+            requested.sample_ids,
         )
         self.measurer = ShardMeasurer(measuring, context, bench, profiles, energy=energy)
         # A search measures its settings again in every round, and has no control setting beside them.
@@ -124,7 +123,7 @@ def provenance_of_run(
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
-        *picture_caveats(task, requested.drawn.sample_ids, source.takes_pictures),
+        *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *batching_caveats(len(requested.drawn), config.measuring.num_latency_samples, described["dtype"]),
         # In a search each setting has a number of samples, and so a caveat, of its own.
         *([] if config.search.pareto_search else few_samples_caveats(len(requested.settings), len(requested.drawn))),
