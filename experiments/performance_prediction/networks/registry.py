@@ -9,10 +9,9 @@ from torch import nn
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.performance_prediction.networks.densenet import DenseNet121
 from experiments.performance_prediction.networks.googlenet import GoogLeNet
-from experiments.performance_prediction.networks.mobilenet_v2 import MobileNetV2
+from experiments.performance_prediction.networks.mobilenet_unet import MobileNetV2, UNet
 from experiments.performance_prediction.networks.resnet import ResNet
 from experiments.performance_prediction.networks.sampled_layers import SampledLayers
-from experiments.performance_prediction.networks.unet import UNet
 from experiments.performance_prediction.networks.vgg_alexnet import AlexNet, Vgg16
 
 
