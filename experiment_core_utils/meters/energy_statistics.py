@@ -141,7 +141,7 @@ def sum_of_known(values: Sequence[float | None]) -> float | None:
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:
-    """None where any is, or where there are none."""
+    """Mean of the values; None where any is None, or where there are none."""
     total = sum_of_known(values)
     return total / len(values) if total is not None and values else None
 
