@@ -112,7 +112,7 @@ def summed_act(parts: Sequence[ActEnergy]) -> ActEnergy:
 
 
 def summed_idle(parts: Sequence[IdlePower]) -> IdlePower:
-    """Idle power over all devices of one source; None where that of any is missing."""
+    """Idle power over all devices of one source; `watts` is None where that of any is missing."""
     missing = [f"{each.origin.device}: {each.reason}" for each in parts if each.watts is None]
     return IdlePower(
         common_origin([each.origin for each in parts]),
