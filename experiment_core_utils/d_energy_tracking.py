@@ -316,7 +316,7 @@ def _instruments(device: Device, local_rank: int) -> Instruments:
 def runs_beside_power(
     run_once: Callable[[], StagedRun], num_runs: int, power: Instruments | None
 ) -> tuple[tuple[StagedRun, ...], RunsEnergy | None]:
-    """That many runs one after the other, and the energy of each, allocated from power readings taken beside them.
+    """`num_runs` runs one after the other, and the energy of each, allocated from power readings taken beside them.
 
     Args:
         run_once: begins and ends synchronised.

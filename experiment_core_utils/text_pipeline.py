@@ -78,7 +78,7 @@ class TextReport:
 
 
 def launched(grid: Sequence[Combination], results_dir: Path) -> Accelerator:
-    """This process's place in measuring a grid.
+    """This process's place among those that measure a grid.
 
     Raises:
         ConfigurationError: the results' folder is a file.

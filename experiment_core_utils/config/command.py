@@ -21,7 +21,7 @@ class _MayClose(io.FileIO):
     refused: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """As of any file, but never refused."""
+        """Write like any file does, but drop what is refused."""
         try:
             written = super().write(data)
         except OSError as error:

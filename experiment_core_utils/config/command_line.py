@@ -31,7 +31,7 @@ class HelpWithDefaults(argparse.HelpFormatter):
 
 
 class DocstringHelp(HelpWithDefaults, argparse.RawDescriptionHelpFormatter):
-    """The same, with a module's docstring as it is written."""
+    """Help with defaults that leaves a module's docstring as it is written."""
 
 
 class OneLineParser(argparse.ArgumentParser):

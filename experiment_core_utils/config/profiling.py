@@ -50,7 +50,7 @@ class ProfilingConfig(Part):
         return validated_as(cls, parts, lambda location: f"--{location[1]}")
 
     def replaced(self, **values: Any) -> Self:
-        """The same with other flat values; raises ConfigurationError."""
+        """This configuration with other flat values; raises ConfigurationError."""
         given = [getattr(self, part).model_dump(exclude_unset=True) for part in _PARTS]
         return self.of(**{name: value for part in given for name, value in part.items()} | values)
 

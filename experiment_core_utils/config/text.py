@@ -247,7 +247,7 @@ class TextConfig(Part):
         return self.energy if self.track_energy else "off"
 
     def effective(self) -> Self:
-        """The same experiment without the values that its modes leave without effect, to recognise it by."""
+        """This experiment without the values that its modes leave without effect, to recognise it by."""
         decoding, batching, simulation = self.decoder_config, self.batching_options, self.latency_simulation
         draws = decoding.decoding_mode != "greedy" or simulation.simulate
         quant_type = self.quantization_config.bnb_4bit_quant_type

@@ -38,7 +38,7 @@ def quantisation_bound_j(tick_s: float, power_w: float) -> float:
 
 
 def aligned_bound_j(open_jitter_s: float, close_jitter_s: float, act_s: float, power_w: float) -> float:
-    """The same for a window between two ticks in which an act is repeated without a pause.
+    """Most by which a window between two ticks, in which an act is repeated without a pause, can be off, in joules.
 
     Args:
         open_jitter_s, close_jitter_s: most by which the moment of each tick may be off.
@@ -92,7 +92,10 @@ def summed_reading(parts: Sequence[DeviceEnergy | ActEnergy]) -> DeviceEnergy:
 
 
 def summed_act(parts: Sequence[ActEnergy]) -> ActEnergy:
-    """The same for an act. Windows of several devices end at different ticks, so counts and lengths are means."""
+    """An act's energy over all devices of one source.
+
+    Windows of several devices end at different ticks, so counts and lengths are means.
+    """
     whole = summed_reading(parts)
     return ActEnergy(
         origin=whole.origin,
@@ -109,7 +112,7 @@ def summed_act(parts: Sequence[ActEnergy]) -> ActEnergy:
 
 
 def summed_idle(parts: Sequence[IdlePower]) -> IdlePower:
-    """The same for idle power."""
+    """Idle power over all devices of one source; `watts` is None where that of any is missing."""
     missing = [f"{each.origin.device}: {each.reason}" for each in parts if each.watts is None]
     return IdlePower(
         common_origin([each.origin for each in parts]),
@@ -132,13 +135,13 @@ def common_origin(origins: Sequence[EnergyOrigin]) -> EnergyOrigin:
 
 
 def sum_of_known(values: Sequence[float | None]) -> float | None:
-    """None where any is."""
+    """Sum of the values; None where any is None."""
     known = [value for value in values if value is not None]
     return math.fsum(known) if len(known) == len(values) else None
 
 
 def mean_of_known(values: Sequence[float | None]) -> float | None:
-    """None where any is, or where there are none."""
+    """Mean of the values; None where any is None, or where there are none."""
     total = sum_of_known(values)
     return total / len(values) if total is not None and values else None
 

@@ -48,7 +48,7 @@ def host_hardware() -> Hardware:
 
 
 def command_line() -> str:
-    """As someone would type it again."""
+    """This process's command, as someone would type it again."""
     text = shlex.join([os.path.basename(sys.executable), *sys.argv])
     # A path that is not UTF-8 is written with escapes: no file in UTF-8 contains its bytes.
     return text.encode("utf-8", "backslashreplace").decode()
@@ -82,7 +82,7 @@ def package_version(package: str) -> str | None:
 
 
 def cpu_name() -> str | None:
-    """As the kernel says; None where it does not."""
+    """The processor's name, as the kernel says; None where it does not."""
     try:
         with open("/proc/cpuinfo") as info:
             names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]

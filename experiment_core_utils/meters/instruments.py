@@ -67,7 +67,7 @@ class Instruments:
     jitter: Random = field(default_factory=lambda: Random(JITTER_SEED), compare=False)
 
     def calibrated(self) -> "Instruments":
-        """The same with the ticks of the counters, which takes some twenty ticks for each."""
+        """These instruments with the ticks of the counters, which takes some twenty ticks for each."""
         ticks = {each.origin.device: calibrate_tick(each, self.clock) for each in self.counters}
         return replace(self, ticks=ticks)
 

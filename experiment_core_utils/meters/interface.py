@@ -15,7 +15,7 @@ class EnergyCounter(Protocol):
 
     @property
     def origin(self) -> EnergyOrigin:
-        """Whose it is."""
+        """Device, source and kind of the counter."""
 
     @property
     def wraps_at_j(self) -> float | None:
@@ -34,7 +34,7 @@ class PowerProbe(Protocol):
 
     @property
     def origin(self) -> EnergyOrigin:
-        """Whose it is."""
+        """Device, source and kind of the probe."""
 
     def read_w(self) -> float:
         """Raises MeterUnavailable."""

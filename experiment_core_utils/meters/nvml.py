@@ -146,7 +146,7 @@ class NvmlGpu:
             return None
 
     def _event_reasons(self) -> int:
-        """Under the older name where the driver does not know the newer one."""
+        """The reasons for lowered clocks, by the older name where the driver does not know the newer one."""
         try:
             return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
         except self._nvml.NVMLError_FunctionNotFound:

@@ -69,7 +69,7 @@ class WindowGoal:
         return min(max(uncertain_s / self.relative_error, self.least_s), self.longest_s)
 
     def remark(self, uncertain_s: float) -> str | None:
-        """That the longest window does not meet the error."""
+        """A sentence saying that the longest window does not meet the error; None where it does."""
         fraction = uncertain_s / self.longest_s
         if fraction <= self.relative_error:
             return None
@@ -97,7 +97,7 @@ class RepeatedAct:
         self.done_at_s.append(self._clock.now_s())
 
     def repeat_until(self, until_s: float) -> None:
-        """As many as it takes."""
+        """Repeat the act until the clock has reached `until_s`."""
         while self.done_at_s[-1] < until_s:
             self.once()
 

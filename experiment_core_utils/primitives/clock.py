@@ -52,7 +52,7 @@ class HostClock:
 
 
 def intervals_of(interval_s: float | Iterator[float]) -> Iterator[float]:
-    """The same each time, or each as it comes."""
+    """Intervals in seconds: one number for ever, or each of an iterator as it comes."""
     return itertools.repeat(interval_s) if isinstance(interval_s, int | float) else interval_s
 
 

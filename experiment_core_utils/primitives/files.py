@@ -107,7 +107,7 @@ def write_json_atomically(content: Mapping[str, Any], path: Path) -> None:
 
 
 def write_text_atomically(text: str, path: Path) -> None:
-    """The same for text; raises what `replaced_whole` does."""
+    """Write text beside `path`, flush to disk, rename over it; raises what `replaced_whole` does."""
     with replaced_whole(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         file.write(text)
 

@@ -41,7 +41,7 @@ class LogLines(tqdm):
         return lambda line: print(line, file=file, flush=True)
 
     def update(self, n: float | None = 1) -> None:
-        """So many more are done."""
+        """Count `n` more as done."""
         super().update(n)
         if self.n == self.total:
             self.close()
@@ -54,7 +54,7 @@ class LogLines(tqdm):
 
 
 def sample_lines(work: str, samples: int, stream: TextIO | None = None) -> LogLines:
-    """For work on samples that has no settings: a line now, one each half minute, whoever watches, and one at the end.
+    """Lines for work on samples without settings: one now, one each half minute, whoever watches, and one at the end.
 
     Args:
         work: what is done to the samples, to begin the line with.

@@ -92,5 +92,5 @@ class Record(BaseModel):
         return cls.model_construct(**given, **own)
 
     def with_keys(self, **keys: Any) -> Self:
-        """The same record with these keys in place of its own."""
+        """This record with these keys in place of its own."""
         return self.model_copy(update=keys)

@@ -147,7 +147,7 @@ def comparison_table(comparisons: Mapping[str, PairedComparison]) -> str:
 
 
 def rescoring_table(before: Sequence[SettingResult], after: Sequence[RescoredResult]) -> str:
-    """The same settings by the metric that they were measured with and by another, a row each."""
+    """Table of settings by the metric that they were measured with and by another, a row each."""
     rows = [
         {
             "setting": setting_key(new),

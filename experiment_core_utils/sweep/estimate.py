@@ -2,7 +2,8 @@
 
 An estimate takes the best source that there is, and says which: the setting's own earlier measurement; the throughput
 of each stage in earlier measurements of the same model on the same device, applied to the setting's operations; or the
-throughput of a matrix product alone, which a whole model does not reach.
+throughput of a matrix product alone, which a whole model does not reach. No source but the first counts the fixed cost
+of each step, which is nearly all the time of a tiny model.
 """
 
 import math
@@ -204,9 +205,10 @@ def source_sentences(
         "measured": "time, measured: from the setting's earlier result in --output_dir",
         "scaled": f"time, scaled: FLOPs of each stage / its speed in {earlier.num_results} earlier results in "
         f"--output_dir (same model, device, precision), for answers of {output_tokens:.1f} tokens",
-        "matmul": f"time, matmul: ROUGH, FLOPs / speed of a matrix product measured now "
+        "matmul": f"time, matmul: ROUGH, no earlier run to go by: FLOPs / speed of a matrix product measured now "
         f"({(matmul_rate or math.nan) / 1e9:.0f} GFLOP/s), which a whole model does not reach, for the longest answers "
-        f"allowed ({output_tokens:.0f} tokens); measure two settings into --output_dir for a better estimate",
+        f"allowed ({output_tokens:.0f} tokens); the fixed cost of each step is not counted, so that a tiny model takes "
+        "orders of magnitude longer; measure two settings into --output_dir for a better estimate",
     }
     lines = [sentence for source, sentence in sentences.items() if source in used]
     measured = sum(each.memory_is_measured for each in estimates)

@@ -29,7 +29,8 @@ class AnalysisCaveat(Caveat):
         "drift_allowance": CaveatKind(
             "note",
             lambda found: (
-                f"{found['task']}: the control setting's time changed by up to {100 * found['fraction']:.0f} %"
+                f"{found['task']}: the drift allowance (longer over shorter time of the control setting, minus 1) is "
+                f"{100 * found['fraction']:.0f} %"
             ),
             "a latency counts as lower only by more than that",
         ),

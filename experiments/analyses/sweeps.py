@@ -123,8 +123,8 @@ def load_sweep(*results_dirs: Path) -> Sweep:
 def load_sweeps(*results_dirs: Path) -> tuple[Sweep, ...]:
     """The sweeps in several folders, side by side: folders that belong to one sweep are one, others have labels.
 
-    A label is what sets a sweep apart from the others: model, number format, execution or device; where these do not,
-    also the name of its (first) folder.
+    A label is what sets a sweep apart from the others: model, number format, `execution …` or `device …`; where these
+    do not, also the name of its (first) folder.
 
     Raises:
         ResultsError: as `load_sweep` for one of the folders.
@@ -165,7 +165,7 @@ def _set_apart_by(sweep: Sweep) -> tuple[str, str, str, str]:
     shared, variables = sweep.provenance, sweep.settings[0].result.provenance.experimental_variables
     quantised = getattr(variables, "quantization", None) or "none"
     dtype = shared.dtype if quantised == "none" else f"{shared.dtype} {quantised}"
-    return Path(shared.model).name, dtype, shared.execution, shared.device
+    return Path(shared.model).name, dtype, f"execution {shared.execution}", f"device {shared.device}"
 
 
 def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:

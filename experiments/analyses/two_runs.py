@@ -87,9 +87,12 @@ class RunComparison:
         """What is printed below the lines: counts of verdicts, names of the runs, drift, and other conditions."""
         counts = Counter(each.verdict for each in self.lines).most_common()
         found = [", ".join(f"{count} {verdict}" for verdict, count in counts)]
-        found.append(f"A: {self.labels[0]}" + (f", B: {self.labels[1]}" if len(self.runs) == 2 else ""))
+        found.append(f"A: {self.labels[0]}" + (f"; B: {self.labels[1]}" if len(self.runs) == 2 else ""))
         if (drift := max(_drift_of(self.runs[0], run) for run in self.runs[1:])) > 0:
-            found.append(f"latency intervals are widened by the drift of the control settings, up to {drift:.0%}")
+            found.append(
+                f"latency intervals are widened by the drift allowance, {drift:.0%}: the longer over the shorter time "
+                "of a control setting, minus 1"
+            )
         conditions = other_conditions([each.result for run in self.runs for each in run.settings])
         return [*found, *(f"differs: {condition}" for condition in conditions)]
 

@@ -146,7 +146,9 @@ def _check_same_questions(task: str, settings: Sequence[StoredSetting]) -> None:
 
 
 def largest_drift(settings: Sequence[StoredSetting]) -> float | None:
-    """Largest change of the control setting's time around any of these, as a fraction; None where none was read."""
+    """The drift allowance: the control setting's longer time over its shorter one, minus 1, the largest around any of
+    these; None where none was read. Caveats of drift state the ratio's distance from 1 instead.
+    """
     ratios = drift_ratios(each.result for each in settings)
     return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
 

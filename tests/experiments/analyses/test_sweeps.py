@@ -140,10 +140,17 @@ def test_sweeps_that_nothing_sets_apart_have_their_folders_names(tmp_path: Path)
     other = provenance_with(name="elsewhere/other", execution="graph")
     folders.append(write(tmp_path / "other", result(setting("low"), **other)))
     assert [each.label for each in load_sweeps(*folders)] == [
-        "tiny, eager, before", "tiny, eager, after", "other, graph, other",
+        "tiny, execution eager, before", "tiny, execution eager, after", "other, execution graph, other",
     ]  # fmt: skip
     same = write(tmp_path / "x" / "before", result(setting("low")))
     assert [each.label for each in load_sweeps(folders[0], same)] == [str(folders[0]), str(same)]
+
+
+def test_a_label_names_the_execution_beside_the_number_format(tmp_path: Path) -> None:
+    """A bare "cpu" could be a device as well."""
+    one = write(tmp_path / "one", result(setting("low"), **provenance_with(dtype="float32", execution="cpu")))
+    other = write(tmp_path / "other", result(setting("low")))
+    assert [each.label for each in load_sweeps(one, other)] == ["float32, execution cpu", "bfloat16, execution eager"]
 
 
 def test_a_folder_that_mixes_sweeps_is_still_refused(tmp_path: Path) -> None:

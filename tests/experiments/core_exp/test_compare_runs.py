@@ -119,7 +119,7 @@ def test_several_runs_are_compared_with_the_first(tmp_path: Path, capsys: pytest
     accuracy = next(each for each in content["lines"] if each["quantity"] == "accuracy")
     assert accuracy["interval"][1] == pytest.approx(1 - 0.00625**0.05)
     printed = capsys.readouterr().out
-    assert "A: a" in printed and "run's" in printed and (tmp_path / "out" / "comparison.png").is_file()
+    assert "A: a\n" in printed and "run's" in printed and (tmp_path / "out" / "comparison.png").is_file()
 
 
 def test_the_chart_of_runs_has_a_panel_for_each_quantity_and_a_series_for_each_run() -> None:

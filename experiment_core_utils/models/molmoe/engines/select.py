@@ -124,7 +124,7 @@ def _vision_engine(
 
 
 def _cpu_prefill(decoder: DecoderWeights, most_copied_bytes: int) -> tuple[ReferencePrefill, str, str, bool]:
-    """As `_vision_engine`."""
+    """The engine, its name, why it is not a CUDA graph, and whether the weights are too large to copy."""
     try:
         refuse_other_places(decoder.device, decoder.dtype)
         refuse_large((each for block in decoder.blocks for each in vars(block).values()), most_copied_bytes)

@@ -279,7 +279,7 @@ class GraphedPausedPrefill(_PaddedPrefill, PausedPrefillEngine):
         return name
 
     def _second_part(self, padded: int, pause: int, knobs: EngineKnobs, kv_cache: KVCache) -> Hashable:
-        """As `_first_part`."""
+        """Name of the graph of what follows a pause, captured at first use."""
         name = ("finish", pause, knobs, padded, kv_cache.keys.data_ptr())
         if name not in self._graphs:
             paused, used = self._paused[padded], self._record_of(padded * knobs.top_k).ids

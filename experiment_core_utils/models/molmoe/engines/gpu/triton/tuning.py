@@ -235,7 +235,7 @@ class BatchTiles:
 
 
 def batch_tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int, batch: int) -> BatchTiles:
-    """As `tiles_for`, for a step of several requests."""
+    """Tiles of a decode step of several requests."""
     tuned = tuning_at(decoder.device)
     fewest, most = tuned.batch_splits
     programs, rows = batch * decoder.num_heads, _rows_of_expert(decoder, top_k, batch)

@@ -3,7 +3,7 @@
 import random
 
 from experiment_core_utils.tasks.datasets.reference_reading import ReferenceReading, make_questions
-from tests.tasks.hand_made_scene import FOUR, item, plan
+from tests.tasks.datasets.hand_made_scene import FOUR, item, plan
 
 
 def test_questions_of_a_known_scene() -> None:

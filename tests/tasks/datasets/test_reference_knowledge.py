@@ -11,7 +11,7 @@ from experiment_core_utils.tasks.datasets.reference_knowledge import (
 from experiment_core_utils.tasks.datasets.reference_scenes import is_reserved_label, item_codes
 from experiment_core_utils.tasks.interface import answer_to
 from experiment_core_utils.tasks.registry import get_metric, load_task
-from tests.tasks.hand_made_scene import item, plan
+from tests.tasks.datasets.hand_made_scene import item, plan
 
 
 def test_codes_and_prices_are_fixed() -> None:

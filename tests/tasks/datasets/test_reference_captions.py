@@ -4,7 +4,7 @@ import random
 
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions, five_captions, listed
 from experiment_core_utils.tasks.datasets.reference_task import reading_order
-from tests.tasks.hand_made_scene import FOUR, item, plan
+from tests.tasks.datasets.hand_made_scene import FOUR, item, plan
 
 
 def test_captions_of_a_known_scene() -> None:

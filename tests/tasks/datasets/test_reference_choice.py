@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice, lookalikes, make_questions
-from tests.tasks.hand_made_scene import FOUR
+from tests.tasks.datasets.hand_made_scene import FOUR
 
 LABELS = st.text("ABCDEFGHJKLMNPQRSTUVWXYZ0123456789", min_size=2, max_size=4)
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from experiment_core_utils.tasks.datasets.reference_counting import digits_sum, has_number, make_questions
-from tests.tasks.hand_made_scene import FOUR, item
+from tests.tasks.datasets.hand_made_scene import FOUR, item
 
 
 @pytest.mark.parametrize(
