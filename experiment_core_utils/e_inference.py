@@ -1,7 +1,6 @@
 """In: a request and a setting in force, or all prompts of a text run; out: tokens and times from marks of the run."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch.nn.utils.rnn import pad_sequence
 
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
 from experiment_core_utils.meters.windows import NOT_REQUESTED, no_energy
@@ -21,6 +19,7 @@ from experiment_core_utils.models.common.text_generation import (
     describe_decoding,
     generation_values,
     plan_batches,
+    results_of_records,
     up_to_end,
 )
 from experiment_core_utils.models.interface import StagedModel
@@ -30,7 +29,6 @@ from experiment_core_utils.primitives.device import new_marks, release_cached_me
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     PreparedRequest,
@@ -201,6 +199,7 @@ class TextShard:
             simulated_delay_s=delay_s,
             halvings=batch.halvings,
             over_token_limit=batch.over_token_limit,
+            # Until i puts in what was measured; `run_gen_inference` alone measures no energy.
             **no_energy(NOT_REQUESTED),
         )
 
@@ -324,59 +323,6 @@ def run_shard(shard: TextShard, stop: StopRequest) -> tuple[InferenceResults, li
     queries, batches, windows = shard.run(stop)
     decoding = describe_decoding(shard.config, shard.generator.generation)
     return results_of_records(queries, batches, decoding, shard.process_index, shard.num_processes), windows
-
-
-def results_of_records(
-    queries: Iterable[QueryRecord],
-    batches: Iterable[BatchRecord],
-    decoding: dict[str, Any],
-    process_index: int | None,
-    num_processes: int,
-) -> InferenceResults:
-    """Counts, tokens and rates that the records come to; times are those of the process that took longest.
-
-    Args:
-        decoding: with `pad_token_id`, which fills the rows of `output_tokens`.
-        process_index: None for the records of all processes.
-    """
-    queries = sorted(queries, key=lambda query: query["prompt_index"])
-    batches = sorted(batches, key=lambda batch: (batch["process_index"], batch["batch_index"]))
-    texts = [query["output_text"] for query in queries]
-    output_tokens = sum(query["output_tokens"] for query in queries)
-    time_s = _longest((batch["process_index"], batch["inference_time_s"]) for batch in batches)
-    return InferenceResults(
-        output_tokens=_padded([query["output_token_ids"] for query in queries], decoding["pad_token_id"]),
-        output_text=None if None in texts else [text for text in texts if text is not None],
-        total_inference_time_s=time_s,
-        total_input_tokens=sum(query["input_tokens"] for query in queries),
-        total_output_tokens=output_tokens,
-        num_prompts_processed=len(queries),
-        tokens_per_second=rate(output_tokens, time_s),
-        queries_per_second=rate(len(queries), time_s),
-        latency_per_query_s=rate(time_s, len(queries)),
-        process_index=process_index,
-        num_processes=num_processes,
-        queries=queries,
-        batches=batches,
-        decoding=decoding,
-        simulated_delay_s=_longest((batch["process_index"], batch["simulated_delay_s"]) for batch in batches),
-    )
-
-
-def _longest(seconds: Iterable[tuple[int, float]]) -> float:
-    """The largest sum of one process; 0 where there is nothing."""
-    sums: dict[int, float] = defaultdict(float)
-    for process, duration in seconds:
-        sums[process] += duration
-    return max(sums.values(), default=0.0)
-
-
-def _padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> torch.Tensor:
-    """[N, longest] on the host, filled to the right."""
-    if not rows:
-        return torch.empty((0, 0), dtype=torch.long)
-    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
-    return pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
 
 
 def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ Operations follow from formulas where the architecture is known, because they mu
 other model is counted by running it once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from experiment_core_utils.config.text import TextConfig, validated
+from experiment_core_utils.config.text import validated
 from experiment_core_utils.meters.host_facts import Peaks, peaks_on
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.models.common.describe import computing_dtype, quantisation_in_force, stored_bytes
@@ -255,13 +255,13 @@ def generation_metrics(
     config = validated(experiment_config)
     # The other processes wait for this one meanwhile.
     flops = generation_flops(model, results, min(COUNTING_LIMIT_S, config.worker_timeout / 2))
-    known, reason = _known_cache(model, config)
+    known, reason = _known_cache(model, config.mixed_precision)
     read_bytes = None
     if known is not None:
         architecture, element_bytes = known
         weights = _step_weights(model, architecture)
         read_bytes = decode_read_bytes(results, weights, architecture.decoder.blocks, element_bytes)
-    peaks = peaks_on(device, products_dtype(model, config))
+    peaks = peaks_on(device, products_dtype(model, config.mixed_precision))
     num_gpus = max(len(used_gpus()), 1)
     reasons = [] if reason is None else [reason]
     return flops, text_utilisation(results, flops, read_bytes, peaks, num_gpus, reasons)
@@ -270,7 +270,7 @@ def generation_metrics(
 def text_memory(
     model: torch.nn.Module,
     device: torch.device,
-    config: TextConfig,
+    mixed_precision: str,
     results: InferenceResults | None,
     peak_bytes: int | None,
 ) -> MemoryParts:
@@ -280,7 +280,7 @@ def text_memory(
         results: what this process generated.
         peak_bytes: of `device`; None on the CPU.
     """
-    known, reason = _known_cache(model, config)
+    known, reason = _known_cache(model, mixed_precision)
     cache_bytes = None
     if results is None:
         reason = "no results were given, so the size of the cache is unknown"
@@ -294,21 +294,21 @@ def text_memory(
     return memory_parts(peak_bytes, stored_bytes(model), cache_bytes, resident_bytes(), reason)
 
 
-def products_dtype(model: torch.nn.Module, config: TextConfig) -> str | None:
+def products_dtype(model: torch.nn.Module, mixed_precision: str) -> str | None:
     """Number format of most products; None for a model without floating-point weights."""
-    if config.mixed_precision != "no":
-        return _AUTOCAST[config.mixed_precision]
+    if mixed_precision != "no":
+        return _AUTOCAST[mixed_precision]
     quantised = quantisation_in_force(model)
     return "float8" if quantised is not None and quantised["method"] == "fp8" else computing_dtype(model)
 
 
-def _known_cache(model: torch.nn.Module, config: TextConfig) -> tuple[tuple[Architecture, int] | None, str | None]:
+def _known_cache(model: torch.nn.Module, mixed_precision: str) -> tuple[tuple[Architecture, int] | None, str | None]:
     """The architecture with the bytes of a number in its cache, or why they are not known."""
     architecture, dtype = architecture_in_force(model), computing_dtype(model)
     if isinstance(architecture, UnknownArchitecture):
         return None, architecture.reason
-    if config.mixed_precision != "no":
-        return None, f"under mixed_precision {config.mixed_precision} the number format of the cache is not known"
+    if mixed_precision != "no":
+        return None, f"under mixed_precision {mixed_precision} the number format of the cache is not known"
     if dtype is None:
         return None, "the number format of its cache is unknown: the model has no floating-point weights"
     return (architecture, getattr(torch, dtype).itemsize), None
@@ -393,7 +393,7 @@ def combine_comp_metrics(
     """
     config = validated(experiment_config)
     memory = get_memory(device)
-    parts = text_memory(model, device, config, results, memory["gpu_max_memory_allocated_bytes"])
+    parts = text_memory(model, device, config.mixed_precision, results, memory["gpu_max_memory_allocated_bytes"])
     utilisation = get_gpu_cpu_utilisation(device) if load is None else utilisation_of(load)
     counted = count_prompt_flops(model, tokenised_input_ids, config.flops_timeout_s, config.flops_method)
     return ComputeMetrics(
@@ -409,6 +409,23 @@ def combine_comp_metrics(
         flops_reason=counted.reason,
         process_index=accelerator.process_index,
     )
+
+
+def with_generation(
+    compute: ComputeMetrics,
+    memories: Sequence[Mapping[str, Any]],
+    model: torch.nn.Module,
+    device: torch.device,
+    pooled: InferenceResults,
+    experiment_config: Any,
+) -> dict[str, Any]:
+    """One process's figures with those of the whole run: FLOPs of what was generated, utilisation, memory by process.
+
+    Raises:
+        ConfigurationError: a value of the configuration is not allowed.
+    """
+    flops, utilisation = generation_metrics(model, device, pooled, experiment_config)
+    return {**compute, **flops, "hardware_utilisation": utilisation.content(), "memory_by_process": list(memories)}
 
 
 def setting_compute(

@@ -1,4 +1,4 @@
-"""In: an experiment's `emissions_{id}.csv` and `energy_{id}.json`; out: its energy, each figure with its source."""
+"""In: measured windows of energy and power, of settings, samples or a text run; out: joules, each with its source."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from experiment_core_utils.config.parts import EnergyMode
 from experiment_core_utils.g_metrics_inference import spread_of
 from experiment_core_utils.meters.codecarbon import READ_NOTHING, WORLD_MEAN, gpu_missing_reason, number_in
 from experiment_core_utils.meters.energy_files import emissions_path, energy_path, read_energy_windows, read_windows
@@ -420,6 +421,12 @@ def energy_caveats(energy: Energy | None) -> list[Caveat]:
     if summary.component != "gpu" and any(name.startswith(GPU_COUNTER) for name in energy.missing):
         caveats.append(caveat("energy_without_gpu"))
     return caveats
+
+
+def waiting_caveats(pooled: InferenceResults, mode: EnergyMode) -> list[Caveat]:
+    """The caveat of a text run whose energy contains simulated waiting."""
+    waiting_s = pooled["simulated_delay_s"]
+    return [caveat("simulated_waiting", waiting_s=waiting_s)] if waiting_s > 0 and mode != "off" else []
 
 
 def _missed_goal(figures: Mapping[str, StageFigure], goal: float | None) -> list[Caveat]:

@@ -20,6 +20,7 @@ from experiment_core_utils.primitives.knobs import (
 )
 from experiment_core_utils.primitives.statistics import Distribution, mean_of
 from experiment_core_utils.primitives.units import milliseconds
+from experiment_core_utils.records.caveats import Caveat, caveat_fields
 from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.locks import locked
@@ -288,6 +289,33 @@ def setting_result(
         failed_samples=list(merged.failures),
         provenance=provenance,
     )
+
+
+def experiment_result(
+    experiment_id: str,
+    digest: str,
+    varied: Mapping[str, Any],
+    caveats: Sequence[Caveat],
+    prompts: Mapping[str, Any],
+    parts: Mapping[str, Mapping[str, Any]],
+    custom: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The entry of an experiment in a text run's results, put together from its parts.
+
+    Args:
+        parts: what each step came to, by the names under which they are saved one by one as well.
+        custom: `columns` and `failures` of the custom metrics.
+    """
+    return {
+        "experiment_id": experiment_id,
+        "digest": digest,
+        "varied": dict(varied),
+        **caveat_fields(caveats),
+        "prompts": dict(prompts),
+        **parts,
+        "custom": custom["columns"],
+        "custom_failures": custom["failures"],
+    }
 
 
 def save_setting_result(result: SettingResult, path: Path) -> None:

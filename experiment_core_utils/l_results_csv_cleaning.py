@@ -18,6 +18,7 @@ from experiment_core_utils.primitives.csv_tables import (
     csv_content,
     csv_of_rows,
     csv_text,
+    named_rows,
     read_table_file,
     reordered_columns,
     spreadsheet_safe,
@@ -26,7 +27,8 @@ from experiment_core_utils.primitives.csv_tables import (
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
 from experiment_core_utils.primitives.statistics import rate
-from experiment_core_utils.records.result_files import read_rows
+from experiment_core_utils.records.locks import locked
+from experiment_core_utils.records.result_files import aggregated_path, read_experiments, read_rows
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name, setting_key
 
@@ -312,6 +314,22 @@ def write_tables(
             with replaced_whole(path.with_suffix(".parquet")) as temporary:
                 frame.to_parquet(temporary, index=False)
     return settings_csv
+
+
+def write_experiments_table(task_type: str, results_dir: Path) -> Path | None:
+    """Write `{task_type}_results.csv` anew from all saved experiments of text runs; None where there are none.
+
+    Raises:
+        ResultsError: the saved experiments are torn, or two keys would share a column.
+        ResultsNotSaved: the disk does not take it.
+    """
+    with locked(aggregated_path(task_type, "", results_dir)):
+        experiments = read_experiments(aggregated_path(task_type, ".json", results_dir))
+        if not experiments:
+            return None
+        path = aggregated_path(task_type, ".csv", results_dir)
+        write_text_atomically(table_text(named_rows(experiments)), path)
+        return path
 
 
 def samples_csv_beside(settings_csv: Path) -> Path:

@@ -25,21 +25,27 @@ from experiment_core_utils.f_experiment_info import (
     get_model_architecture_info,
     shared_cores_caveats,
 )
-from experiment_core_utils.g_metrics_inference import combine_inference_metrics
-from experiment_core_utils.h_metrics_compute import combine_comp_metrics, generation_metrics
+from experiment_core_utils.g_metrics_inference import combine_inference_metrics, output_caveats
+from experiment_core_utils.h_metrics_compute import combine_comp_metrics, with_generation
 from experiment_core_utils.i_metrics_energy import (
     allocated_energy,
     allocated_energy_metrics,
     energy_metrics,
+    waiting_caveats,
     with_batch_energy,
 )
-from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results, save_raw_results_json
+from experiment_core_utils.j_results_saving import (
+    add_to_results,
+    experiment_result,
+    load_aggregated_results,
+    save_raw_results_json,
+)
 from experiment_core_utils.k_results_aggregation import (
     load_and_aggregate_per_process_energy_results,
     pool_inference_results,
 )
+from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
-from experiment_core_utils.models.common.text_generation import logits_fault
 from experiment_core_utils.primitives.collectives import (
     all_gather,
     all_or_raise,
@@ -48,7 +54,7 @@ from experiment_core_utils.primitives.collectives import (
 )
 from experiment_core_utils.primitives.device import MemoryWindow, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
-from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
+from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
@@ -135,7 +141,7 @@ def run_text_experiments(
                 say(f"{due.title}: failed: {failed[due.title]}")
         everything = load_aggregated_results(task_type, results_dir=results_dir) if is_main else {}
         # Also where nothing was due: a run that was killed may have left it short.
-        csv_path = add_to_results({}, task_type, results_dir=results_dir)[1] if everything else None
+        csv_path = write_experiments_table(task_type, results_dir) if is_main else None
     return TextReport(
         is_main_process=is_main,
         plan=plan,
@@ -184,8 +190,8 @@ def measure_experiment(
     sampler = load_sampler()
     with MemoryWindow(device):
         generated, power = energy.measured(lambda: _sampled(shard, accelerator, sampler), experiment_id, folder)
+    compute = combine_comp_metrics(model, device, tokenised, accelerator, config, generated, sampler.trace)
     own = with_batch_energy(generated, power)
-    compute = combine_comp_metrics(model, device, tokenised, accelerator, config, own, sampler.trace)
     save(energy_metrics(experiment_id, accelerator, folder, energy.reason), result_type="local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(all_gather(own, accelerator))
@@ -197,17 +203,17 @@ def measure_experiment(
         experiment_id, accelerator.num_processes, results_dir=results_dir
     )
     inference = combine_inference_metrics(pooled)
-    flops, utilisation = generation_metrics(model, device, pooled, config)
-    fractions = {"hardware_utilisation": utilisation.content()}
+    caveats += output_caveats(model, tokenised, device)
+    compute_of_all = with_generation(compute, memories, model, device, pooled, config)
     parts = facts | {
         "inference_metrics": {**inference, **allocated_energy_metrics(pooled)},
-        "compute_metrics": {**compute, **flops, **fractions, "memory_by_process": memories},
+        "compute_metrics": compute_of_all,
         "global_energy_results": energy_of_all,
     }
     if config.memory_timeline:
         save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
-    caveats += _caveats(pooled, config, logits_fault(model, tokenised, device))
-    return name, _entry(due, pooled, parts, experiment_id, caveats, save)
+    caveats += waiting_caveats(pooled, config.energy_mode)
+    return name, _saved(due, pooled, parts, experiment_id, caveats, save)
 
 
 def _sampled(shard: TextShard, accelerator: Accelerator, sampler: LoadSampler) -> tuple[InferenceResults, list[Window]]:
@@ -215,7 +221,7 @@ def _sampled(shard: TextShard, accelerator: Accelerator, sampler: LoadSampler) -
         return run_prepared(shard, accelerator)
 
 
-def _entry(
+def _saved(
     due: DueExperiment,
     pooled: InferenceResults,
     parts: Mapping[str, Any],
@@ -223,39 +229,23 @@ def _entry(
     caveats: list[Caveat],
     save: Callable[..., Path],
 ) -> dict[str, Any]:
-    """The content of the results file: every part is saved under its name, and all of them make the entry."""
+    """The entry of the results file; every part is saved under its name as well."""
     for result_type, part in parts.items():
         save(part, result_type=result_type)
     if due.config.energy_mode != "off":
         save(allocated_energy(pooled), result_type="apportioned_energy")
     custom = run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"])
     if due.config.save_outputs:
-        prompts, queries = due.chosen.texts, pooled["queries"]
-        texts = [{"prompt": prompts[each["prompt_index"]], "output": each["output_text"]} for each in queries]
+        shown, queries = due.chosen.texts, pooled["queries"]
+        texts = [{"prompt": shown[each["prompt_index"]], "output": each["output_text"]} for each in queries]
         save({"outputs": texts}, result_type="text_output")
         save({"output_token_ids": [each["output_token_ids"] for each in queries]}, result_type="token_output")
-    return {
-        "experiment_id": experiment_id,
-        "digest": due.fingerprint.own,
-        "varied": dict(due.varied),
-        **caveat_fields(caveats),
-        "prompts": {
-            **due.prompts.source,
-            "num_prompts": len(due.chosen.texts),
-            "num_too_long": due.chosen.num_too_long,
-        },
-        **parts,
-        "custom": custom["columns"],
-        "custom_failures": custom["failures"],
+    prompts = {
+        **due.prompts.source,
+        "num_prompts": len(due.chosen.texts),
+        "num_too_long": due.chosen.num_too_long,
     }
-
-
-def _caveats(pooled: InferenceResults, config: TextConfig, problem: str | None) -> list[Caveat]:
-    """What a reader must know before quoting the figures; `problem` is what the model's output shows."""
-    waiting_s = pooled["simulated_delay_s"]
-    is_counted = waiting_s > 0 and config.energy_mode != "off"
-    found = [caveat("simulated_waiting", waiting_s=waiting_s)] if is_counted else []
-    return found + ([] if problem is None else [caveat("model_output", problem=problem)])
+    return experiment_result(experiment_id, due.fingerprint.own, due.varied, caveats, prompts, parts, custom)
 
 
 def _line(title: str, name: str, result: Mapping[str, Any]) -> str:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.g_metrics_inference import (
     accuracy_by_type,
     combine_inference_metrics,
     distributions,
 )
+from experiment_core_utils.models.common.text_generation import results_of_records
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.setting_result import TypeScores
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord

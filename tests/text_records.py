@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from experiment_core_utils.e_inference import results_of_records
+from experiment_core_utils.models.common.text_generation import results_of_records
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
 
 

@@ -13,7 +13,6 @@ from transformers import PreTrainedConfig
 from experiment_core_utils.c_prompt_processing import filter_prompts_by_length, sort_prompts_by_length, tokenise_prompts
 from experiment_core_utils.config.text import PromptSource, TextConfig
 from experiment_core_utils.config.text_grid import Combination
-from experiment_core_utils.j_results_saving import load_aggregated_results
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.models.common.checkpoint_files import model_digest
 from experiment_core_utils.models.common.text_generation import check_context
@@ -23,7 +22,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsR
 from experiment_core_utils.primitives.files import check_replaceable
 from experiment_core_utils.records.ledger import Fingerprint
 from experiment_core_utils.records.requests import TokenisedPrompts
-from experiment_core_utils.records.result_files import aggregated_path, raw_result_path
+from experiment_core_utils.records.result_files import aggregated_path, raw_result_path, read_experiments
 from experiment_core_utils.records.text import SavedExperiment, ShownExperiment
 from experiment_core_utils.tasks.prompts import Prompts, read_prompts
 from experiment_core_utils.text_run.custom_metrics import CustomMetric, find_custom_metrics
@@ -59,17 +58,17 @@ def choose_prompts(
         texts = sort_prompts_by_length(texts, tokenizer)
     tokenised = tokenise_prompts(texts, tokenizer)
     check_context(tokenised, config.max_output_tokens, model_config)
-    _check_vocabulary(config, tokenised, model_config)
+    _check_vocabulary(config.model_name, tokenised, model_config)
     return SelectedPrompts(tuple(texts), tokenised, len(prompts) - len(short))
 
 
-def _check_vocabulary(config: TextConfig, tokenised: TokenisedPrompts, model_config: PreTrainedConfig) -> None:
+def _check_vocabulary(model_name: str, tokenised: TokenisedPrompts, model_config: PreTrainedConfig) -> None:
     highest = int(tokenised["input_ids"].max())
     # As `context_length`.
     vocabulary = getattr(model_config.get_text_config(), "vocab_size", None)
     if vocabulary is not None and highest >= vocabulary:
         raise ConfigurationError(
-            f"{config.model_name}: its tokenizer gives token {highest}, and the model knows {vocabulary}; they do not "
+            f"{model_name}: its tokenizer gives token {highest}, and the model knows {vocabulary}; they do not "
             "belong together"
         )
 
@@ -130,7 +129,7 @@ def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Acceler
     def load() -> dict[str, dict[str, Any]]:
         # It is written again at the end.
         check_replaceable(path)
-        return load_aggregated_results(task_type, results_dir=results_dir)
+        return read_experiments(path)
 
     def has_outputs(experiment_id: str) -> bool:
         texts = raw_result_path(experiment_id, "text_output", results_dir)

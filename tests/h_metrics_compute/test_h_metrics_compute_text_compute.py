@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from experiment_core_utils.config.text import validated
 from experiment_core_utils.h_metrics_compute import generation_metrics, products_dtype, text_memory
 from experiment_core_utils.models.costs.active_shapes import generation_flops
 from tests.models.tiny_families import build
@@ -15,7 +14,7 @@ from tests.tiny_models.tiny_causal_models import causal_model, llama_config, olm
 
 CPU = torch.device("cpu")
 RUN = text_run([[(5, 3), (2, 1)], [(9, 2)]])
-PLAIN = validated({})
+PLAIN = "no"
 # Embedding and head 2 * 64 * 32, blocks, last norm, the rotary embedding's 4 frequencies twice; 4 bytes each.
 LLAMA_BYTES = 4 * (2 * 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32) + 32 + 8)
 
@@ -42,15 +41,15 @@ def test_a_windows_memory_in_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "config", "reason"),
+    ("model", "mixed_precision", "reason"),
     [
         (build(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=97)), PLAIN, "no formula is known for 'gpt2'"),
-        (causal_model(llama_config()), validated({"mixed_precision": "bf16"}), "under mixed_precision bf16"),
+        (causal_model(llama_config()), "bf16", "under mixed_precision bf16"),
         (torch.nn.Linear(2, 2), PLAIN, "no formula is known for a Linear"),
     ],
 )
-def test_a_cache_that_is_not_known_has_a_reason(model: Any, config: Any, reason: str) -> None:
-    found = text_memory(model, CPU, config, RUN, peak_bytes=10_000_000)
+def test_a_cache_that_is_not_known_has_a_reason(model: Any, mixed_precision: str, reason: str) -> None:
+    found = text_memory(model, CPU, mixed_precision, RUN, peak_bytes=10_000_000)
     assert found["weights_bytes"] is not None
     assert (found["kv_cache_bytes"], found["activation_bytes"]) == (None, None)
     assert str(found["parts_reason"]).startswith(reason)
@@ -60,6 +59,6 @@ def test_the_number_format_of_products() -> None:
     model: Any = causal_model(llama_config())
     assert products_dtype(model, PLAIN) == "float32"
     assert products_dtype(model.to(torch.float16), PLAIN) == "float16"
-    assert products_dtype(model, validated({"mixed_precision": "bf16"})) == "bfloat16"
+    assert products_dtype(model, "bf16") == "bfloat16"
     model.config.quantization_config = {"quant_method": "fp8"}
     assert products_dtype(model, PLAIN) == "float8"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.k_results_aggregation import pool_inference_results
+from experiment_core_utils.models.common.text_generation import results_of_records
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiment_core_utils.e_inference import results_of_records
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
+from experiment_core_utils.models.common.text_generation import results_of_records
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.text import InferenceResults, QueryRecord
 from experiment_core_utils.text_run.custom_metrics import CustomMetric, find_custom_metrics, run_custom_metrics

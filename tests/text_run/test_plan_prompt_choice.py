@@ -59,7 +59,8 @@ def test_none_short_enough_is_refused_where_all_are_requested() -> None:
 def test_prompt_and_answer_have_to_fit_the_models_positions() -> None:
     # 5 tokens and an answer of 4 are 9 positions.
     assert chosen(positions=9).num_too_long == 1
-    with pytest.raises(ConfigurationError, match="prompt . has 5 tokens, with max_output_tokens 4 more than .* 8 pos"):
+    fault = "prompt . of 5 tokens with max_output_tokens 4 is longer than .* context of 8"
+    with pytest.raises(ConfigurationError, match=fault):
         chosen(positions=8)
 
 

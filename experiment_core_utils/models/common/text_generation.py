@@ -1,20 +1,24 @@
 """Batched text generation by a causal language model, with the time of each token."""
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, StoppingCriteriaList
 
 from experiment_core_utils.config.text import Batching, Decoding, TextConfig
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed, first_line
+from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.requests import TokenisedPrompts
+from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
 
 
 @dataclass(frozen=True)
@@ -334,3 +338,56 @@ def up_to_end(token_ids: Sequence[int], eos_token_ids: Collection[int]) -> tuple
         if token in eos_token_ids:
             return list(token_ids[: place + 1]), True
     return list(token_ids), False
+
+
+def results_of_records(
+    queries: Iterable[QueryRecord],
+    batches: Iterable[BatchRecord],
+    decoding: dict[str, Any],
+    process_index: int | None,
+    num_processes: int,
+) -> InferenceResults:
+    """Counts, tokens and rates that the records come to; times are those of the process that took longest.
+
+    Args:
+        decoding: with `pad_token_id`, which fills the rows of `output_tokens`.
+        process_index: None for the records of all processes.
+    """
+    queries = sorted(queries, key=lambda query: query["prompt_index"])
+    batches = sorted(batches, key=lambda batch: (batch["process_index"], batch["batch_index"]))
+    texts = [query["output_text"] for query in queries]
+    output_tokens = sum(query["output_tokens"] for query in queries)
+    time_s = _longest((batch["process_index"], batch["inference_time_s"]) for batch in batches)
+    return InferenceResults(
+        output_tokens=_padded([query["output_token_ids"] for query in queries], decoding["pad_token_id"]),
+        output_text=None if None in texts else [text for text in texts if text is not None],
+        total_inference_time_s=time_s,
+        total_input_tokens=sum(query["input_tokens"] for query in queries),
+        total_output_tokens=output_tokens,
+        num_prompts_processed=len(queries),
+        tokens_per_second=rate(output_tokens, time_s),
+        queries_per_second=rate(len(queries), time_s),
+        latency_per_query_s=rate(time_s, len(queries)),
+        process_index=process_index,
+        num_processes=num_processes,
+        queries=queries,
+        batches=batches,
+        decoding=decoding,
+        simulated_delay_s=_longest((batch["process_index"], batch["simulated_delay_s"]) for batch in batches),
+    )
+
+
+def _longest(seconds: Iterable[tuple[int, float]]) -> float:
+    """The largest sum of one process; 0 where there is nothing."""
+    sums: dict[int, float] = defaultdict(float)
+    for process, duration in seconds:
+        sums[process] += duration
+    return max(sums.values(), default=0.0)
+
+
+def _padded(rows: Sequence[Sequence[int]], pad_token_id: int) -> torch.Tensor:
+    """[N, longest] on the host, filled to the right."""
+    if not rows:
+        return torch.empty((0, 0), dtype=torch.long)
+    tensors = [torch.tensor(row, dtype=torch.long) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=pad_token_id)
