@@ -49,7 +49,7 @@ _IN_JSON = re.compile(
 
 
 def next_run_id(id_file: Path, results_dir: Path) -> str:
-    """One more than the last id given out, such as "0001"; past "9999" it grows.
+    """The id after the last one given out, such as "0001"; past "9999" it grows.
 
     The counter is read and written under a lock on a file beside it, and replaced as a whole. A counter without a
     number, or a smaller one than an id that was given out, follows the largest of them, with one line of warning;

@@ -208,7 +208,7 @@ class LastModel:
         return self._loaded
 
     def drop(self) -> None:
-        """Make room."""
+        """Forget the model, so that its memory is free for another."""
         self._key, self._loaded = None, None
         release_cached_memory(self.accelerator.device)
 

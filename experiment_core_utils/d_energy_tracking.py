@@ -93,7 +93,7 @@ class _Codecarbon:
             self._meter = None
 
     def close(self) -> dict[str, Cell] | None:
-        """End it: the row that `CodecarbonMeter.close` gives, None where there is none."""
+        """End the window: the row that `CodecarbonMeter.close` gives, None where there is none."""
         try:
             return None if self._meter is None else self._meter.close()
         except MeterUnavailable as error:
@@ -101,7 +101,7 @@ class _Codecarbon:
             return None
 
     def release(self) -> None:
-        """End its threads; what was measured stays valid, whether it lets them be ended or not."""
+        """End codecarbon's threads; what was measured stays valid, whether it lets them be ended or not."""
         try:
             if self._meter is not None:
                 self._meter.release()
@@ -205,7 +205,7 @@ def _log_world_mean() -> None:
 
 
 def _nvml_indices(uuids: Sequence[str]) -> list[int]:
-    """None without NVML, by which codecarbon reads GPUs, too."""
+    """The driver's indices of these GPUs; none without NVML, by which codecarbon reads GPUs, too."""
     try:
         return [NvmlGpu(uuid).index for uuid in uuids]
     except MeterUnavailable:

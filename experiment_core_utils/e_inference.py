@@ -81,7 +81,7 @@ class OwnPrompts:
         return [int(length) for length in self.attention_mask.sum(dim=1)]
 
     def together(self, places: Sequence[int]) -> TokenisedPrompts:
-        """Some of them, padded no further than to the longest."""
+        """Some of the prompts, padded no further than to the longest."""
         mask = self.attention_mask[list(places)]
         longest = int(mask.sum(dim=1).max())
         return TokenisedPrompts(input_ids=self.input_ids[list(places)][:, -longest:], attention_mask=mask[:, -longest:])
@@ -289,7 +289,7 @@ def prepare_gen_inference(
     accelerator: Accelerator,
     clock: Clock | None = None,
 ) -> TextShard:
-    """The first half of `run_gen_inference`: everything validated and warmed up, so that a meter may open its window.
+    """Validate and warm up everything that `run_gen_inference` runs, so that a meter may open its window.
 
     Args:
         clock: of the batches' windows; None takes the host's.
@@ -314,7 +314,7 @@ def prepare_gen_inference(
 def run_prepared(
     shard: TextShard, accelerator: Accelerator, stop: StopRequest | None = None
 ) -> tuple[InferenceResults, list[Window]]:
-    """The second half: every batch is measured; the results, without energy, and the window of each batch."""
+    """Measure every batch of a prepared shard; the results, without energy, and the window of each batch."""
     return all_or_raise(lambda: run_shard(shard, stop or StopRequest()), accelerator)
 
 

@@ -113,7 +113,7 @@ def energy_metrics(
 
 
 def not_tracked(reason: str) -> EnergyMetrics:
-    """No figure at all."""
+    """Energy of which there is no figure at all."""
     return _without_codecarbon(reason, instrument_energy((), reason), None, 0)
 
 

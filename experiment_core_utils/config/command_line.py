@@ -56,7 +56,7 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Of the parser and of its subcommands, whose unknown flags it reports."""
+    """Flags of the parser and of its subcommands, whose unknown flags it reports."""
     for action in parser._actions:
         yield from action.option_strings
         if isinstance(action, argparse._SubParsersAction):

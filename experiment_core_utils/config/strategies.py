@@ -161,7 +161,7 @@ def _regular_columns(sizes: Sequence[int], count: int) -> list[list[int]]:
 
 
 def _relabelled(column: Sequence[int], size: int, rng: random.Random) -> list[int]:
-    """The same counts under other names: those that occur once more than the rest are evenly spread, others drawn."""
+    """Counts under other names: the values that occur once more than the rest are evenly spread, the others drawn."""
     counts = Counter(column)
     least = min(counts.get(label, 0) for label in range(size))
     frequent = [label for label in range(size) if counts.get(label, 0) > least]

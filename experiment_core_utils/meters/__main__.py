@@ -297,7 +297,7 @@ def _always_missing(using: Instruments) -> Mapping[str, str]:
 
 
 def watch(given: argparse.Namespace, using: Instruments) -> None:
-    """Until the time is over or the user stops it."""
+    """Print readings until the time is over or the user stops it."""
     for name, value in (("--interval", given.interval), ("--seconds", given.seconds)):
         if value is not None and not 0 < value <= MOST_SECONDS:
             raise ConfigurationError(

@@ -122,7 +122,7 @@ class CounterWatch:
         self._repeating = clock.every(watch_interval_s(self._counters), self._look)
 
     def stop(self) -> None:
-        """Look no longer; raises what a reading raised, where that is not MeterUnavailable."""
+        """Stop looking at the counters; raises what a reading raised, where that is not MeterUnavailable."""
         self._repeating.stop()
 
     def between(self, place: int, begin_s: float, end_s: float) -> list[CounterReading]:
@@ -199,7 +199,7 @@ class EdgeWatch:
         return all(edge.latest_s <= now_s for edge in self.edges.values())
 
     def stop(self) -> None:
-        """Poll no longer; raises what a reading raised, where that is not MeterUnavailable."""
+        """Stop polling the counters; raises what a reading raised, where that is not MeterUnavailable."""
         self._polling.stop()
 
     def _poll(self) -> None:

@@ -180,17 +180,17 @@ def energy_figure(
 
 
 def _uncertainty(joules: Sequence[float], bound_j: float | None, baseline_j: float | None) -> float | None:
-    """None where a part of it is not known."""
+    """The uncertainty of the windows' mean; None where a part of it is not known."""
     return None if bound_j is None or baseline_j is None else combined_uncertainty(joules, bound_j, baseline_j)
 
 
 def _count_and_first(windows: Sequence[ActEnergy], message: Sequence[str | None], what: str = "") -> str | None:
-    """How many of the windows something is said of, and the first that is said."""
+    """How many of the windows have such a message, and the first of these."""
     return f"{len(message)} of {len(windows)} windows{what}: {message[0]}" if message else None
 
 
 def _largest_of_known(values: Sequence[float | None]) -> float | None:
-    """None where any is, or where there are none."""
+    """The largest of them; None where any is None, or where there are none."""
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None
 

@@ -74,7 +74,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def package_version(package: str) -> str | None:
-    """None for a package that is not there."""
+    """The installed version of a package; None for one that is not there."""
     try:
         return version(package)
     except PackageNotFoundError:

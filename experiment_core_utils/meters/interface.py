@@ -50,7 +50,7 @@ class EnergyMeter(Protocol):
         """Begin a window; raises ConfigurationError where one is open."""
 
     def close(self) -> EnergyReading:
-        """End it; raises ConfigurationError where none is open."""
+        """End the window; raises ConfigurationError where none is open."""
 
     def release(self) -> None:
         """Give back threads and handles; an open window is lost."""

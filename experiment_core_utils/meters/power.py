@@ -91,7 +91,7 @@ class PowerSampler:
         self._repeating = self._clock.every(self._intervals, self._sample)
 
     def stop(self) -> tuple[PowerTrace, ...]:
-        """End it; one trace for each probe. Raises what a reading raised, where that is not MeterUnavailable."""
+        """End the sampling; returns a trace of each probe. Raises what a reading raised, unless MeterUnavailable."""
         if self._repeating is not None:
             repeating, self._repeating = self._repeating, None
             repeating.stop()

@@ -287,7 +287,7 @@ def _per_act(
 
 
 def _absent(energy: DeviceEnergy, alignment: Alignment) -> ActEnergy:
-    """No figure, for the reason that the window had."""
+    """An energy without a figure, for the reason that the window had."""
     return ActEnergy(energy.origin, None, None, None, None, None, alignment, energy.reason, energy.remark)
 
 
@@ -316,12 +316,12 @@ class InstrumentWindow:
         self._idle_before = self._idle()
 
     def open(self) -> None:
-        """Begin it; waits for a tick of the counters before."""
+        """Begin the window; waits for a tick of the counters before."""
         if self._meter is not None:
             self._meter.open()
 
     def close(self, is_idle_requested: bool = True) -> EnergyWindow:
-        """End it; waits for a tick of the counters after it, then measures idle power where it was before.
+        """End the window; waits for a tick of the counters after it, then measures idle power where it was before.
 
         Args:
             is_idle_requested: False where the devices are not at rest.
@@ -391,7 +391,7 @@ def _labels(names: Sequence[str]) -> str:
 
 
 def no_energy(reason: str | None) -> PartEnergy:
-    """No figure."""
+    """The energy of a part of which there is no figure."""
     return all_absent(PartEnergy, energy_reason=reason)
 
 

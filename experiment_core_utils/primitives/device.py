@@ -152,7 +152,7 @@ def most_memory_bytes(device: torch.device) -> int:
 
 
 def _number_in(file: Path) -> int | None:
-    """None for a file that is not there, or that says "max"."""
+    """The number in a file; None for a file that is not there, or that says "max"."""
     text = file.read_text().strip() if file.is_file() else ""
     return int(text) if text.isdecimal() else None
 

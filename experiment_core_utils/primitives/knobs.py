@@ -48,7 +48,7 @@ def tier_target(name: str) -> VisionTarget:
 
 
 def token_target(tokens: int) -> VisionTarget:
-    """The target of as many tiles as `tokens` suffice for; see `crops_of_tokens`, also for its error."""
+    """The target of as many crops as `tokens` suffice for; see `crops_of_tokens`, also for its error."""
     crops = crops_of_tokens(tokens)
     return VisionTarget(f"tokens{tokens}", None, tokens, CropRange(crops, crops))
 

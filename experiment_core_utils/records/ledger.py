@@ -44,7 +44,7 @@ class Fingerprint:
 
     @classmethod
     def of(cls, parts: object, *former: object) -> "Fingerprint":
-        """From what the figures depend on, and what earlier versions took for that."""
+        """The fingerprint of what the figures depend on, and of what earlier versions took for that."""
         return cls(short_digest(repr(parts)), tuple(short_digest(repr(each)) for each in former))
 
     def among(self, known: Collection[str]) -> str | None:

@@ -117,7 +117,7 @@ class BatchAnswerer:
         return done
 
     def _together(self, requests: Sequence[PreparedRequest]) -> list[BatchedAnswer] | None:
-        """None where memory ran out for more than one."""
+        """The answers to several samples together; None where memory ran out for more than one."""
         try:
             with out_of_memory_named(), time_limit(self._timeout_s and self._timeout_s * len(requests)):
                 inputs = [self._bench.model.to_device(request.inputs) for request in requests]

@@ -210,7 +210,7 @@ def fill_in_drift(folder: Path, ledger: Ledger, keys: Iterable[str]) -> None:
 def wait_for_last_readings(
     folder: Path, ranks: Iterable[int], experiment_id: str, timeout_s: float, stop: StopRequest
 ) -> None:
-    """Until each of these processes has written the reading that ends this run, or the time is over.
+    """Wait until each of these processes has written the reading that ends this run, or the time is over.
 
     Raises:
         Stopped: a stop was requested while waiting.

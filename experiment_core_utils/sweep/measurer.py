@@ -82,7 +82,7 @@ class Shard:
         self._goal = goal
 
     def add(self, sample: FinishedSample) -> None:
-        """One more is finished."""
+        """Note that one more sample is finished."""
         self.finished[sample.sample_id] = sample
 
     def until_enough(self) -> Iterator[int]:

@@ -168,7 +168,7 @@ def _ends(values: Iterable[float | None]) -> list[float] | None:
 
 
 def _increase(spans: Sequence[Span], figure: str) -> float | None:
-    """Of a figure of the GPU that only grows, over the spans at both ends of which it is known."""
+    """The increase of a figure of the GPU that only grows, over the spans at both ends of which it is known."""
     ends = [[getattr(each.gpu, figure, None) for each in span] for span in spans]
     known = [after - before for before, after in ends if before is not None and after is not None]
     return sum(known) if known else None

@@ -132,7 +132,7 @@ class EngineStages:
         self.slot.release()
 
     def _free_memory(self, max_seq_len: int) -> None:
-        """Make room in the KV cache; keys and values of the current state are copied."""
+        """Enlarge the KV cache where it is too short; keys and values of the current state are copied."""
         if max_seq_len <= self.kv_cache.max_seq_len:
             return
         old, wanted = self.kv_cache, -(-max_seq_len // SLOT_STEP) * SLOT_STEP
