@@ -5,7 +5,6 @@ Notebooks use the published form, an object with plain dicts that may be changed
 imports torch.
 """
 
-import re
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, Literal, Self
@@ -31,7 +30,7 @@ from experiment_core_utils.config.parts import (
     validated_as,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, check_file_name_part
 
 FpPrecision = Literal["auto", "float32", "float16", "bfloat16", "float8"]
 DecodingMode = Literal["greedy", "temperature", "top_k", "top_p"]
@@ -42,8 +41,6 @@ _USED_BY_MODE: Mapping[str, frozenset[str]] = {
     "top_k": frozenset({"decoder_temperature", "decoder_top_k"}),
     "top_p": frozenset({"decoder_temperature", "decoder_top_p"}),
 }
-
-_FILE_NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class ImpossibleCombination(ConfigurationError):
@@ -215,8 +212,7 @@ class TextConfig(Part):
     def _check_names(self) -> Self:
         if not self.model_name.strip():
             raise ValueError("model_name is empty; give a folder or a hub id, or leave it out for the embedded model")
-        if not _FILE_NAME_PART.fullmatch(self.task_type):
-            raise ValueError("task_type is part of file names; use letters, digits, - and _ only")
+        check_file_name_part(self.task_type, "task_type")
         for name in self.custom_metrics:
             module, _, function = name.partition(":")
             if not all(part.isidentifier() for part in (*module.split("."), function)):

@@ -14,14 +14,19 @@ from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import (
     TRACKERS,
     read_regular_file,
-    shortened,
     state_folder,
     write_json_atomically,
     write_text_atomically,
 )
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.json_record import Amount, Count, Number, Record
-from experiment_core_utils.records.result_files import field_fault, parsed_json, read_json, result_files_in
+from experiment_core_utils.records.result_files import (
+    check_schema,
+    field_fault,
+    parsed_json,
+    read_json,
+    result_files_in,
+)
 from experiment_core_utils.records.setting_result import SCHEMA_VERSION, SettingResult
 from experiment_core_utils.records.settings import SettingFailure
 
@@ -126,16 +131,12 @@ class Ledger:
         content = self._own_content(key)
         if content is None:
             return None
-        schema = content.get("schema_version")
-        if schema != SCHEMA_VERSION:
-            raise ResultsRefused(
-                f"{self._path_of(key)} is of schema {shortened(schema)}, and this version writes {SCHEMA_VERSION}; "
-                "resume with the version that wrote it, or give another --output_dir"
-            )
+        path = self._path_of(key)
+        advice = "resume with the version that wrote it, or give another --output_dir"
+        check_schema(content.get("schema_version"), SCHEMA_VERSION, f"{path} is not a result", advice)
         if not content.get("per_sample_results"):
             return None
-        advice = "remove it, and the same command measures it again"
-        return SettingResult.from_content(content, str(self._path_of(key)), advice)
+        return SettingResult.from_content(content, str(path), "remove it, and the same command measures it again")
 
     def has_result_file(self, key: str) -> bool:
         """Whether a setting is marked done and its file is there; unlike `result`, the file is not read."""
@@ -248,10 +249,7 @@ def read_plan(output_dir: Path) -> RunPlan:
     # Times are divided by counts, which must fit a float.
     if not (0 < plan.started_unix_s < 1e11 and all(0 <= count <= 2**53 for count in counts)):
         raise ResultsRefused(f"{path} is broken: its numbers cannot be those of a run; begin the run again")
-    if plan.schema_version != PLAN_VERSION:
-        raise ResultsRefused(
-            f"{path} is of schema {plan.schema_version}, this version reads {PLAN_VERSION}; begin the run again"
-        )
+    check_schema(plan.schema_version, PLAN_VERSION, f"{path} is not a plan", "begin the run again")
     return plan
 
 
