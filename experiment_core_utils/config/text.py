@@ -7,11 +7,13 @@ imports torch.
 
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from experiment_core_utils.config.parts import (
+    NUMBER_FORMAT,
+    WORKER_TIMEOUT_S,
     AttnImplementation,
     Count,
     CountInMemory,
@@ -32,7 +34,7 @@ from experiment_core_utils.config.parts import (
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, check_file_name_part
 
-FpPrecision = Literal["auto", "float32", "float16", "bfloat16", "float8"]
+FpPrecision = Annotated[Literal["auto", "float32", "float16", "bfloat16", "float8"], NUMBER_FORMAT]
 DecodingMode = Literal["greedy", "temperature", "top_k", "top_p"]
 
 _USED_BY_MODE: Mapping[str, frozenset[str]] = {
@@ -147,16 +149,16 @@ class TextConfig(Part):
     revision: str | None = None  #: commit, tag or branch on the hub; the commit is recorded
     allow_pickled_weights: bool = False  #: also load `*.bin` weights, which can run code
     trust_remote_code: bool = False  #: run the code that comes with a checkpoint
-    fp_precision: FpPrecision = "auto"  #: number format of the weights; `auto`: bfloat16 on a GPU, else float32
+    fp_precision: FpPrecision = "auto"
     quantization_config: Quantisation = Quantisation()
     device_map: Literal["auto"] | None = None  #: `auto`: spread the layers over the GPUs of this process
     attn_implementation: AttnImplementation = None
 
-    device: Device = "auto"  #: `auto`: a GPU if there is one, else the CPU
+    device: Device = "auto"
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"  #: accelerate's autocast
     num_processes: NumProcesses = None
     num_threads: NumThreads = None
-    worker_timeout: WorkerTimeout = 3600.0
+    worker_timeout: WorkerTimeout = WORKER_TIMEOUT_S
 
     prompts: PromptSource = PromptSource()
     num_input_prompts: Count | None = None  #: use the first so many of those that are short enough; null: all
@@ -178,7 +180,6 @@ class TextConfig(Part):
     #: functions of your own, `package.module:function`
     custom_metrics: tuple[str, ...] = Field(default=(), strict=False)
     track_energy: bool = True  #: false is the same as `energy: off`
-    #: `required`: stop before loading if nothing measures energy; `optional`: continue with null and the reason
     energy: Energy = "required"
     country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")  #: for CO2 per kWh; null: world mean
     #: of `flops`; `formula`: if the architecture is known, else as `counter`: torch's, with corrections

@@ -16,6 +16,7 @@ from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, score_part
 from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
+from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SettingResult, setting_key
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
@@ -88,11 +89,10 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
         scoring = metric.score(answers)
     except SampleError as error:
         raise ConfigurationError(f"{metric.name} cannot score {name}: {error}; choose another metric") from error
-    num_drawn = len(samples) + result.num_failed_samples
     accuracy = summarise_accuracy(answers, scoring, metric)
     anew = dict(accuracy) | {
         "energy": with_correct_answers(result.energy, accuracy),
-        "share_failed": result.num_failed_samples / num_drawn if num_drawn else None,
+        "share_failed": fraction_of(result.num_failed_samples, len(samples) + result.num_failed_samples),
         "per_sample_results": [
             sample.with_keys(**dict(score_part(score))) for sample, score in zip(samples, scoring.scores, strict=True)
         ],
