@@ -161,6 +161,16 @@ def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]
     return dict(content)
 
 
+def read_object_of_kind(path: Path, kind: str, version: int, advice: str) -> dict[str, Any]:
+    """The object in a file that names its kind and its schema; raises ResultsError as `read_json`, or for any other."""
+    content = read_json(path, advice)
+    found = content.get("kind") if isinstance(content, dict) else None
+    if found != kind:
+        raise ResultsRefused(f"{path} is not a {kind} (it has kind {shortened(found)}); {advice}")
+    check_schema(content.get("schema_version"), version, f"{path} is not a {kind}", advice)
+    return dict(content)
+
+
 def check_schema(found: object, version: int, fault: str, advice: str) -> None:
     """Raises ResultsRefused unless the schema that a file names, None for none, is that of this version.
 
