@@ -240,11 +240,11 @@ class Lookup:
 
     @cached_property
     def _latencies(self) -> np.ndarray:
-        return _array([entry.latencies_ms for entry in self.entries])
+        return np.array([entry.latencies_ms for entry in self.entries], dtype=float)
 
     @cached_property
     def _scores(self) -> np.ndarray:
-        return _array([entry.scores for entry in self.entries])
+        return np.array([entry.scores for entry in self.entries], dtype=float)
 
     @cached_property
     def _accuracy(self) -> np.ndarray:
@@ -264,10 +264,6 @@ class Lookup:
     @cached_property
     def _words(self) -> PromptWords:
         return PromptWords([text or "" for text in self.prompts])
-
-
-def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
-    return np.array([[np.nan if each is None else each for each in row] for row in rows], dtype=float)
 
 
 def _means(values: np.ndarray) -> np.ndarray:
