@@ -10,7 +10,14 @@ import torch
 
 from experiment_core_utils.meters.stability import find_outliers
 from experiment_core_utils.models.common.text_generation import logits_fault
-from experiment_core_utils.primitives.statistics import Distribution, bounded_mean_interval, describe, mean_of, rate
+from experiment_core_utils.primitives.statistics import (
+    Distribution,
+    bounded_mean_interval,
+    describe,
+    fraction_of,
+    mean_of,
+    rate,
+)
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import StagedRun, TokenisedPrompts
 from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
@@ -57,14 +64,13 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
     Args:
         num_failed: samples that could not be run.
     """
-    num_drawn = len(samples) + num_failed
     outliers = find_outliers([[run.total_s for run in sample.runs] for sample in samples])
     counts = CountsPart.model_construct(
         num_samples=len(samples),
         num_failed_samples=num_failed,
         num_latency_samples=sum(bool(sample.runs) for sample in samples),
         share_truncated=mean_of([not sample.ended for sample in samples]),
-        share_failed=num_failed / num_drawn if num_drawn else None,
+        share_failed=fraction_of(num_failed, len(samples) + num_failed),
         share_outlier_runs=outliers.share,
         share_outlier_runs_reason=outliers.reason,
         num_discarded_runs=sum(sample.num_discarded_runs for sample in samples),
@@ -93,7 +99,7 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
         accuracy_ci95=None if interval is None else list(interval),
         accuracy_by_type=accuracy_by_type(answers, scoring.scores),
         num_unparsed=unparsed,
-        share_unparsed=unparsed / len(answers) if answers else None,
+        share_unparsed=fraction_of(unparsed, len(answers)),
     )
 
 
@@ -146,7 +152,7 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
         avg_output_tokens_per_prompt=rate(outputs, prompts),
         num_batches=len(batches) if has_batches else None,
         mean_batch_size=mean_of([len(batch["prompt_indices"]) for batch in batches]),
-        padding_share=(positions - sums["input_tokens"]) / positions if positions else None,
+        padding_share=fraction_of(positions - sums["input_tokens"], positions),
         batch_efficiency=rate(sums["output_tokens"], sums["computed_output_tokens"]),
         share_truncated=mean_of([not query["ended"] for query in inference_results.get("queries", [])]),
         ttft_s=spread_of([batch["ttft_s"] for batch in batches if batch["ttft_s"] is not None]),

@@ -28,7 +28,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.locks import locked
-from experiment_core_utils.records.result_files import aggregated_path, read_experiments, read_rows
+from experiment_core_utils.records.result_files import RESULT_FILES, aggregated_path, read_experiments, read_rows
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name, setting_key
 
@@ -117,7 +117,6 @@ def _values(samples: Sequence[SampleResult], source: str) -> list[Cell]:
     return [len(value) if isinstance(value, list) else value for value in values]
 
 
-RESULT_FILES = "*_imgsize*_topk*_blocks*.json"
 SETTING_COLUMNS = (
     "tier",
     "vision_tokens_target",

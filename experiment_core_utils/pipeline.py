@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from accelerate import Accelerator
 
@@ -34,7 +33,7 @@ from experiment_core_utils.primitives.interruption import signals_stop
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import only_run_in, remove_journals
-from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
+from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, SearchRecord, write_plan
 from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.saved_results.eval_results import write_eval_results
@@ -82,8 +81,8 @@ class RunReport:
     output_dir: Path
     #: the table of all settings; None where every setting failed, and on processes other than the main one
     csv_path: Path | None
-    #: content of `pareto_search.json`; None where no front was searched, and on other processes
-    search: Mapping[str, Any] | None = None
+    #: what `pareto_search.json` contains; None where no front was searched, and on other processes
+    search: SearchRecord | None = None
 
     @property
     def exit_code(self) -> int:

@@ -24,8 +24,9 @@ from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, M
 
 T = TypeVar("T")
 P = TypeVar("P", bound=BaseModel)
-Device = Literal["auto", "cpu", "cuda"]
-Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: a GPU where there is one, else the CPU")]
+NUMBER_FORMAT = Field(description="number format of the weights; auto: bfloat16 on a GPU, else float32")
+Precision = Annotated[Literal["auto", "float32", "bfloat16", "float16"], NUMBER_FORMAT]
 ExecutionMode = Literal["auto", "eager", "graph"]
 EnergyMode = Literal["off", "required", "optional"]
 ProfilerMode = Literal["minimal", "full"]
@@ -52,6 +53,7 @@ NumThreads = Annotated[
     Field(description="CPU threads of each process (default: OMP_NUM_THREADS, else cores / processes here)"),
 ]
 
+WORKER_TIMEOUT_S = 3600.0
 WorkerTimeout = Annotated[
     TimeLimit, Field(description="seconds without a finished sample after which another process counts as lost")
 ]
@@ -102,9 +104,7 @@ class ModelConfig(Part):
         default=False,
         description="use random weights; --model_path then needs only the config, tokenizer and processor",
     )
-    precision: Precision = Field(
-        default="auto", description="number format of the weights; auto: bfloat16 on a GPU, else float32"
-    )
+    precision: Precision = "auto"
     quantization: Literal["none", "4bit", "8bit"] = Field(
         default="none", description="quantise the weights by bitsandbytes while loading, for models of transformers"
     )
@@ -358,10 +358,10 @@ class MachineConfig(Part):
         description="with --dry_run: also print how many samples show this difference in accuracy (a part of the best "
         "score) and in latency (relative)",
     )
-    device: Device = Field(default="auto", description="auto: a GPU where there is one, else the CPU")
+    device: Device = "auto"
     num_processes: NumProcesses = None
     num_threads: NumThreads = None
-    worker_timeout: WorkerTimeout = 3600.0
+    worker_timeout: WorkerTimeout = WORKER_TIMEOUT_S
     request_cache_gb: Annotated[float, Field(ge=0, le=MOST_TIMES)] | None = Field(
         default=None,
         description="GB of host memory for prepared requests, of each process (default: a quarter of what is free / "

@@ -5,14 +5,15 @@ Notebooks use the published form, an object with plain dicts that may be changed
 imports torch.
 """
 
-import re
 from collections.abc import Mapping
 from types import SimpleNamespace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from experiment_core_utils.config.parts import (
+    NUMBER_FORMAT,
+    WORKER_TIMEOUT_S,
     AttnImplementation,
     Count,
     CountInMemory,
@@ -31,9 +32,9 @@ from experiment_core_utils.config.parts import (
     validated_as,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, check_file_name_part
 
-FpPrecision = Literal["auto", "float32", "float16", "bfloat16", "float8"]
+FpPrecision = Annotated[Literal["auto", "float32", "float16", "bfloat16", "float8"], NUMBER_FORMAT]
 DecodingMode = Literal["greedy", "temperature", "top_k", "top_p"]
 
 _USED_BY_MODE: Mapping[str, frozenset[str]] = {
@@ -42,8 +43,6 @@ _USED_BY_MODE: Mapping[str, frozenset[str]] = {
     "top_k": frozenset({"decoder_temperature", "decoder_top_k"}),
     "top_p": frozenset({"decoder_temperature", "decoder_top_p"}),
 }
-
-_FILE_NAME_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class ImpossibleCombination(ConfigurationError):
@@ -150,16 +149,16 @@ class TextConfig(Part):
     revision: str | None = None  #: commit, tag or branch on the hub; the commit is recorded
     allow_pickled_weights: bool = False  #: also load `*.bin` weights, which can run code
     trust_remote_code: bool = False  #: run the code that comes with a checkpoint
-    fp_precision: FpPrecision = "auto"  #: number format of the weights; `auto`: bfloat16 on a GPU, else float32
+    fp_precision: FpPrecision = "auto"
     quantization_config: Quantisation = Quantisation()
     device_map: Literal["auto"] | None = None  #: `auto`: spread the layers over the GPUs of this process
     attn_implementation: AttnImplementation = None
 
-    device: Device = "auto"  #: `auto`: a GPU if there is one, else the CPU
+    device: Device = "auto"
     mixed_precision: Literal["no", "fp16", "bf16"] = "no"  #: accelerate's autocast
     num_processes: NumProcesses = None
     num_threads: NumThreads = None
-    worker_timeout: WorkerTimeout = 3600.0
+    worker_timeout: WorkerTimeout = WORKER_TIMEOUT_S
 
     prompts: PromptSource = PromptSource()
     num_input_prompts: Count | None = None  #: use the first so many of those that are short enough; null: all
@@ -181,7 +180,6 @@ class TextConfig(Part):
     #: functions of your own, `package.module:function`
     custom_metrics: tuple[str, ...] = Field(default=(), strict=False)
     track_energy: bool = True  #: false is the same as `energy: off`
-    #: `required`: stop before loading if nothing measures energy; `optional`: continue with null and the reason
     energy: Energy = "required"
     country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")  #: for CO2 per kWh; null: world mean
     #: of `flops`; `formula`: if the architecture is known, else as `counter`: torch's, with corrections
@@ -215,8 +213,7 @@ class TextConfig(Part):
     def _check_names(self) -> Self:
         if not self.model_name.strip():
             raise ValueError("model_name is empty; give a folder or a hub id, or leave it out for the embedded model")
-        if not _FILE_NAME_PART.fullmatch(self.task_type):
-            raise ValueError("task_type is part of file names; use letters, digits, - and _ only")
+        check_file_name_part(self.task_type, "task_type")
         for name in self.custom_metrics:
             module, _, function = name.partition(":")
             if not all(part.isidentifier() for part in (*module.split("."), function)):

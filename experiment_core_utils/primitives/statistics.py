@@ -212,6 +212,11 @@ def rate(one: float, other: float) -> float | None:
     return one / other if one and other else None
 
 
+def fraction_of(part: float, whole: float) -> float | None:
+    """`part` / `whole`; None where there is nothing of the whole."""
+    return part / whole if whole else None
+
+
 def on_front(cost: np.ndarray, accuracy: np.ndarray, allowance: float = 0.0) -> np.ndarray:
     """[..., S] bool from [..., S] and [..., S].
 

@@ -27,7 +27,7 @@ from experiment_core_utils.primitives.files import (
 )
 from experiment_core_utils.records.energy import SettingEnergy
 from experiment_core_utils.records.locks import is_locked, locked_file
-from experiment_core_utils.records.result_files import field_fault, parsed_json
+from experiment_core_utils.records.result_files import check_schema, field_fault, parsed_json
 from experiment_core_utils.records.settings import (
     ConditionsReading,
     FinishedSample,
@@ -312,9 +312,8 @@ def _decode(line: bytes, path: Path, number: int | None) -> Line:
     where = "its last line" if number is None else f"line {number}"
     try:
         ((kind, content),) = parsed_json(line).items()
-        version = content["schema_version"] if kind == "header" else JOURNAL_VERSION
-        if version != JOURNAL_VERSION:
-            raise ResultsRefused(f"{path} is of schema {version}, this version reads {JOURNAL_VERSION}; delete it")
+        if kind == "header":
+            check_schema(content["schema_version"], JOURNAL_VERSION, f"{path} is not a journal", "delete it")
         decoded: Line = _ADAPTERS[kind].validate_json(to_json(content), strict=True)
     except ValidationError as error:
         raise ResultsRefused(

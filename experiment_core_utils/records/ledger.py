@@ -1,10 +1,11 @@
-"""The ledger of a run: the file of which settings ended and how, and the file of its plan, which `status` reads."""
+"""The files that say how a run stands: its ledger of which settings ended and how, its plan, which `status` reads, and
+what a front search found."""
 
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -13,13 +14,19 @@ from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import (
     TRACKERS,
     read_regular_file,
-    shortened,
     state_folder,
     write_json_atomically,
     write_text_atomically,
 )
 from experiment_core_utils.primitives.texts import short_digest
-from experiment_core_utils.records.result_files import field_fault, parsed_json, read_json, result_files_in
+from experiment_core_utils.records.json_record import Amount, Count, Number, Record
+from experiment_core_utils.records.result_files import (
+    check_schema,
+    field_fault,
+    parsed_json,
+    read_json,
+    result_files_in,
+)
 from experiment_core_utils.records.setting_result import SCHEMA_VERSION, SettingResult
 from experiment_core_utils.records.settings import SettingFailure
 
@@ -124,16 +131,12 @@ class Ledger:
         content = self._own_content(key)
         if content is None:
             return None
-        schema = content.get("schema_version")
-        if schema != SCHEMA_VERSION:
-            raise ResultsRefused(
-                f"{self._path_of(key)} is of schema {shortened(schema)}, and this version writes {SCHEMA_VERSION}; "
-                "resume with the version that wrote it, or give another --output_dir"
-            )
+        path = self._path_of(key)
+        advice = "resume with the version that wrote it, or give another --output_dir"
+        check_schema(content.get("schema_version"), SCHEMA_VERSION, f"{path} is not a result", advice)
         if not content.get("per_sample_results"):
             return None
-        advice = "remove it, and the same command measures it again"
-        return SettingResult.from_content(content, str(self._path_of(key)), advice)
+        return SettingResult.from_content(content, str(path), "remove it, and the same command measures it again")
 
     def has_result_file(self, key: str) -> bool:
         """Whether a setting is marked done and its file is there; unlike `result`, the file is not read."""
@@ -246,8 +249,80 @@ def read_plan(output_dir: Path) -> RunPlan:
     # Times are divided by counts, which must fit a float.
     if not (0 < plan.started_unix_s < 1e11 and all(0 <= count <= 2**53 for count in counts)):
         raise ResultsRefused(f"{path} is broken: its numbers cannot be those of a run; begin the run again")
-    if plan.schema_version != PLAN_VERSION:
-        raise ResultsRefused(
-            f"{path} is of schema {plan.schema_version}, this version reads {PLAN_VERSION}; begin the run again"
-        )
+    check_schema(plan.schema_version, PLAN_VERSION, f"{path} is not a plan", "begin the run again")
     return plan
+
+
+class MeanDifference(Record):
+    """Mean of the paired differences of two settings, with its one-sided bounds."""
+
+    mean: Number
+    low: Number | None  #: lower bound; None if all samples share one picture
+    high: Number | None  #: upper bound; None if all samples share one picture
+
+
+class RemainingSetting(Record):
+    """A setting that stayed in a search to its end."""
+
+    setting: str  #: its key
+    result_file: str  #: name of its result file
+    num_samples: Count  #: samples that it was measured on
+    accuracy: Number | None  #: mean score; None if no sample has one
+    T_total_mean: Amount  #: mean total time in ms
+    open_against: list[str]  #: the remaining settings that may beat it
+
+
+class BeatenSetting(Record):
+    """A setting that left a search, and the setting for which it did."""
+
+    setting: str  #: its key
+    result_file: str  #: name of its result file
+    by: str  #: the setting that beat it
+    round: Count  #: the round after which it left, from 1
+    level: Amount  #: error probability of each bound
+    num_samples: Count  #: samples that both settings have
+    #: accuracy of `by` minus its own: object of `mean`, which is slightly biased towards 0, `low` and `high`; the
+    #: ends are null if all samples share one picture
+    accuracy_gain: MeanDifference
+    #: its total time minus that of `by` in ms: the same, with bounds at `alpha` / number of rounds
+    T_total_saving: MeanDifference
+
+
+class SearchRecord(Record):
+    """What a front search found and took, which is the JSON of its file."""
+
+    schema_version: Literal[1]  #: 1
+    fingerprint: str  #: that of the results
+    #: object of `margin`, `alpha`, `doubt` (level of setting aside), `first_samples`, `growth`, `share` (budget) and
+    #: `best` (highest score)
+    rules: dict[str, Number]
+    #: `settled` (no remaining setting can beat another), `budget` or `samples` (all have all samples)
+    stopped: str
+    share: Amount | None  #: `T_model` / `T_model_full_grid`; None if no sample ran
+    T_model: Amount  #: model time of all measured runs in ms
+    #: estimated time of all settings on all samples in ms, without failed ones; 0 if no sample ran
+    T_model_full_grid: Amount
+    front: list[RemainingSetting]  #: a list of [remaining settings](#remaining-settings-of-a-search), fastest first
+    undecided: list[RemainingSetting]  #: a list of the same: beaten by the means, but not surely
+    set_aside: list[BeatenSetting]  #: a list of [beaten settings](#beaten-settings-of-a-search), in order of leaving
+    eliminated: list[BeatenSetting]  #: a list of the same
+    failed: dict[str, dict[str, Any]]  #: setting -> object of `error`, `reason`, `attempts`
+    rounds: list[dict[str, Count]]  #: a list of objects, setting -> samples requested in that round
+
+    @property
+    def places(self) -> dict[str, str]:
+        """For each setting that did not fail, where it ended."""
+        remaining = {"front": self.front, "undecided": self.undecided}
+        beaten = {"likely beaten": self.set_aside, "beaten": self.eliminated}
+        return {each.setting: place for place, found in remaining.items() for each in found} | {
+            each.setting: f"{place} by {each.by}" for place, found in beaten.items() for each in found
+        }
+
+    @property
+    def sentence(self) -> str:
+        """What the search found and took."""
+        fraction = "" if self.share is None else f", {self.share:.3f} of the full grid's model time (estimated)"
+        return (
+            f"front of {len(self.front)} settings ({len(self.undecided)} undecided, {len(self.set_aside)} set aside, "
+            f"{len(self.eliminated)} eliminated) after {len(self.rounds)} rounds{fraction}; stopped: {self.stopped}"
+        )

@@ -35,7 +35,8 @@ _LARGE_EXPONENT = re.compile(rb"0e\+?000+(?:[\s,\]}]|$)")
 # With an exponent of two digits, fewer stay below 1e300.
 _MANY_DIGITS = 200 * b"0"
 _TOO_DEEP = "it is nested more than 200 deep"
-# Task, vision target and decoder of a setting's file.
+# The files of settings; task, vision target and decoder of one.
+RESULT_FILES = "*_imgsize*_topk*_blocks*.json"
 _OF_SETTING = re.compile(r"(.+)_imgsize(.+?)(?:_crops[0-9]+)?_(topk(?:none|[0-9]+)_blocks[0-9]+)\.json")
 _OF_ONE_PROCESS = re.compile(rf"{LOCAL_ENERGY}_process_(0|[1-9][0-9]*)")
 
@@ -62,7 +63,7 @@ def result_files_in(folder: Path) -> dict[str, tuple[str, str]]:
 
     The mean number of crops in a name does not count: it is of the samples that were drawn.
     """
-    found = ((path.name, _OF_SETTING.fullmatch(path.name)) for path in sorted(folder.glob("*_imgsize*.json")))
+    found = ((path.name, _OF_SETTING.fullmatch(path.name)) for path in sorted(folder.glob(RESULT_FILES)))
     return {name: (match[1], f"{match[2]}_{match[3]}") for name, match in found if match and (folder / name).is_file()}
 
 
@@ -156,12 +157,28 @@ def read_versioned_object(path: Path, what: str, version: int) -> dict[str, Any]
     """
     content = read_json(path, "remove it or measure again")
     found = content.get("schema_version") if isinstance(content, dict) else None
-    if type(found) is not int or found != version:
-        raise ResultsRefused(
-            f"{path} is not {what} of schema {version} (its schema is {shortened(found)}); "
-            "read it with the version that wrote it, or move it away"
-        )
+    check_schema(found, version, f"{path} is not {what}", "read it with the version that wrote it, or move it away")
     return dict(content)
+
+
+def read_object_of_kind(path: Path, kind: str, version: int, advice: str) -> dict[str, Any]:
+    """The object in a file that names its kind and its schema; raises ResultsError as `read_json`, or for any other."""
+    content = read_json(path, advice)
+    found = content.get("kind") if isinstance(content, dict) else None
+    if found != kind:
+        raise ResultsRefused(f"{path} is not a {kind} (it has kind {shortened(found)}); {advice}")
+    check_schema(content.get("schema_version"), version, f"{path} is not a {kind}", advice)
+    return dict(content)
+
+
+def check_schema(found: object, version: int, fault: str, advice: str) -> None:
+    """Raises ResultsRefused unless the schema that a file names, None for none, is that of this version.
+
+    Args:
+        fault: begins the message: "FILE is not an energy file".
+    """
+    if type(found) is not int or found != version:
+        raise ResultsRefused(f"{fault} of schema {version} (its schema is {shortened(found)}); {advice}")
 
 
 def field_fault(error: ValidationError) -> str:

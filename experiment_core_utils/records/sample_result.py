@@ -135,6 +135,11 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
     runs: list[RunTimes]  #: every measured run, in order, `[]` where answered in a batch
 
 
+def question_of(sample: SampleResult) -> tuple[object, ...]:
+    """What makes two samples the same question: its words, its picture and its answers."""
+    return sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
+
+
 class FailedSample(Record):
     """A sample that could not be read or run; excluded from the means, and counted."""
 

@@ -16,7 +16,8 @@ from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, score_part
 from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
-from experiment_core_utils.records.sample_result import SampleResult
+from experiment_core_utils.primitives.statistics import fraction_of
+from experiment_core_utils.records.sample_result import SampleResult, question_of
 from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SettingResult, setting_key
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
@@ -88,11 +89,10 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
         scoring = metric.score(answers)
     except SampleError as error:
         raise ConfigurationError(f"{metric.name} cannot score {name}: {error}; choose another metric") from error
-    num_drawn = len(samples) + result.num_failed_samples
     accuracy = summarise_accuracy(answers, scoring, metric)
     anew = dict(accuracy) | {
         "energy": with_correct_answers(result.energy, accuracy),
-        "share_failed": result.num_failed_samples / num_drawn if num_drawn else None,
+        "share_failed": fraction_of(result.num_failed_samples, len(samples) + result.num_failed_samples),
         "per_sample_results": [
             sample.with_keys(**dict(score_part(score))) for sample, score in zip(samples, scoring.scores, strict=True)
         ],
@@ -169,7 +169,7 @@ def compare_results(reference: SettingResult, result: SettingResult) -> PairedCo
     sides = [{sample.sample_id: sample for sample in each.per_sample_results} for each in (reference, result)]
     shared = sorted(sides[0].keys() & sides[1].keys())
     for sample_id in shared:
-        if _question_of(sides[0][sample_id]) != _question_of(sides[1][sample_id]):
+        if question_of(sides[0][sample_id]) != question_of(sides[1][sample_id]):
             raise ResultsError(
                 f"sample {sample_id} is another question in {setting_key(result)} than in {setting_key(reference)}: "
                 "these results are not of the same data; compare results of one run"
@@ -182,10 +182,6 @@ def compare_results(reference: SettingResult, result: SettingResult) -> PairedCo
     if sides[0].keys() != sides[1].keys() and metric is not None and not metric.scores_each_answer:
         scores = [{**own, **scored_together(side, shared, metric)} for side, own in zip(sides, scores, strict=True)]
     return compare_paired(scores[0], scores[1], reference.metric_best)
-
-
-def _question_of(sample: SampleResult) -> tuple[Any, ...]:
-    return sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
 
 
 def scored_together(samples: Mapping[int, SampleResult], ids: Sequence[int], metric: Metric) -> dict[int, ScoredSample]:

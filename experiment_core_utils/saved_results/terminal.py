@@ -51,31 +51,6 @@ def caveat_lines(results: Sequence[SettingResult]) -> list[str]:
     return lines + [f"{sentence} ({count} of {len(results)} settings)" for sentence, count in counts.items()]
 
 
-def positions_of(search: Mapping[str, Any] | None) -> dict[str, str] | None:
-    """For each setting of a search's `pareto_search.json`, where it ended; None where there was no search."""
-    if search is None:
-        return None
-    standing = {each["setting"]: place for place in ("front", "undecided") for each in search[place]}
-    gone = {
-        each["setting"]: f"{place} by {each['by']}"
-        for name, place in (("set_aside", "likely beaten"), ("eliminated", "beaten"))
-        for each in search[name]
-    }
-    return {**standing, **gone}
-
-
-def search_sentence(search: Mapping[str, Any]) -> str:
-    """What a search found and took."""
-    fraction = "" if search["share"] is None else f", {search['share']:.3f} of the full grid's model time (estimated)"
-    counts = ", ".join(
-        f"{len(search[name])} {name.replace('_', ' ')}" for name in ("undecided", "set_aside", "eliminated")
-    )
-    return (
-        f"front of {len(search['front'])} settings ({counts}) after {len(search['rounds'])} rounds{fraction}; "
-        f"stopped: {search['stopped']}"
-    )
-
-
 def closing_table(
     results: Sequence[SettingResult],
     places: Mapping[str, str] | None = None,

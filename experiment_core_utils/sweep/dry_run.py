@@ -15,7 +15,7 @@ from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.config.parts import MeasuringConfig, ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.f_experiment_info import describe_hardware
-from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results
+from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.primitives.collectives import processes_on_this_machine
 from experiment_core_utils.primitives.device import (
     choose_device,
@@ -25,6 +25,7 @@ from experiment_core_utils.primitives.device import (
 )
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import Provenance
+from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.sweep.estimate import (
     EarlierResults,

@@ -36,7 +36,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from experiment_core_utils.primitives.statistics import on_front
+from experiment_core_utils.primitives.statistics import fraction_of, on_front
 
 StopReason = Literal["settled", "budget", "samples"]
 # The full grid's time is taken as low as it is with this probability only, so that the search keeps to its budget.
@@ -154,7 +154,7 @@ class SearchResult:
     @property
     def share(self) -> float | None:
         """Model time used, of the full grid's; None where no sample ran."""
-        return self.cost_s / self.full_cost_s if self.full_cost_s else None
+        return fraction_of(self.cost_s, self.full_cost_s)
 
 
 class ParetoSearch:

@@ -227,7 +227,7 @@ def due_keys(folder: Path, order: MeasuringOrder, ledger: Ledger, *, is_search: 
     if not is_search:
         return due
     search = finished_search(folder, order.keys, ledger)
-    return order.keys if search is None or search["failed"] else ()
+    return order.keys if search is None or search.failed else ()
 
 
 def tidy_folder(folder: Path, ledger: Ledger, keys: Collection[str], due: Collection[str]) -> None:

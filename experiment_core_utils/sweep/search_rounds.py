@@ -10,22 +10,26 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Final
 
 from experiment_core_utils.config.parts import MachineConfig, MeasuringConfig
 from experiment_core_utils.k_results_aggregation import collect_finished, merge_parts
 from experiment_core_utils.primitives.device import release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.primitives.files import read_regular_file, write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
-from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.journal import remove_journals
-from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.result_files import parsed_json
+from experiment_core_utils.records.ledger import (
+    BeatenSetting,
+    Ledger,
+    MeanDifference,
+    RemainingSetting,
+    SearchRecord,
+)
+from experiment_core_utils.records.result_files import read_versioned_object
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
-from experiment_core_utils.saved_results.terminal import positions_of, search_sentence
 from experiment_core_utils.sweep.batches import Bench
 from experiment_core_utils.sweep.front_search import (
     MeanBound,
@@ -45,7 +49,7 @@ from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 SEARCH_FILE = "pareto_search.json"
 LEAST_SAMPLES = 6
 _POLL_S = 0.1
-SEARCH_SCHEMA_VERSION = 1
+SEARCH_SCHEMA_VERSION: Final = 1
 
 
 def check_searchable(metric: Metric, num_samples: int) -> None:
@@ -103,7 +107,7 @@ class FrontSearch:
             files: names of the settings' result files.
         """
         context, machine = self.context, self.machine
-        write_json_atomically(self._content(result, files), machine.output_dir / SEARCH_FILE)
+        write_json_atomically(self._record(result, files).content(), machine.output_dir / SEARCH_FILE)
         is_over = wait_until_all_are_over(
             context.journals, context.num_processes, context.experiment_id, machine.worker_timeout, context.stop
         )
@@ -111,23 +115,22 @@ class FrontSearch:
             for key in self._by_key:
                 remove_journals(context.journals, key)
 
-    def _content(self, result: SearchResult, files: Mapping[str, str]) -> dict[str, Any]:
-        """The content of `pareto_search.json`; see `docs/results_schema.md` for every key."""
-        return {
-            "schema_version": SEARCH_SCHEMA_VERSION,
-            "fingerprint": self.context.fingerprint,
-            "rules": asdict(self.rules),
-            "stopped": result.stopped,
-            "share": result.share,
-            "T_model": milliseconds(result.cost_s),
-            "T_model_full_grid": milliseconds(result.full_cost_s),
-            "front": [_standing(each, files) for each in result.front],
-            "undecided": [_standing(each, files) for each in result.undecided],
-            "set_aside": [_departure(each, files) for each in result.set_aside],
-            "eliminated": [_departure(each, files) for each in result.eliminated],
-            "failed": {key: asdict(failure) for key, failure in self.failures.items()},
-            "rounds": [dict(each) for each in result.rounds],
-        }
+    def _record(self, result: SearchResult, files: Mapping[str, str]) -> SearchRecord:
+        return SearchRecord(
+            schema_version=SEARCH_SCHEMA_VERSION,
+            fingerprint=self.context.fingerprint,
+            rules=asdict(self.rules),
+            stopped=result.stopped,
+            share=result.share,
+            T_model=1e3 * result.cost_s,
+            T_model_full_grid=1e3 * result.full_cost_s,
+            front=[_remaining(each, files) for each in result.front],
+            undecided=[_remaining(each, files) for each in result.undecided],
+            set_aside=[_beaten(each, files) for each in result.set_aside],
+            eliminated=[_beaten(each, files) for each in result.eliminated],
+            failed={key: asdict(failure) for key, failure in self.failures.items()},
+            rounds=[dict(each) for each in result.rounds],
+        )
 
     def _measure_round(self, requested: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
         context = self.context
@@ -233,52 +236,48 @@ def observations(merged: MeasuredSetting, metric: Metric, sample_ids: set[int]) 
     }
 
 
-def finished_search(folder: Path, keys: Sequence[str], ledger: Ledger) -> Mapping[str, Any] | None:
-    """The run's own `pareto_search.json`, None where there is none of these settings with all their results."""
+def finished_search(folder: Path, keys: Sequence[str], ledger: Ledger) -> SearchRecord | None:
+    """The run's own `pareto_search.json`, None where there is none of these settings with all their results.
+
+    Raises:
+        ResultsRefused: torn, of another schema, or a field of it is missing or cannot be.
+    """
     path = folder / SEARCH_FILE
-    try:
-        content = parsed_json(read_regular_file(path))
-    except (OSError, ValueError):
+    if not path.exists():
         return None
-    if not isinstance(content, dict) or content.get("fingerprint") != ledger.fingerprint:
+    content = read_versioned_object(path, "the file of a search", SEARCH_SCHEMA_VERSION)
+    if content.get("fingerprint") != ledger.fingerprint:
         return None
-    try:
-        searched = list(content["rounds"][0])
-        have = all(key in content["failed"] or ledger.result(key) is not None for key in searched)
-        # What the closing lines are made of.
-        positions_of(content), search_sentence(content)
-    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
-        raise ResultsRefused(
-            f"{path} is broken ({first_line(error)}); remove it and run the same command again to resume"
-        ) from error
-    return content if have and set(searched) == set(keys) else None
+    found = SearchRecord.read(content, str(path), "remove it and run the same command again to resume")
+    have = all(ledger.result(key) is not None for key in found.places)
+    return found if have and {*found.places, *found.failed} == set(keys) else None
 
 
-def _standing(each: Survivor, files: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "setting": each.key,
-        "result_file": files[each.key],
-        "num_samples": each.num_samples,
-        "accuracy": each.accuracy,
-        "T_total_mean": milliseconds(each.seconds),
-        "open_against": list(each.open_against),
-    }
+def _remaining(each: Survivor, files: Mapping[str, str]) -> RemainingSetting:
+    return RemainingSetting(
+        setting=each.key,
+        result_file=files[each.key],
+        num_samples=each.num_samples,
+        accuracy=each.accuracy,
+        T_total_mean=1e3 * each.seconds,
+        open_against=list(each.open_against),
+    )
 
 
-def _departure(each: Removal, files: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "setting": each.key,
-        "result_file": files[each.key],
-        "by": each.by,
-        "round": each.round,
-        "level": each.level,
-        "num_samples": each.gain.n,
-        "accuracy_gain": _bound(each.gain),
-        "T_total_saving": {name: milliseconds(value) for name, value in _bound(each.saving_s).items()},
-    }
+def _beaten(each: Removal, files: Mapping[str, str]) -> BeatenSetting:
+    return BeatenSetting(
+        setting=each.key,
+        result_file=files[each.key],
+        by=each.by,
+        round=each.round,
+        level=each.level,
+        num_samples=each.gain.n,
+        accuracy_gain=_difference(each.gain),
+        T_total_saving=_difference(each.saving_s, 1e3),
+    )
 
 
-def _bound(bound: MeanBound) -> dict[str, float | None]:
+def _difference(bound: MeanBound, unit: float = 1.0) -> MeanDifference:
     """Bounds that are not there (fewer than two pictures) are null."""
-    exists = math.isfinite(bound.half)
-    return {"mean": bound.mean, "low": bound.low if exists else None, "high": bound.high if exists else None}
+    low, high = (unit * bound.low, unit * bound.high) if math.isfinite(bound.half) else (None, None)
+    return MeanDifference(mean=unit * bound.mean, low=low, high=high)

@@ -94,9 +94,10 @@ def read_table(path: Path) -> RecordedTable:
     try:
         content = json.loads(read_regular_file(path))
         rows = content["settings"]
-        scores = _array([row["scores"] for row in rows.values()])
-        seconds = _array([row["milliseconds"] for row in rows.values()]) / 1000
-        costs = _array([row["cost_milliseconds"] or row["milliseconds"] for row in rows.values()]) / 1000
+        # What is absent, None, is nan.
+        scores = np.array([row["scores"] for row in rows.values()], dtype=float)
+        seconds = np.array([row["milliseconds"] for row in rows.values()], dtype=float) / 1000
+        costs = np.array([row["cost_milliseconds"] or row["milliseconds"] for row in rows.values()], dtype=float) / 1000
         ids, pictures = tuple(content["sample_ids"]), tuple(content["pictures"])
         prompts = tuple(content.get("prompts", ()))
         return RecordedTable(
@@ -104,7 +105,3 @@ def read_table(path: Path) -> RecordedTable:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ResultsError(f"{path} is not a table of collect_table.py ({error}); give one that it wrote") from error
-
-
-def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
-    return np.array([[np.nan if each is None else each for each in row] for row in rows], dtype=float)

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.l_results_csv_cleaning import (
-    RESULT_FILES,
     SAMPLE_COLUMNS,
     read_results,
     sample_columns,
@@ -22,6 +21,7 @@ from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.knobs import own_target
 from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.json_record import Record
+from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.sample_result import RunTimes
 from experiment_core_utils.records.setting_result import SettingResult
 

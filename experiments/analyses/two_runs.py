@@ -16,10 +16,10 @@ from scipy import stats
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
-from experiment_core_utils.records.sample_result import SampleResult
+from experiment_core_utils.records.sample_result import SampleResult, question_of
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.rescoring import other_conditions
-from experiments.analyses.knobs.grid import largest_drift, picture_of, question_of
+from experiments.analyses.knobs.grid import largest_drift, picture_of
 from experiments.analyses.sweeps import Sweep
 from experiments.fitting.verdicts import FEWEST_PICTURES, TAIL, first_of_each, tail_interval
 

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.config.command_line import DocstringHelp
-from experiment_core_utils.l_results_csv_cleaning import RESULT_FILES, read_results
+from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.primitives.knobs import token_target
+from experiment_core_utils.records.result_files import RESULT_FILES
 
 COMMANDS = ("e1_stage_latency.py", "e2_knob_pareto.py", "e3_latency_estimator.py", "report.py", "write_tables.py")
 FEATURES_PER_CROP = 144

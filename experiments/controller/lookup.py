@@ -25,7 +25,7 @@ from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.primitives.units import check_at_least, check_fraction
 from experiment_core_utils.records.json_record import Amount, Count, Knob, Share, Time
-from experiment_core_utils.records.result_files import field_fault, read_json_object
+from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies.interface import DRAWS, RequestFeatures, check_budget, draw_of
@@ -240,11 +240,11 @@ class Lookup:
 
     @cached_property
     def _latencies(self) -> np.ndarray:
-        return _array([entry.latencies_ms for entry in self.entries])
+        return np.array([entry.latencies_ms for entry in self.entries], dtype=float)
 
     @cached_property
     def _scores(self) -> np.ndarray:
-        return _array([entry.scores for entry in self.entries])
+        return np.array([entry.scores for entry in self.entries], dtype=float)
 
     @cached_property
     def _accuracy(self) -> np.ndarray:
@@ -264,10 +264,6 @@ class Lookup:
     @cached_property
     def _words(self) -> PromptWords:
         return PromptWords([text or "" for text in self.prompts])
-
-
-def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
-    return np.array([[np.nan if each is None else each for each in row] for row in rows], dtype=float)
 
 
 def _means(values: np.ndarray) -> np.ndarray:
@@ -379,12 +375,7 @@ def save(lookup: Lookup, path: Path) -> None:
 
 def load(path: Path) -> Lookup:
     """The lookup that `save` wrote; raises ResultsError for any other file."""
-    content = read_json_object(path)
-    if content.get("kind") != KIND or content.get("schema_version") != SCHEMA_VERSION:
-        raise ResultsError(
-            f"{path} is not a {KIND} of version {SCHEMA_VERSION} (it has kind {content.get('kind')!r}, version "
-            f"{content.get('schema_version')!r}); build it with experiments.controller.lookup"
-        )
+    content = read_object_of_kind(path, KIND, SCHEMA_VERSION, "build it with experiments.controller.lookup")
     try:
         # From Python's objects a strict one is no record.
         stored = _STORED.validate_json(json.dumps(content))

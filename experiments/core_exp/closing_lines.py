@@ -9,8 +9,6 @@ from experiment_core_utils.saved_results.terminal import (
     closing_table,
     failed_sample_lines,
     few_samples_warning,
-    positions_of,
-    search_sentence,
 )
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.findings import conclusion, front_places
@@ -27,8 +25,11 @@ def closing_lines(report: RunReport) -> list[str]:
     lines = []
     if report.results:
         # A search has its own last sentence, and measures most settings on fewer samples than others.
-        fronts, found = ({}, []) if report.search is not None else _concluded(report)
-        lines += [closing_table(report.results, positions_of(report.search), fronts), *found]
+        if report.search is not None:
+            lines.append(closing_table(report.results, report.search.places))
+        else:
+            fronts, found = _concluded(report)
+            lines += [closing_table(report.results, fronts=fronts), *found]
         warning = few_samples_warning(report.results)
         if warning is not None:
             lines.append(f"warning: {warning}")
@@ -38,7 +39,7 @@ def closing_lines(report: RunReport) -> list[str]:
     for values in report.left_out:
         lines.append(f"left out by the sampling strategy: {values} (--sampling_strategy full measures all)")
     if report.search is not None:
-        lines.append(search_sentence(report.search))
+        lines.append(report.search.sentence)
     measured = "nothing was left to measure" if report.experiment_id is None else f"run {report.experiment_id}"
     lines.append(f"{measured}: {len(report.results)} settings in {report.output_dir}")
     if report.csv_path is not None:

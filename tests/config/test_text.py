@@ -83,7 +83,7 @@ def test_adaptive_batches_have_no_fixed_size() -> None:
         ({"model_name": " "}, "^model_name is empty"),
         ({"custom_metrics": ["rate"]}, "names 'rate'; write package.module:function"),
         ({"custom_metrics": ["a-b:c"]}, "names 'a-b:c'"),
-        ({"task_type": "../up"}, "task_type is part of file names"),
+        ({"task_type": "../up"}, "task_type '../up' is part of file names"),
         ({"country_iso_code": "de"}, "^country_iso_code"),
         (7, "^a text experiment was expected .* found int$"),
     ],

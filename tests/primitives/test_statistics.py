@@ -9,10 +9,15 @@ from scipy import stats
 from experiment_core_utils.primitives.statistics import (
     bounded_mean_interval,
     describe,
+    fraction_of,
     highest_of,
     mean_of,
     ratio_interval,
 )
+
+
+def test_a_fraction_of_nothing_is_absent() -> None:
+    assert (fraction_of(1, 4), fraction_of(0, 4), fraction_of(0, 0)) == (0.25, 0.0, None)
 
 
 def test_four_numbers_by_hand() -> None:

@@ -150,7 +150,7 @@ def test_runs_that_finished_nothing_are_not_among_those_that_did(tmp_path: Path)
     [
         ("no json\n", "line 1 is not one of this version's journal"),
         ("[]\n", "line 1 is not one of this version's journal"),
-        ('{"header": {"schema_version": 99}}\n', "is of schema 99, this version reads 1"),
+        ('{"header": {"schema_version": 99}}\n', r"is not a journal of schema 1 \(its schema is 99\)"),
         ('{"sample": {"measured": null}}\n', "line 1 is not"),
         ('{"end": {"experiment_id": "1", "proof": null, "memory": null, "failure": null}}\n', "does not begin with"),
     ],

@@ -148,6 +148,6 @@ def test_a_torn_file_or_one_of_another_run_is_due(output: Path, content: str) ->
 def test_a_result_of_another_schema_is_refused_and_not_measured_over(output: Path) -> None:
     ledger(output).mark_done("a", "a.json")
     (output / "a.json").write_text('{"fingerprint": "f00d", "schema_version": 2, "per_sample_results": [1]}')
-    with pytest.raises(ResultsError, match=r"a\.json is of schema 2, and this version writes 1; resume with"):
+    with pytest.raises(ResultsError, match=r"a\.json is not a result of schema 1 \(its schema is 2\); resume with"):
         ledger(output).result("a")
     assert '"schema_version": 2' in (output / "a.json").read_text()

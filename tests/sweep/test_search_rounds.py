@@ -12,7 +12,7 @@ import pytest
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.k_results_aggregation import SharedSetting, collect_finished
 from experiment_core_utils.pipeline import RunReport, run_profiling
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, Stopped, WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, ResultsRefused, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
@@ -20,7 +20,7 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import MemoryReading
 from experiment_core_utils.records.setting_result import read_setting, setting_key
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
-from experiment_core_utils.saved_results.terminal import closing_table, positions_of, search_sentence
+from experiment_core_utils.saved_results.terminal import closing_table
 from experiment_core_utils.sweep.batches import Bench
 from experiment_core_utils.sweep.front_search import SearchRules
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
@@ -30,6 +30,7 @@ from experiment_core_utils.sweep.search_rounds import (
     FrontSearch,
     announce_end,
     check_searchable,
+    finished_search,
     wait_until_all_are_over,
 )
 from experiment_core_utils.tasks.registry import get_metric, load_task
@@ -73,7 +74,7 @@ def test_every_setting_has_its_result_with_the_samples_of_its_rounds(
 ) -> None:
     config, report = searched
     content = json.loads((config.machine.output_dir / SEARCH_FILE).read_text())
-    assert report.search == content
+    assert report.search is not None and report.search.content() == content
     assert settings_in(content) == sorted(setting_key(result) for result in report.results)
     assert len(report.results) == 4
     # The first round: half of a third of 18 samples; the same 3 for all, in the order of the seed.
@@ -99,12 +100,14 @@ def test_every_setting_has_its_result_with_the_samples_of_its_rounds(
 
 
 def test_every_key_of_the_file_is_documented_and_no_other(searched: tuple[ProfilingConfig, RunReport]) -> None:
-    content = searched[1].search
-    assert content is not None
+    search = searched[1].search
+    assert search is not None
+    content = search.content()
     assert set(content) == first_cells("Pareto search")
-    entries = [each for place in ("front", "undecided", "set_aside", "eliminated") for each in content[place]]
-    for key in {key for each in entries for key in each} | set(content["rules"]):
-        assert f"`{key}`" in SCHEMA
+    for section, places in (("Remaining", ("front", "undecided")), ("Beaten", ("set_aside", "eliminated"))):
+        for each in (each for place in places for each in content[place]):
+            assert set(each) == first_cells(f"{section} settings of a search")
+    assert all(f"`{key}`" in SCHEMA for key in content["rules"])
 
 
 def test_a_finished_search_is_not_done_again(searched: tuple[ProfilingConfig, RunReport]) -> None:
@@ -119,12 +122,12 @@ def test_a_finished_search_is_not_done_again(searched: tuple[ProfilingConfig, Ru
 def test_the_table_says_where_each_setting_ended(searched: tuple[ProfilingConfig, RunReport]) -> None:
     _, report = searched
     assert report.search is not None
-    lines = closing_table(report.results, positions_of(report.search)).splitlines()
+    lines = closing_table(report.results, report.search.places).splitlines()
     assert lines[0].split()[-1] == "search"
     assert "samples" in lines[0]
-    assert [line.split()[-1] for line in lines[1:]].count("front") == len(report.search["front"])
+    assert [line.split()[-1] for line in lines[1:]].count("front") == len(report.search.front)
     assert lines[1].endswith("front")
-    assert search_sentence(report.search).startswith(f"front of {len(report.search['front'])} settings (")
+    assert report.search.sentence.startswith(f"front of {len(report.search.front)} settings (")
 
 
 @dataclass(frozen=True)
@@ -175,8 +178,8 @@ def test_where_every_setting_fails_there_is_no_front_and_the_exit_code_says_so(
     report = run_profiling(search_config(tiny_checkpoint, tmp_path).replaced(sample_timeout=0.001))
     assert report.exit_code == 1
     assert report.search is not None
-    assert (report.search["front"], report.search["share"]) == ([], None)
-    assert report.search["failed"].keys() == report.failed.keys()
+    assert (report.search.front, report.search.share) == ([], None)
+    assert report.search.failed.keys() == report.failed.keys()
     assert len(report.failed) == 4
     assert not report.results
     # Its journals are kept: the same command tries again.
@@ -238,6 +241,24 @@ def test_what_cannot_be_searched_is_refused() -> None:
 
 
 KEY, FINGERPRINT = "tier-low_topk4_blocks3", "f"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"schema_version": 1, "finger', "json cannot be read .*; remove it or measure again"),
+        ('{"schema_version": 2, "fingerprint": "f"}', "json is not the file of a search of schema 1 .its schema is 2"),
+        ('{"schema_version": 1, "fingerprint": "f"}', "json lacks 'rules': .*; remove it and run the same command"),
+    ],
+)
+def test_a_file_that_is_no_search_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    ledger = Ledger(tmp_path, FINGERPRINT, trackers=tmp_path)
+    assert finished_search(tmp_path, (KEY,), ledger) is None
+    (tmp_path / SEARCH_FILE).write_text('{"schema_version": 1, "fingerprint": "of another run"}')
+    assert finished_search(tmp_path, (KEY,), ledger) is None
+    (tmp_path / SEARCH_FILE).write_text(content)
+    with pytest.raises(ResultsRefused, match=message):
+        finished_search(tmp_path, (KEY,), ledger)
 
 
 def journal_of(folder: Path, rank: int) -> Journal:

@@ -21,7 +21,7 @@ from experiments.analyses.charts.chart import (
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, QUIET, SKY, VERMILION, YELLOW
 from experiments.analyses.files import MOST_DRAWN, MOST_SETTINGS
 from experiments.analyses.knobs.coupling import FixedValue
-from experiments.analyses.knobs.effects import NOT_SPLIT, Effects, LevelMean, Term, is_beyond_noise
+from experiments.analyses.knobs.effects import Effects, LevelMean, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, Status, on_front
 from experiments.analyses.knobs.grid import KNOB_NAMES, KNOBS, KnobPoint, levels_of
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives
@@ -279,7 +279,7 @@ def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[C
     panels = []
     for name, (divisor, title, unit) in scales.items():
         effects = analysis.effects.get(name)
-        if effects is not None and (effects.terms or (effects.reason or "").startswith(NOT_SPLIT)):
+        if effects is not None and (effects.terms or effects.is_too_large):
             panels.append(_spread_panel(effects, title, has_drift="latency" in name))
             panels.append(_change_panel(effects, title, divisor, unit))
     return [Chart(f"e2_effects_{analysis.grid.task}", panels, 2, (6.0, 2.9))] if panels else []
@@ -310,7 +310,7 @@ def _spread_panel(effects: Effects, title: str, has_drift: bool) -> Panel:
 
 
 def _spread_title(effects: Effects, terms: Sequence[Term]) -> str:
-    if effects.reason is not None and effects.reason.startswith(NOT_SPLIT):
+    if effects.reason is not None and effects.is_too_large:
         return effects.reason
     sure = [term for term in terms if len(term.knobs) == 1 and is_beyond_noise(term)]
     if not terms:

@@ -24,8 +24,6 @@ from experiments.fitting.verdicts import TAIL
 
 Value = str | int
 _TOLERANCE = 1e-9
-# How the reason begins where a spread is too large to be split.
-NOT_SPLIT = "not split: more than"
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,7 @@ class Effects:
     rest_share: float | None  #: 1 minus all fractions: 0 on a full grid; on others also below 0
     level_means: tuple[LevelMean, ...]  #: none where the grid does not connect its values
     reason: str | None  #: why nothing is split
+    is_too_large: bool = False  #: whether that is because of too many values of a knob, or too many settings
 
 
 def effects(
@@ -88,7 +87,8 @@ def effects(
             is_full, None, (), None, (), "one setting has no spread" if len(figures) < 2 else "no knob moves"
         )
     if any(len(set(values)) > MOST_VALUES for values in moving.values()):
-        return Effects(is_full, float(figures.std(ddof=1)), (), None, (), f"{NOT_SPLIT} {MOST_VALUES} values of a knob")
+        reason = f"not split: more than {MOST_VALUES} values of a knob"
+        return Effects(is_full, float(figures.std(ddof=1)), (), None, (), reason, is_too_large=True)
     # Indicators [S, L] of the values in the order in which they first occur.
     codes = {
         knob: np.array([[float(value == each) for each in dict.fromkeys(values)] for value in values])
@@ -100,7 +100,8 @@ def effects(
     if total <= _TOLERANCE * max(float((figures**2).sum()), 1e-300):
         return Effects(is_full, std, (), None, means, "all settings are equal")
     if len(figures) > MOST_SETTINGS:
-        return Effects(is_full, std, (), None, means, f"{NOT_SPLIT} {MOST_SETTINGS} settings")
+        reason = f"not split: more than {MOST_SETTINGS} settings"
+        return Effects(is_full, std, (), None, means, reason, is_too_large=True)
     split = [_term(knobs, codes, figures, draws, total) for knobs in _subsets(tuple(codes))]
     terms = tuple(replace(each, settings_p_value=_against(each, split[-1])) for each in split)
     if allows_verdict:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.records.sample_result import SampleResult
+from experiment_core_utils.records.sample_result import SampleResult, question_of
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, read_table
 from experiments.analyses.stages.records import source_fields
@@ -153,11 +153,6 @@ def largest_drift(settings: Sequence[StoredSetting]) -> float | None:
     return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
 
 
-def question_of(sample: SampleResult) -> tuple[object, ...]:
-    """What makes two samples the same question: its words, its picture and its answers."""
-    return sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
-
-
 def picture_of(sample: SampleResult) -> str:
     """The name of the picture; a sample without one stands for itself."""
     picture = sample.metadata.image_id
@@ -174,8 +169,7 @@ def _matrix(
 ) -> np.ndarray:
     """The values that `read` gives of each sample at each setting; nan where there is none."""
     values = [[read(row[sample_id]) if sample_id in row else None for sample_id in ids] for row in rows]
-    matrix = np.array([[np.nan if each is None else float(each) for each in row] for row in values])
-    matrix = matrix.reshape(len(rows), len(ids))
+    matrix = np.array(values, dtype=float).reshape(len(rows), len(ids))
     matrix[~np.isfinite(matrix)] = np.nan
     return matrix
 

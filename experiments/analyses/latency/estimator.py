@@ -12,7 +12,7 @@ from pydantic_core import to_json
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.caveats import sentences
-from experiment_core_utils.records.result_files import field_fault, read_json_object
+from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.features import STAGES, RequestColumns, RequestSetting, TimedSamples, requests_of
 from experiments.analyses.latency.settings_left_out import FOLDS, choose_forms, ratios_left_out
@@ -175,16 +175,12 @@ class LatencyEstimator:
     @classmethod
     def load(cls, path: Path) -> Self:
         """The estimator that `save` wrote; raises ResultsError for any other file."""
-        content = read_json_object(path)
-        if content.get("kind") != KIND or content.get("schema_version") != SCHEMA_VERSION:
-            raise ResultsError(
-                f"{path} is not a {KIND} of version {SCHEMA_VERSION} (it has kind {content.get('kind')!r}, version "
-                f"{content.get('schema_version')!r}); fit it again with e3_latency_estimator.py"
-            )
+        advice = "fit it again with e3_latency_estimator.py"
+        content = read_object_of_kind(path, KIND, SCHEMA_VERSION, advice)
         try:
             stored = _STORED.validate_json(to_json(content), strict=True)
         except ValidationError as error:
-            raise ResultsError(f"{path} {field_fault(error)}; fit it again with e3_latency_estimator.py") from error
+            raise ResultsError(f"{path} {field_fault(error)}; {advice}") from error
         estimator = cls(stored.level)
         estimator._fitted = stored
         return estimator

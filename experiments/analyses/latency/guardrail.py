@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.statistics import fraction_of
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.analyses.latency.features import RequestSetting
 
@@ -88,8 +89,8 @@ def guardrail_counts(
         violations=violations,
         fitting=num_fitting,
         false_rejections=rejected,
-        violation_rate=violations / num_admitted if num_admitted else None,
-        false_rejection_rate=rejected / num_fitting if num_fitting else None,
+        violation_rate=fraction_of(violations, num_admitted),
+        false_rejection_rate=fraction_of(rejected, num_fitting),
     )
 
 

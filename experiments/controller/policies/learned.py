@@ -35,7 +35,7 @@ from experiments.controller.training.recorded_states import (
     missing_caveats,
     without_states,
 )
-from experiments.controller.training.replay_environment import has_states
+from experiments.controller.training.replay_environment import has_states, with_states
 from experiments.controller.training.run import load_networks
 
 
@@ -137,10 +137,7 @@ def learned_replay(
             f"the states were recorded with another budget token or other knobs than {checkpoint} has; give the "
             "states.pt of its training"
         )
-    has = has_states(grid, states)
-    if not has.any():
-        raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
-    known = grid.take(has)
+    known = with_states(grid, states)
     missing = without_states(states, grid.keys)
     usable = calibration.take(calibration.is_complete & has_states(calibration, states))
     caveats = [

@@ -201,8 +201,7 @@ def _scores(
     answers: list[Answer] = [
         answer_to(request.sample, model.decode_text(ids)) for request, ids in zip(requests, token_ids, strict=True)
     ]
-    values = [score.value for score in metric.score(answers).scores]
-    return np.array([np.nan if value is None else value for value in values])
+    return np.array([score.value for score in metric.score(answers).scores], dtype=float)
 
 
 def requests_of(requests: Sequence[LiveRequest], metric: Metric) -> AnsweredRequests:

@@ -40,7 +40,7 @@ from experiments.controller.training.recorded_states import (
     record_states,
     without_states,
 )
-from experiments.controller.training.replay_environment import grid_space, replay_environment, usable
+from experiments.controller.training.replay_environment import grid_space, replay_environment, with_states
 from experiments.controller.training.run import CHECKPOINT, TrainingPlan, load_networks, stored_environment
 from experiments.controller.training.tabled_environment import TabledEnvironment, synthetic_environment
 
@@ -119,7 +119,7 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
     environment = replay_environment(train_part, states)
     held_out = replay_environment(held_part, states)
     # Updates on tables are small: the host is fastest.
-    caption = f"trained on a replay of:  {usable(train_part, states).caption}"
+    caption = f"trained on a replay of:  {with_states(train_part.complete(), states).caption}"
     return TrainingJob(networks.cpu(), environment, held_out, caption, left_out)
 
 

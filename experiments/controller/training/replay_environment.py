@@ -40,10 +40,9 @@ def has_states(grid: MeasuredGrid, states: RecordedStates) -> np.ndarray:
     return np.array([key in recorded for key in grid.keys], dtype=bool)
 
 
-def usable(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
-    """The samples that have a score and a time at every choice, and states; raises ResultsError for none."""
-    whole = grid.complete()
-    used = whole.take(has_states(whole, states))
+def with_states(grid: MeasuredGrid, states: RecordedStates) -> MeasuredGrid:
+    """The samples that have states; raises ResultsError for none."""
+    used = grid.take(has_states(grid, states))
     if not len(used):
         raise ResultsError("none of the grid's samples has recorded states; record those of its tasks and split")
     return used
@@ -72,7 +71,7 @@ def replay_environment(grid: MeasuredGrid, states: RecordedStates) -> TabledEnvi
     knobs = states.space.knobs
     if grid_space(grid, knobs.num_total_blocks, knobs.first_top_k) != knobs:
         raise ResultsError("the states were recorded for other values of the knobs than the grid's; record them again")
-    used = usable(grid, states)
+    used = with_states(grid.complete(), states)
     recorded = {key: place for place, key in enumerate(states.keys)}
     places = torch.tensor([recorded[key] for key in used.keys])
     tiers, _, top_ks, counts = states.space.sizes

@@ -31,9 +31,10 @@ def test_bounds_of_many_rows_are_those_of_each() -> None:
 def test_a_spread_that_is_too_large_is_not_split_and_says_so() -> None:
     levels = {"vision": [f"{n % 40} tokens" for n in range(1040)], "top_k": [n // 40 + 1 for n in range(1040)]}
     found = effects(levels, np.arange(1040.0), np.ones((3, 1040)))
-    assert found.reason == "not split: more than 1000 settings" and not found.terms and len(found.level_means) == 66
+    assert found.reason == "not split: more than 1000 settings" and found.is_too_large
+    assert not found.terms and len(found.level_means) == 66
     many = effects({"vision": list(range(200))}, np.arange(200.0), np.ones((3, 200)))
-    assert many.reason == "not split: more than 100 values of a knob" and not many.level_means
+    assert many.reason == "not split: more than 100 values of a knob" and many.is_too_large and not many.level_means
 
 
 def test_an_estimator_is_fitted_to_some_of_many_settings() -> None:

@@ -101,7 +101,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     NOISY["working"]().save(path)
     content = json.loads(path.read_text())
     for change, words in (
-        ({"schema_version": 2}, "is not a latency_estimator of version 1"),
+        ({"schema_version": 2}, "is not a latency_estimator of schema 1 .its schema is 2"),
         ({"kind": "validation"}, "it has kind 'validation'"),
         ({"stages": 3}, "is broken: stages is 3"),
         ({"stages": {}}, "it lacks T_LLM_prefill"),
