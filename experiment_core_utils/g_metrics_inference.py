@@ -6,10 +6,7 @@ from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-import torch
-
 from experiment_core_utils.meters.stability import find_outliers
-from experiment_core_utils.models.common.text_generation import logits_fault
 from experiment_core_utils.primitives.statistics import (
     Distribution,
     bounded_mean_interval,
@@ -18,18 +15,11 @@ from experiment_core_utils.primitives.statistics import (
     mean_of,
     rate,
 )
-from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.requests import StagedRun, TokenisedPrompts
+from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
 from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
 from experiment_core_utils.records.text import InferenceMetrics, InferenceResults
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
-
-
-def output_caveats(model: Any, prompts: TokenisedPrompts, device: torch.device) -> list[Caveat]:
-    """The caveat of a text run whose text is meaningless, as `logits_fault` finds by one unmeasured pass."""
-    problem = logits_fault(model, prompts, device)
-    return [] if problem is None else [caveat("model_output", problem=problem)]
 
 
 def _of_run(quantity: Callable[[StagedRun], float | None]) -> Callable[[MeasuredSample], float | None]:

@@ -25,7 +25,7 @@ from experiment_core_utils.f_experiment_info import (
     get_model_architecture_info,
     shared_cores_caveats,
 )
-from experiment_core_utils.g_metrics_inference import combine_inference_metrics, output_caveats
+from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics, with_generation
 from experiment_core_utils.i_metrics_energy import (
     allocated_energy,
@@ -46,6 +46,7 @@ from experiment_core_utils.k_results_aggregation import (
 )
 from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
+from experiment_core_utils.models.common.text_generation import logits_fault
 from experiment_core_utils.primitives.collectives import (
     all_gather,
     all_or_raise,
@@ -54,7 +55,7 @@ from experiment_core_utils.primitives.collectives import (
 )
 from experiment_core_utils.primitives.device import MemoryWindow, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
-from experiment_core_utils.records.caveats import Caveat
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
@@ -203,7 +204,6 @@ def measure_experiment(
         experiment_id, accelerator.num_processes, results_dir=results_dir
     )
     inference = combine_inference_metrics(pooled)
-    caveats += output_caveats(model, tokenised, device)
     compute_of_all = with_generation(compute, memories, model, device, pooled, config)
     parts = facts | {
         "inference_metrics": {**inference, **allocated_energy_metrics(pooled)},
@@ -213,6 +213,8 @@ def measure_experiment(
     if config.memory_timeline:
         save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
     caveats += waiting_caveats(pooled, config.energy_mode)
+    if problem := logits_fault(model, tokenised, device):
+        caveats.append(caveat("model_output", problem=problem))
     return name, _saved(due, pooled, parts, experiment_id, caveats, save)
 
 
