@@ -30,12 +30,11 @@ from experiment_core_utils.meters.energy_files import (
 )
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.nvml import NvmlGpu
+from experiment_core_utils.meters.power import NOT_REQUESTED, runs_energy
 from experiment_core_utils.meters.stages import StageMeasurement, stage_energies
 from experiment_core_utils.meters.windows import (
-    NOT_REQUESTED,
     InstrumentWindow,
     WindowGoal,
-    runs_energy,
     why_no_power,
 )
 from experiment_core_utils.models.interface import StagedModel

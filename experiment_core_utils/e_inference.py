@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
-from experiment_core_utils.meters.windows import NOT_REQUESTED, no_energy
+from experiment_core_utils.meters.power import NOT_REQUESTED, no_energy
 from experiment_core_utils.models.common.text_generation import (
     GeneratedBatch,
     PlannedBatch,

@@ -16,7 +16,7 @@ from experiment_core_utils.meters.energy_statistics import (
     instrument_energy,
     sum_of_known,
 )
-from experiment_core_utils.meters.windows import allocated_to_query, energies_beside
+from experiment_core_utils.meters.power import allocated_to_query, energies_beside
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.statistics import rate, ratio_interval
 from experiment_core_utils.records.caveats import Caveat, caveat

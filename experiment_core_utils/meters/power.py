@@ -1,5 +1,6 @@
-"""Power readings taken beside the running code, and a window's energy by the trapezoid rule."""
+"""Power readings taken beside the running code, and the energy of windows and their parts by the trapezoid rule."""
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ import numpy as np
 from experiment_core_utils.meters.interface import PowerProbe
 from experiment_core_utils.primitives.clock import Clock, Repeating
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
-from experiment_core_utils.records.energy import DeviceEnergy, EnergyReading, PowerTrace
+from experiment_core_utils.records.energy import DeviceEnergy, EnergyReading, PowerBeside, PowerTrace, RunsEnergy
+from experiment_core_utils.records.text import PartEnergy, all_absent
 
 SAMPLE_EVERY_S = 0.05
 # Share of the interval by which one may be shorter or longer. With a half, what repeats itself with the interval is met
@@ -21,6 +23,7 @@ JITTER_SEED = 42
 FAILED_LIMIT = 0.1
 # Times the usual interval: a reading may come late, or fail once.
 MOST_GAP = 4
+NOT_REQUESTED = "energy was not requested"
 
 
 def trapezoid_j(
@@ -189,3 +192,62 @@ class PowerIntegralMeter:
         """See `EnergyMeter.release`."""
         self._started_s = None
         self._sampler.stop()
+
+
+def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> PartEnergy:
+    """Energy of all traced devices between two moments of the traces' clock; None where that of any is missing.
+
+    Where devices report their power in several ways, source and basis name all of them, joined by "+".
+
+    Args:
+        reason: why there is no trace, where there is none.
+    """
+    parts = [energy_of_trace(trace, begin_s, end_s, has_steps_at_ends=True) for trace in traces]
+    missing = [f"{part.origin.device}: {part.reason}" for part in parts if part.joules is None]
+    if missing or not parts:
+        return no_energy("; ".join(missing) or reason)
+    return PartEnergy(
+        energy_j=math.fsum(part.joules for part in parts if part.joules is not None),
+        energy_bound_j=math.fsum(part.bound_j for part in parts if part.bound_j is not None),
+        energy_method="apportioned",
+        energy_source=_labels([part.origin.source for part in parts]),
+        energy_basis=_labels([part.origin.basis for part in parts]),
+        energy_reason=None,
+    )
+
+
+def energies_beside(power: PowerBeside) -> list[PartEnergy]:
+    """The energy of each window of what ran, as `energy_of_part`."""
+    return [energy_of_part(power.traces, *window, power.reason) for window in power.windows]
+
+
+def runs_energy(power: PowerBeside) -> RunsEnergy:
+    """The energy of each of a sample's runs, allocated from the power that was read beside them."""
+    parts = energies_beside(power)
+    first = next((part for part in parts if part["energy_j"] is not None), parts[0])
+    reasons = dict.fromkeys(part["energy_reason"] for part in parts if part["energy_reason"] is not None)
+    return RunsEnergy(
+        joules=tuple(part["energy_j"] for part in parts),
+        bounds_j=tuple(part["energy_bound_j"] for part in parts),
+        source=first["energy_source"],
+        basis=first["energy_basis"],
+        reason="; ".join(reasons) or None,
+    )
+
+
+def _labels(names: Sequence[str]) -> str:
+    return "+".join(dict.fromkeys(names))
+
+
+def no_energy(reason: str | None) -> PartEnergy:
+    """The energy of a part of which there is no figure."""
+    return all_absent(PartEnergy, energy_reason=reason)
+
+
+def allocated_to_query(batch_j: float | None, query_tokens: int, batch_tokens: int) -> float | None:
+    """A query's part of its batch's energy: batch_j * query_tokens / batch_tokens, so that the parts add up.
+
+    Tokens are true ones, input and output: padding and what a row computes after its end are spread over all queries
+    of the batch. A rule, not a measurement: an output token costs more than an input token.
+    """
+    return None if batch_j is None else batch_j * query_tokens / batch_tokens

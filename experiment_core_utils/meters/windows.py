@@ -8,7 +8,6 @@ window are the second source.
 
 import bisect
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,11 +37,8 @@ from experiment_core_utils.records.energy import (
     DeviceEnergy,
     EnergyWindow,
     IdlePower,
-    PowerBeside,
     PowerTrace,
-    RunsEnergy,
 )
-from experiment_core_utils.records.text import PartEnergy, all_absent
 
 RELATIVE_ERROR = 0.02
 LONGEST_WINDOW_S = 60.0
@@ -342,71 +338,9 @@ class InstrumentWindow:
         return tuple(idle_power(self._using, self._idle_s)) if self._meter is not None and self._idle_s > 0 else ()
 
 
-NOT_REQUESTED = "energy was not requested"
-
-
-def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, reason: str | None) -> PartEnergy:
-    """Energy of all traced devices between two moments of the traces' clock; None where that of any is missing.
-
-    Where devices report their power in several ways, source and basis name all of them, joined by "+".
-
-    Args:
-        reason: why there is no trace, where there is none.
-    """
-    parts = [energy_of_trace(trace, begin_s, end_s, has_steps_at_ends=True) for trace in traces]
-    missing = [f"{part.origin.device}: {part.reason}" for part in parts if part.joules is None]
-    if missing or not parts:
-        return no_energy("; ".join(missing) or reason)
-    return PartEnergy(
-        energy_j=math.fsum(part.joules for part in parts if part.joules is not None),
-        energy_bound_j=math.fsum(part.bound_j for part in parts if part.bound_j is not None),
-        energy_method="apportioned",
-        energy_source=_labels([part.origin.source for part in parts]),
-        energy_basis=_labels([part.origin.basis for part in parts]),
-        energy_reason=None,
-    )
-
-
-def energies_beside(power: PowerBeside) -> list[PartEnergy]:
-    """The energy of each window of what ran, as `energy_of_part`."""
-    return [energy_of_part(power.traces, *window, power.reason) for window in power.windows]
-
-
-def runs_energy(power: PowerBeside) -> RunsEnergy:
-    """The energy of each of a sample's runs, allocated from the power that was read beside them."""
-    parts = energies_beside(power)
-    first = next((part for part in parts if part["energy_j"] is not None), parts[0])
-    reasons = dict.fromkeys(part["energy_reason"] for part in parts if part["energy_reason"] is not None)
-    return RunsEnergy(
-        joules=tuple(part["energy_j"] for part in parts),
-        bounds_j=tuple(part["energy_bound_j"] for part in parts),
-        source=first["energy_source"],
-        basis=first["energy_basis"],
-        reason="; ".join(reasons) or None,
-    )
-
-
-def _labels(names: Sequence[str]) -> str:
-    return "+".join(dict.fromkeys(names))
-
-
-def no_energy(reason: str | None) -> PartEnergy:
-    """The energy of a part of which there is no figure."""
-    return all_absent(PartEnergy, energy_reason=reason)
-
-
 def why_no_power(using: Instruments) -> str | None:
     """Why nothing can be allocated with these instruments; None where they read power."""
     if using.probes:
         return None
     known = [why for name, why in using.missing.items() if not name.startswith(GPU_COUNTER)]
     return f"no power reading of the device that computes ({'; '.join(known) or 'none was given'})"
-
-
-def allocated_to_query(batch_j: float | None, query_tokens: int, batch_tokens: int) -> float | None:
-    """A query's part of its batch's energy: batch_j * query_tokens / batch_tokens, so that the parts add up.
-
-    Tokens are true ones, input and output: padding and what a row computes after its end are spread over all queries
-    of the batch. A rule, not a measurement: an output token costs more than an input token.
-    """
-    return None if batch_j is None else batch_j * query_tokens / batch_tokens

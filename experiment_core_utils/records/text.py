@@ -58,7 +58,7 @@ class QueryRecord(TypedDict):
     ended: bool  #: whether end-of-sequence came before the limit
     output_token_ids: list[int]  #: the generated ids
     output_text: str | None  #: None where decoding to text was not requested
-    energy_j: float | None  #: its part of its batch's, by its tokens; see `meters.windows.allocated_to_query`
+    energy_j: float | None  #: its part of its batch's, by its tokens; see `meters.power.allocated_to_query`
 
 
 class BatchRecord(PartEnergy):

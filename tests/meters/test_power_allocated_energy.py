@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiment_core_utils.meters.windows import allocated_to_query, energy_of_part
+from experiment_core_utils.meters.power import allocated_to_query, energy_of_part
 from experiment_core_utils.records.energy import EnergyOrigin, PowerTrace
 
 ORIGIN = EnergyOrigin("GPU-a", "gpu", "power_integral", "measured", "instant_power")
