@@ -107,7 +107,7 @@ class MeasuredGrid:
 
 
 def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
-    """Folders of runs, read as one sweep, or one table of `collect_table.py`.
+    """Folders of runs, read as one sweep, or tables of `collect_table.py`, one for each task.
 
     Raises:
         ResultsError: no results, broken ones or of different sweeps, random weights, or no setting by tier and top-k.
@@ -134,8 +134,8 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
         source=study.source,
         setup=study.setup,
         model=study.source.get("model"),
-        # A table is of one task.
-        splits={grids[0].task: study.source["split"]} if "split" in study.source else {},
+        # Tables are of one split.
+        splits={grid.task: study.source["split"] for grid in grids} if "split" in study.source else {},
         prompts=_prompts(grids),
     )
     return _with_features(made, study.sweeps[0]) if study.sweeps else made

@@ -14,13 +14,16 @@ out=$1
 read -ra sizes <<<"${SIZES:-224 448 320 272}"
 read -ra layer_sizes <<<"${LAYER_SIZES:-224 400}"
 read -ra flags <<<"${PROFILE_FLAGS:---device cuda}"
-profile=("$python" "$root/experiments/performance_prediction/run_profile.py" --on-unsupported fallback --warmup 3
-    --measure 5 --energy off --output-dir "$out" --algorithm all "${flags[@]}")
 code=0
+profile() {
+    "$python" "$root/experiments/performance_prediction/run_profile.py" --on-unsupported fallback --warmup 3 \
+        --measure 5 --energy off --output-dir "$out" --algorithm all "${flags[@]}" "$@" || code=$?
+    if [ "$code" -eq 130 ]; then exit 130; fi # stopped by Ctrl-C: the next sizes are not begun
+}
 for place in "${!sizes[@]}"; do
     if [ "$place" -lt "${#layer_sizes[@]}" ]; then
-        "${profile[@]}" --model sampled_layers --sizes "${layer_sizes[$place]}" || code=$?
+        profile --model sampled_layers --sizes "${layer_sizes[$place]}"
     fi
-    "${profile[@]}" --model all --sizes "${sizes[$place]}" || code=$?
+    profile --model all --sizes "${sizes[$place]}"
 done
 exit "$code"

@@ -15,11 +15,13 @@ out=$1
 shift
 sizes=(--sizes 224 448)
 if [ "$#" -gt 0 ]; then sizes=("$@"); fi
-profile=("$python" "$root/experiments/performance_prediction/run_profile.py" --device cuda --on-unsupported fallback
-    --warmup 3 --measure 5)
-
 code=0
-"${profile[@]}" --model all --algorithm all --energy off --output-dir "$out/times" "${sizes[@]}" || code=$?
-"${profile[@]}" --model all --algorithm gemm "implicit gemm" "implicit precomp gemm" "winograd nonfused" torch \
-    --energy optional --energy-window 0.4 --output-dir "$out/energy" "${sizes[@]}" || code=$?
+profile() {
+    "$python" "$root/experiments/performance_prediction/run_profile.py" --device cuda --on-unsupported fallback \
+        --warmup 3 --measure 5 --model all "$@" "${sizes[@]}" || code=$?
+    if [ "$code" -eq 130 ]; then exit 130; fi # stopped by Ctrl-C: the next part is not begun
+}
+profile --algorithm all --energy off --output-dir "$out/times"
+profile --algorithm gemm "implicit gemm" "implicit precomp gemm" "winograd nonfused" torch \
+    --energy optional --energy-window 0.4 --output-dir "$out/energy"
 exit "$code"

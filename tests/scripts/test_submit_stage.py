@@ -108,3 +108,9 @@ def test_the_layers_and_all_networks_are_profiled_size_after_size(here: dict[str
     assert asked[-8:] == ["--device", "cpu", "--measure", "1", "--model", "all", "--sizes", "32"]
     assert run("h200_layers.sh", "out", env=here | sizes | {"STUB_CODE": "2"}, cwd=tmp_path).returncode == 2
     assert run("h200_layers.sh", env=here, cwd=tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("script", ["h200_layers.sh", "h200_run.sh"])
+def test_what_is_stopped_begins_nothing_more(script: str, here: dict[str, str], tmp_path: Path) -> None:
+    assert run(script, "out", env=here | {"STUB_CODE": "130"}, cwd=tmp_path).returncode == 130
+    assert Path(here["STUB_LOG"]).read_text().splitlines().count("--output-dir") == 1

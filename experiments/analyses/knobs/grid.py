@@ -190,11 +190,11 @@ class Study:
 
 
 def load_study(paths: Sequence[Path]) -> Study:
-    """Folders of runs, of one sweep or several side by side, or the one file that `collect_table.py` wrote.
+    """Folders of runs, of one sweep or several side by side, or files that `collect_table.py` wrote, one for each task.
 
     Raises:
-        ResultsError: no results, broken ones, folders that each contain several sweeps, sweeps of different samples, or
-            a table among other things.
+        ResultsError: no results, broken ones, folders that each contain several sweeps, sweeps of different samples,
+            tables of one task or of different models or machines, or a table among folders.
     """
     if not any(path.is_file() for path in paths):
         sweeps = load_sweeps(*paths)
@@ -206,13 +206,25 @@ def load_study(paths: Sequence[Path]) -> Study:
         caption = caption_of(shared, count, sum(sweep.num_samples for sweep in sweeps))
         is_random = any(each.random_weights for each in shared)
         return Study(source, caption, joint_setup(shared), is_random, grids_of(*sweeps), sweeps)
-    if len(paths) > 1:
-        raise ResultsError(f"{len(paths)} inputs, one of them a file: give folders of runs, or one table alone")
-    table = read_table(paths[0])
+    if not all(path.is_file() for path in paths):
+        raise ResultsError(f"{len(paths)} inputs, some of them files: give folders of runs, or tables alone")
+    tables = [read_table(path) for path in paths]
     try:
-        return Study(_source(table), _caption(table), _setup(table), False, (grid_of_table(table),), ())
+        _check_one_sweep(tables)
+        return Study(_source(tables), _caption(tables), _setup(tables[0]), False, tuple(map(grid_of_table, tables)), ())
     except (KeyError, TypeError) as error:
-        raise ResultsError(f"{paths[0]} lacks {error} in its origin; collect the table again") from error
+        names = ", ".join(map(str, paths))
+        raise ResultsError(f"{names} lacks {error} in its origin; collect the table again") from error
+
+
+def _check_one_sweep(tables: Sequence[RecordedTable]) -> None:
+    """Raises ResultsError where tables are not of different tasks of one model, measured in one way."""
+    tasks = [table.origin["task"] for table in tables]
+    if len(set(tasks)) < len(tasks):
+        raise ResultsError(f"several tables are of the same task ({', '.join(tasks)}); give one for each task")
+    for key in ("model", "split", "hardware", "versions", "precision", "num_threads"):
+        if any(table.origin.get(key) != tables[0].origin.get(key) for table in tables):
+            raise ResultsError(f"these tables differ in {key}; give tables of one model, measured in one way")
 
 
 def grid_of_table(table: RecordedTable) -> TaskGrid:
@@ -244,14 +256,22 @@ def _recorded_point(key: str) -> KnobPoint:
     return KnobPoint(key, tier or f"{tokens} tokens", int(top_k), int(blocks))
 
 
-def _source(table: RecordedTable) -> dict[str, Any]:
+def _source(tables: Sequence[RecordedTable]) -> dict[str, Any]:
+    origin = dict(tables[0].origin)
+    if len(tables) > 1:
+        del origin["task"], origin["metric"]  # each table's own
+        origin["caveats"] = list(dict.fromkeys(each for table in tables for each in table.origin.get("caveats", ())))
     return {
-        **table.origin,
-        "tasks": [table.origin["task"]],
-        "num_settings": len(table.settings),
-        "num_samples": int(np.isfinite(table.seconds).sum()),
-        "num_pictures": len(set(table.pictures)),
+        **origin,
+        "tasks": [table.origin["task"] for table in tables],
+        "num_settings": sum(len(table.settings) for table in tables),
+        "num_samples": _num_generations(tables),
+        "num_pictures": len({picture for table in tables for picture in table.pictures}),
     }
+
+
+def _num_generations(tables: Sequence[RecordedTable]) -> int:
+    return sum(int(np.isfinite(table.seconds).sum()) for table in tables)
 
 
 def _setup(table: RecordedTable) -> tuple[str, ...]:
@@ -259,6 +279,7 @@ def _setup(table: RecordedTable) -> tuple[str, ...]:
     return hardware["gpu_name"] or hardware["cpu"] or "CPU", table.origin["model"]
 
 
-def _caption(table: RecordedTable) -> str:
-    counted = f"n = {int(np.isfinite(table.seconds).sum())} generations, {len(table.settings)} settings"
-    return joined_caption([*_setup(table), counted, tasks_named([table.origin["task"]])])
+def _caption(tables: Sequence[RecordedTable]) -> str:
+    counted = f"n = {_num_generations(tables)} generations, {sum(len(table.settings) for table in tables)} settings"
+    tasks = tasks_named([table.origin["task"] for table in tables])
+    return joined_caption([*_setup(tables[0]), counted, tasks])

@@ -78,8 +78,29 @@ def test_a_table_is_a_study_without_energy_and_operations() -> None:
     assert np.isnan(only.flops).all() and found.source["num_samples"] == 9000
 
 
+def test_tables_of_several_tasks_are_one_study(tmp_path: Path) -> None:
+    content = json.loads(TABLE.read_text())
+    other = tmp_path / "other.json"
+    content["origin"] |= {"task": "reference_choice", "metric": "mc"}
+    other.write_text(json.dumps(content))
+    found = load_study([TABLE, other])
+    assert [grid.task for grid in found.grids] == ["reference_vqa", "reference_choice"]
+    assert found.source["tasks"] == ["reference_vqa", "reference_choice"] and "task" not in found.source
+    assert (
+        found.source["num_settings"] == 120
+        and found.source["num_samples"] == 2 * load_study([TABLE]).source["num_samples"]
+    )
+    assert found.caption.endswith("reference vqa, reference choice")
+    with pytest.raises(ResultsError, match="the same task"):
+        load_study([TABLE, TABLE])
+    content["origin"]["versions"] = {"torch": "1.0"}
+    other.write_text(json.dumps(content))
+    with pytest.raises(ResultsError, match="differ in versions"):
+        load_study([TABLE, other])
+
+
 def test_a_table_stands_alone_and_is_one(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="give folders of runs, or one table alone"):
+    with pytest.raises(ResultsError, match="give folders of runs, or tables alone"):
         load_study([TABLE, tmp_path])
     other = tmp_path / "other.json"
     other.write_text("{}")
