@@ -110,6 +110,11 @@ class OptimiserRecipe:
     #: of a bonus for the entropy of each token's routing weights, so that all of its experts carry the answer and
     #: dropping some of them costs
     router_entropy_weight: float = 0.05
+    #: fraction of the recalled prices that half the experts recall, too: while it is larger the weight grows by
+    #: `entropy_growth` at each log line up to `most_entropy_weight`, else it shrinks again
+    half_experts_recall: float = 0.85
+    entropy_growth: float = 1.5
+    most_entropy_weight: float = 0.6
     facts_weight: float = 1.0  #: of the drills' loss, relative to that of the answers about pictures
     fact_tokens: int = 115_000  #: tokens of the drills in each step
     first_facts: int = 12_000  #: prices that are drilled at first

@@ -32,9 +32,10 @@ LOG_EVERY = 50
 READ_EVERY = 10
 CROPS_A_CONNECTOR_CALL = 448  # CUDA attention takes fewer than 65,536 windows, and a crop has 144
 MOST_DROPPED_BLOCKS = 4
+STEERING_RECALL = 0.7  # of the drilled prices; below it, what half the experts recall says little
 # What a trainer's state is made of.
 SAVED_PARTS = ("model", "tag_head", "optimiser", "matrix_optimiser")
-SAVED_NUMBERS = ("step", "known_facts", "context_level")
+SAVED_NUMBERS = ("step", "known_facts", "context_level", "entropy_weight")
 
 
 @dataclass
@@ -158,9 +159,7 @@ class Trainer:
         self.known_facts = min(recipe.first_facts, len(facts[0])) if facts else 0
         self.context_level = 0
         self._rng = random.Random(recipe.seed)
-        self._router_weights = torch.tensor(
-            [recipe.load_balancing_weight, recipe.router_z_weight, recipe.router_entropy_weight], device=self.device
-        )
+        self.entropy_weight = recipe.router_entropy_weight
         top_k = model.default_top_k
         self._kept_experts = torch.ones(top_k + 1, top_k, device=self.device).tril(-1)
         wrap: Callable[[Any], Any] = (
@@ -212,12 +211,19 @@ class Trainer:
             logits = self.model.lm_head(found).float()
             loss = nn.functional.cross_entropy(logits.flatten(0, 2), answers.flatten())
             right = (logits.argmax(dim=-1) == answers).all(dim=-1).float().mean()
-            return loss + (router_losses * self._router_weights).sum(), right.detach()
+            return loss + self._weighted(router_losses), right.detach()
 
     @torch.no_grad()
     def recall(self, prefix: torch.Tensor, context: int, experts: int | None = None, form: int = 0) -> float:
         """The fraction of the drilled prices that are right after so many tokens of embedded pictures [B, T, H]."""
         return float(self.forward_facts(self.facts[form], context, prefix, experts=experts)[1])
+
+    def _weighted(self, router_losses: torch.Tensor) -> torch.Tensor:
+        balance, z, negative_entropy = router_losses
+        recipe = self.recipe
+        return (
+            recipe.load_balancing_weight * balance + recipe.router_z_weight * z + self.entropy_weight * negative_entropy
+        )
 
     def _moved(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self.device, non_blocking=True)
@@ -289,7 +295,7 @@ class Trainer:
         answer_loss = (losses * weights).sum() / weights.sum()
         wrong = ((logits.argmax(dim=-1) != labels) & (labels != IGNORED)).float()
         exact = torch.stack([part.sum(dim=1) == 0 for part in wrong.split(list(batch.slots.widths), dim=1)], dim=1)
-        loss = answer_loss + (router_losses * self._router_weights).sum()
+        loss = answer_loss + self._weighted(router_losses)
         tags_loss = tags_right = loss.new_zeros(())
         if batch.tags is not None:
             size = (batch.images.shape[1], batch.images.shape[2])
@@ -417,7 +423,7 @@ def run_leg(
 
 def facts_learned(trainer: Trainer, prefix: torch.Tensor, progress: float) -> dict[str, float]:
     """The recall of prices in text over experts a token, and after tokens of embedded pictures [B, T, H] (`prefix`);
-    then there may be more prices to learn, or more tokens before them.
+    then there may be more prices to learn, more tokens before them, or another weight of the routing's entropy.
     """
     if not trainer.facts:
         return {}
@@ -427,12 +433,27 @@ def facts_learned(trainer: Trainer, prefix: torch.Tensor, progress: float) -> di
     recall |= {f"after {context}": trainer.recall(prefix, context) for context in contexts}
     last = CONTEXTS[level]
     recall |= {f"form {form} after {last}": trainer.recall(prefix, last, form=form) for form in (1, 2)}
-    found = {"facts": trainer.known_facts, **{f"recall/{name}": round(value, 3) for name, value in recall.items()}}
+    found = {
+        "facts": trainer.known_facts,
+        "entropy_weight": round(trainer.entropy_weight, 4),
+        **{f"recall/{name}": round(value, 3) for name, value in recall.items()},
+    }
     if level + 1 < len(CONTEXTS) and recall.get(f"after {last}", recall[f"top-{most}"]) >= recipe.context_recall:
         trainer.context_level += 1
     if recall[f"top-{most}"] >= recipe.facts_recall and progress < recipe.facts_until:
         trainer.known_facts = min(round(trainer.known_facts * recipe.facts_growth), len(trainer.facts[0]))
+    recalled, by_half = recall[f"top-{most}"], recall[f"top-{most // 2}"]
+    trainer.entropy_weight = next_entropy_weight(recipe, trainer.entropy_weight, recalled, by_half)
     return found
+
+
+def next_entropy_weight(recipe: OptimiserRecipe, weight: float, recalled: float, by_half: float) -> float:
+    """The weight of the bonus for even routing, from the recall of prices with all experts a token and with half."""
+    if recalled < STEERING_RECALL:
+        return weight
+    is_free = by_half > recipe.half_experts_recall * recalled
+    grown = weight * (recipe.entropy_growth if is_free else 1 / recipe.entropy_growth)
+    return min(max(grown, recipe.router_entropy_weight), recipe.most_entropy_weight)
 
 
 def _collect(sums: dict[str, list[float]], batch: TrainingBatch, result: StepResult) -> None:

@@ -8,7 +8,7 @@ import torch
 from experiment_core_utils.tasks.datasets.reference_knowledge import prices
 from experiments.reference_model.facts import CONTEXTS, FORMS, PER_SEQUENCE, FactTable
 from experiments.reference_model.recipe import OptimiserRecipe
-from experiments.reference_model.trainer import Trainer, facts_learned
+from experiments.reference_model.trainer import Trainer, facts_learned, next_entropy_weight
 from tests.experiments.reference_model.tiny import TOKENIZER, tiny_model, tiny_processor
 
 CPU = torch.device("cpu")
@@ -80,6 +80,18 @@ def test_more_prices_follow_when_enough_are_right() -> None:
     strict = _trainer(replace(RECIPE, facts_recall=1.1))
     facts_learned(strict, prefix, 0.5)
     assert strict.known_facts == 10
+
+
+def test_the_entropy_weight_follows_what_half_the_experts_recall() -> None:
+    recipe = replace(
+        RECIPE, half_experts_recall=0.85, entropy_growth=2.0, router_entropy_weight=0.1, most_entropy_weight=0.5
+    )
+    weights = [0.1]
+    # 0.85 of 0.9 is 0.765: with more than that, half the experts lose too little.
+    for by_half in (0.8, 0.8, 0.8, 0.75, 0.75, 0.75, 0.75):
+        weights.append(next_entropy_weight(recipe, weights[-1], 0.9, by_half))
+    assert weights[1:] == pytest.approx([0.2, 0.4, 0.5, 0.25, 0.125, 0.1, 0.1])
+    assert next_entropy_weight(recipe, 0.2, 0.6, 0.6) == 0.2  # too little is known to judge by
 
 
 def test_the_context_grows_when_prices_are_recalled_after_it() -> None:
