@@ -86,7 +86,7 @@ def trained_by_split(given: Sequence[str]) -> dict[int, list[Path]]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a row for each policy. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS", help="full grid, or a table of one")
+    parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS", help="full grid, or tables of it")
     parser.add_argument("--splits", type=int, nargs="+", metavar="SEED",
                         help="seeds of the splits (default: 0 to 39, or those of --learned)")  # fmt: skip
     parser.add_argument("--learned", nargs="+", default=[], metavar="SEED=CHECKPOINT",

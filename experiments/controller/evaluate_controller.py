@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="evaluate_controller.py", description="Evaluate policies that choose the knobs, at latency budgets."
     )
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS",
-                        help="full grid: --output_dir of a run (several: one sweep), or a table of one")  # fmt: skip
+                        help="full grid: --output_dir of a run (several: one sweep), or its tables")  # fmt: skip
     parser.add_argument("--mode", choices=("replay", "live"), default="replay",
                         help="replay: look up what the grid measured; live: run the model")  # fmt: skip
     parser.add_argument("--calibration", type=Path, nargs="+", metavar="RESULTS",

@@ -441,7 +441,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("build", help="build a table from results")
     making.add_argument("results", type=Path, nargs="+", metavar="RESULTS",
-                        help="--output_dir of a run (several: one sweep), or a table of a full grid")  # fmt: skip
+                        help="--output_dir of a run (several: one sweep), or tables of a full grid")  # fmt: skip
     making.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON file for the table")
     add_lookup_flags(making)
     asking = commands.add_parser("predict", help="look up a setting in a table")

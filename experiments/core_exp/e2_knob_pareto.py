@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(prog="e2_knob_pareto.py", description="Show what the knobs of a sweep gain and cost.")
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS_DIR",
-                        help="--output_dir of a run (several are compared), or a table of a full grid")  # fmt: skip
+                        help="--output_dir of a run (several are compared), or tables of a full grid")  # fmt: skip
     add_output_flags(parser, "analysis in the first RESULTS_DIR")
     parser.add_argument("--percentile", type=int, choices=sorted(TAIL_LATENCIES), default=95,
                         help="percentile of the end-to-end latency (default: 95)")  # fmt: skip

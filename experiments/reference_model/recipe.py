@@ -110,8 +110,8 @@ class OptimiserRecipe:
     #: of a bonus for the entropy of each token's routing weights, so that all of its experts carry the answer and
     #: dropping some of them costs
     router_entropy_weight: float = 0.05
-    #: fraction of the recalled prices that half the experts recall, too: while it is larger the weight grows by
-    #: `entropy_growth` at each log line up to `most_entropy_weight`, else it shrinks again
+    #: fraction of the recalled prices that half the experts may recall, too: while they recall more, the weight above
+    #: grows by `entropy_growth` at each log line up to `most_entropy_weight`, else it shrinks to its first value
     half_experts_recall: float = 0.85
     entropy_growth: float = 1.5
     most_entropy_weight: float = 0.6
