@@ -113,6 +113,7 @@ class OptimiserRecipe:
     #: fraction of the recalled prices that half the experts may recall, too: while they recall more, the weight above
     #: grows by `entropy_growth` at each log line up to `most_entropy_weight`, else it shrinks to its first value
     half_experts_recall: float = 0.85
+    steering_recall: float = 0.7  #: of the prices; below it, what half the experts recall says little, the weight stays
     entropy_growth: float = 1.5
     most_entropy_weight: float = 0.6
     facts_weight: float = 1.0  #: of the drills' loss, relative to that of the answers about pictures

@@ -32,7 +32,6 @@ LOG_EVERY = 50
 READ_EVERY = 10
 CROPS_A_CONNECTOR_CALL = 448  # CUDA attention takes fewer than 65,536 windows, and a crop has 144
 MOST_DROPPED_BLOCKS = 4
-STEERING_RECALL = 0.7  # of the drilled prices; below it, what half the experts recall says little
 # What a trainer's state is made of.
 SAVED_PARTS = ("model", "tag_head", "optimiser", "matrix_optimiser")
 SAVED_NUMBERS = ("step", "known_facts", "context_level", "entropy_weight")
@@ -401,8 +400,8 @@ def run_leg(
             result, norm = trainer.train_step(batch, clock.progress)
             if trainer.step % READ_EVERY == 0:
                 _collect(sums, batch, result)
-                if not math.isfinite(float(result.loss)):
-                    raise FloatingPointError(f"loss {float(result.loss)} at step {trainer.step}")
+                if not math.isfinite(loss := result.loss.item()):
+                    raise FloatingPointError(f"loss {loss} at step {trainer.step}")
             if trainer.step % LOG_EVERY == 0:
                 row = {
                     "step": trainer.step,
@@ -449,7 +448,7 @@ def facts_learned(trainer: Trainer, prefix: torch.Tensor, progress: float) -> di
 
 def next_entropy_weight(recipe: OptimiserRecipe, weight: float, recalled: float, by_half: float) -> float:
     """The weight of the bonus for even routing, from the recall of prices with all experts a token and with half."""
-    if recalled < STEERING_RECALL:
+    if recalled < recipe.steering_recall:
         return weight
     is_free = by_half > recipe.half_experts_recall * recalled
     grown = weight * (recipe.entropy_growth if is_free else 1 / recipe.entropy_growth)
