@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.records.settings import SettingFailure
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
@@ -106,7 +106,7 @@ def profile(
 ) -> Results:
     """Measure each combination of the knobs' values on the same samples, or resume where the folder has a part.
 
-    What is left out has the default of the command `knobprof profile`; `flags` are its other flags by name, such as
+    What is left out has the default of the command `knobprof profile`; `flags` are its flags by name, such as
     `num_runs_per_sample=1`. Failures of single settings and samples are in the results.
 
     Args:
@@ -121,6 +121,8 @@ def profile(
     Raises:
         ProfilerError: (`primitives.errors`) what was requested cannot be done, or the run broke off.
     """
+    if flags.get("dry_run"):
+        raise ConfigurationError("dry_run: this call measures; for a plan run the command `knobprof profile --dry_run`")
     named = {
         "model_path": None if model is None else str(model),
         "dataset_name": task,
@@ -131,7 +133,10 @@ def profile(
         "num_samples": samples,
         "output_dir": output_dir,
     }
-    report = run_profiling(ProfilingConfig.of(**flags, **named))
+    given = {name: value for name, value in named.items() if value is not None}
+    if twice := [name for name in given if name in flags]:
+        raise ConfigurationError(f"{twice[0]}: given twice, also by its short name; give one of the two")
+    report = run_profiling(ProfilingConfig.of(**flags, **given))
     return Results(report.output_dir, report.results, report.failed)
 
 

@@ -87,7 +87,8 @@ def _reading(annotation: Any) -> Mapping[str, Any]:
         return {"choices": arguments}
     if get_origin(kind) is tuple:
         return {"nargs": "+", **_reading(arguments[0])}
-    return {"type": kind, "metavar": _METAVARS[kind]}
+    # A path is made by the part, which refuses an empty one.
+    return {"type": str if kind is Path else kind, "metavar": _METAVARS[kind]}
 
 
 def plain_type(annotation: Any) -> Any:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, read_block_sets, read_importance
@@ -33,7 +33,16 @@ ProfilerMode = Literal["minimal", "full"]
 TableFormat = Literal["csv", "parquet"]
 TrackerName = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(distinct)]
-FilePath = Annotated[Path, Field(strict=False)]
+
+
+def _not_empty(value: T) -> T:
+    """A path as it was given: an empty one would be the current folder."""
+    if value == "":
+        raise ValueError("a path is missing; write . for the current folder")
+    return value
+
+
+FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_not_empty)]
 Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
 LargeNumber = Annotated[int, Field(le=10**12)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST_TIMES)]
@@ -96,7 +105,7 @@ class Part(BaseModel):
 class ModelConfig(Part):
     """Which model, and how it is loaded and run."""
 
-    model_path: str = Field(
+    model_path: Annotated[str, BeforeValidator(_not_empty)] = Field(
         default=str(EMBEDDED_MODEL),
         description="model folder or hub id (default: the model that comes with the project)",
     )

@@ -138,6 +138,7 @@ def test_the_python_call_is_checked_as_the_command_line() -> None:
         ({"top_k_list": (0,)}, "^--top_k_list 0 is not possible; give at least 1$"),
         ({"top_k_list": (0, -1)}, "^--top_k_list 0 is not possible; give at least 1; 1 more like it$"),
         ({"num_sample": 3}, "^num_sample: there is no such key .did you mean num_samples.*; known are model_path"),
+        ({"output_dir": ""}, "^--output_dir: a path is missing; write . for the current folder"),
         ({"num_samples": "5"}, "^--num_samples: .*valid integer; write 5 without quotes"),
         ({"device": "tpu"}, "^--device: .*'cpu' or 'cuda' .given: 'tpu'"),
         ({"tier_list": ["low"], "vision_tokens_list": [432]}, "^--tier_list and --vision_tokens_list are both given"),

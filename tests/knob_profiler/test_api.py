@@ -68,6 +68,14 @@ def test_a_wrong_value_or_name_is_one_line() -> None:
         kp.profile(tiers=["lwo"])
     with pytest.raises(ConfigurationError, match=r"^num_sample: there is no such key \(did you mean num_samples"):
         kp.profile(num_sample=3)
+    with pytest.raises(ConfigurationError, match=r"^unknown tier 'lwo' \(did you mean low"):
+        kp.profile(tier_list=["lwo"])
+    with pytest.raises(ConfigurationError, match=r"^tier_list: given twice, also by its short name; give one"):
+        kp.profile(tiers=["low"], tier_list=["low"])
+    with pytest.raises(ConfigurationError, match=r"^dry_run: this call measures; for a plan run the command"):
+        kp.profile(dry_run=True)
+    with pytest.raises(ConfigurationError, match=r"^--output_dir: a path is missing; write \. for the current folder"):
+        kp.profile(output_dir="")
 
 
 def test_the_import_alone_takes_no_torch() -> None:

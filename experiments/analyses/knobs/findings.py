@@ -208,7 +208,8 @@ def _best_and_cheaper(each: FrontAnalysis) -> str:
     cheapest = min(level, key=lambda point: point.cost)
     text = f"The most accurate setting is {best.key} with {best.accuracy:.3f} on {each.found.num_score_samples} samples"
     if cheapest.key == best.key:
-        return f"{text}; every cheaper one is confidently less accurate."
+        is_cheapest = all(point.cost >= best.cost for point in each.front.points)
+        return f"{text}; {'none is cheaper' if is_cheapest else 'every cheaper one is confidently less accurate'}."
     if not each.found.cheaper(places[cheapest.key], len(places))[places[best.key]]:
         return f"{text}; of those not confidently less accurate none is surely cheaper."
     return (

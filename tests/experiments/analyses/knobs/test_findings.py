@@ -3,7 +3,7 @@
 import numpy as np
 
 from experiments.analyses.knobs.analysis import analyse_knobs
-from experiments.analyses.knobs.findings import conclusion, front_places
+from experiments.analyses.knobs.findings import conclusion, front_places, front_sentences
 from experiments.analyses.knobs.grid import TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN
 from experiments.analyses.knobs.records import TaskAnalysis
@@ -82,3 +82,12 @@ def test_settings_without_times_have_the_reason_alone() -> None:
     (line,) = conclusion(analysed(made), random_weights=False)
     assert line.startswith("no conclusion: no setting has a sample with a time")
     assert front_places(analysed(made)) == {}
+
+
+def test_of_settings_that_are_all_right_the_cheapest_is_named_the_best() -> None:
+    sentences = " ".join(
+        front_sentences(analysed(four_settings(40, (1.0, 1.0, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0))))
+    )
+    assert (
+        "The most accurate setting is tier-low_topk1_blocks12 with 1.000 on 40 samples; none is cheaper." in sentences
+    )
