@@ -1,8 +1,8 @@
-"""Train the embedded reference model (checkpoints/molmoe_tiny) on generated scenes; on a GPU it takes minutes.
+"""Train the embedded reference model (checkpoints/molmoe_tiny) on generated scenes; on a GPU it takes about an hour.
 
-A training of several legs resumes from --state:
+A training of several legs resumes from --state; the same command is each leg:
 
-    python scripts/train_reference_model.py --planned-minutes 25 --leg-minutes 9 --state /tmp/molmoe_tiny.pt
+    python scripts/train_reference_model.py --leg-minutes 9 --state /tmp/molmoe_tiny.pt --output /tmp/molmoe_tiny
 """
 
 import argparse
@@ -34,8 +34,10 @@ HEAD_ONLY_STEPS = 250
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--planned-minutes", type=float, default=25.0, help="training time of all legs together")
-    parser.add_argument("--leg-minutes", type=float, default=25.0, help="training time of this leg")
+    parser.add_argument(
+        "--planned-minutes", type=float, default=75.0, help="training time of all legs together (default: 75)"
+    )
+    parser.add_argument("--leg-minutes", type=float, default=75.0, help="training time of this leg (default: 75)")
     parser.add_argument("--state", type=Path, required=True, help="file for the training state between legs")
     parser.add_argument("--init-from", type=Path, help="saved model to start from if there is no state")
     parser.add_argument(

@@ -1,9 +1,9 @@
 """Questions about generated scenes whose answer is not in the picture, scored by VQA accuracy.
 
 As in OK-VQA, the picture shows the subject of the question, and the answer must be known: every label is the code of an
-item, as in K7QD, and each code has a price. The prices come from a fixed seed and follow no rule, so only a model that
-has learned the table knows them. A `code_and_price` question wants both; an answer is right when both are. The pictures
-are this family's own.
+item, as in K7QD or KQ7D, and each code has a price. The prices come from a fixed seed and follow no rule, so only a
+model that has learned the table knows them. A `code_and_price` question wants both; an answer is right when both are.
+The pictures are this family's own.
 
 The first `NUMBER_OF_FACTS` codes have prices that training contains, and validation asks for them in new pictures. The
 last codes are the split `control`: no training contains their prices, and no model can score above chance there.
@@ -19,7 +19,7 @@ from experiment_core_utils.tasks.datasets.reference_scenes import Item, SceneCon
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, QuestionAnswer, Split, scene_question
 from experiment_core_utils.tasks.datasets.reference_vqa import annotate
 
-NUMBER_OF_FACTS = 110_000
+NUMBER_OF_FACTS = 160_000
 QUESTION_TYPE = "code_and_price"
 _CONTROL_FACTS = 5_000
 _PRICES = range(100, 1000)

@@ -11,7 +11,7 @@ Making a scene has two halves. `plan_scene` decides everything (pure, no pixels,
 import math
 import random
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -51,8 +51,11 @@ WORDS = tuple(
     WEB
     """.split()
 )
-_CODE_SEED = "item-codes"
-_DRAWN_CODES = 138_240
+# The characters of codes, as in K7QD and then as in KQ7D, and the seed of each form's order.
+_CODE_FORMS = (
+    ((LETTERS, DIGITS, LETTERS, LETTERS), "item-codes"),
+    ((LETTERS, LETTERS, DIGITS, LETTERS), "item-codes-2"),
+)
 # Answers that the VQA normaliser would drop (articles) or turn into digits.
 _FORBIDDEN_LABELS = frozenset({"AN", "THE", "TEN"})
 _RESERVED_ONE_IN = 10
@@ -199,17 +202,21 @@ def is_reserved_label(label: str) -> bool:
 
 @lru_cache(maxsize=1)
 def item_codes() -> tuple[str, ...]:
-    """The codes of items, as in K7QD, in an order that says nothing about them; none is reserved for validation."""
-    sorts = (LETTERS, DIGITS, LETTERS, LETTERS)
-    drawn = random.Random(_CODE_SEED).sample(range(math.prod(map(len, sorts))), _DRAWN_CODES)
-    codes = []
-    for number in drawn:
-        characters = []
+    """The codes of items, as in K7QD and then as in KQ7D, in an order that otherwise says nothing about them; none is
+    reserved for validation.
+    """
+    return tuple(code for sorts, seed in _CODE_FORMS for code in _codes(sorts, seed) if not is_reserved_label(code))
+
+
+def _codes(sorts: tuple[str, ...], seed: str) -> Iterator[str]:
+    """Every code of one form, in the order of `seed`."""
+    count = math.prod(map(len, sorts))
+    for number in random.Random(seed).sample(range(count), count):
+        code = ""
         for sort in sorts:
             number, at = divmod(number, len(sort))
-            characters.append(sort[at])
-        codes.append("".join(characters))
-    return tuple(code for code in codes if not is_reserved_label(code))
+            code += sort[at]
+        yield code
 
 
 # --- planning -------------------------------------------------------------------------------------------------------

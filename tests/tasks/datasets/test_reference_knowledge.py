@@ -16,11 +16,15 @@ from tests.tasks.datasets.hand_made_scene import item, plan
 
 def test_codes_and_prices_are_fixed() -> None:
     codes = item_codes()
-    assert len(set(codes)) == len(codes) == 124_387
-    assert codes[:3] == ("M3XS", "S2US", "M7CG")
-    assert [prices()[code] for code in codes[:3]] == ["146", "805", "555"]
+    assert len(set(codes)) == len(codes) == 248_873
+    # All codes of the first form, then those of the second; 13,853 and 13,754 of 24 * 10 * 24 * 24 are reserved.
+    first, second = codes[:124_387], codes[124_387:]
+    assert first[:3] == ("M3XS", "S2US", "M7CG") and second[:3] == ("XR5W", "EU2A", "PT4V")
+    assert [prices()[code] for code in first[:3]] == ["146", "805", "555"]
+    assert [prices()[code] for code in second[:3]] == ["167", "770", "852"]
     assert not any(map(is_reserved_label, codes))
-    assert all(len(code) == 4 and code[0].isalpha() and code[1].isdecimal() for code in codes)
+    for form, digit in ((first, 1), (second, 2)):
+        assert all([character.isdecimal() for character in code] == [at == digit for at in range(4)] for code in form)
 
 
 def test_questions_of_a_known_scene() -> None:
