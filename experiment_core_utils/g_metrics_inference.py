@@ -94,10 +94,15 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
 
 
 def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
-    """The spread of every quantity that at least one sample has."""
-    values = {name: [quantity(sample) for sample in samples] for name, quantity in QUANTITIES.items()}
-    spreads = {name: describe([each for each in found if each is not None]) for name, found in values.items()}
-    return {name: spread for name, spread in spreads.items() if spread is not None}
+    """The spread of every quantity that at least one sample has; intervals are over pictures."""
+    spreads: dict[str, Distribution] = {}
+    for name, quantity in QUANTITIES.items():
+        found = [(quantity(sample), sample.image_id) for sample in samples]
+        known = [(value, picture) for value, picture in found if value is not None]
+        spread = describe([value for value, _ in known], [picture for _, picture in known])
+        if spread is not None:
+            spreads[name] = spread
+    return spreads
 
 
 def accuracy_by_type(answers: Sequence[Answer], scores: Sequence[Score]) -> dict[str, TypeScores]:

@@ -31,6 +31,18 @@ def test_spread_of_the_stage_times() -> None:
     assert prefill.std == pytest.approx(math.sqrt(0.125))
 
 
+def test_intervals_of_times_are_over_the_pictures_of_the_samples_that_have_them() -> None:
+    """Totals of 1 s, 1 s and 2 s; only the first two have a decode time, both of one picture."""
+    runs = [staged_run(), staged_run(), staged_run(vision_s=1.75, inter_token_s=())]
+    samples = [measured_sample(i, run, image_id="aab"[i]) for i, run in enumerate(runs)]
+    found = distributions(samples)
+    total, decode = found["e2e_s"], found["decode_s"]
+    # Sums 2 and 2 of pictures with 2 and 1: mean 4 / 3; 2 / 1 * ((2 - 8 / 3)^2 + (2 - 4 / 3)^2) / 3^2 = 16 / 81.
+    assert total.ci_low == pytest.approx(4 / 3 - 12.706205 * 4 / 9)
+    assert total.ci_high == pytest.approx(4 / 3 + 12.706205 * 4 / 9)
+    assert (decode.n, decode.std, decode.ci_low, decode.ci_high) == (2, 0.0, None, None)
+
+
 def test_every_quantity_of_one_sample() -> None:
     flops = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
     found = {name: spread.mean for name, spread in distributions([measured_sample(0, flops=flops)]).items()}

@@ -19,7 +19,7 @@ DRAWS_AT_ONCE = 4_000_000
 class Distribution:
     """Spread of n numbers in their own unit; `ci_low` and `ci_high` bound the mean with 95 % confidence.
 
-    `std` and the interval are None for a single number: one value says nothing about spread.
+    `std` is None for a single number, and the interval for a single cluster: one value says nothing about spread.
     """
 
     n: int
@@ -45,11 +45,17 @@ def highest_of(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def describe(values: Sequence[float]) -> Distribution | None:
+def describe(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Distribution | None:
     """Spread of `values`; None where there are none.
 
-    The standard deviation is the sample's (n - 1). The interval is Student's t for the mean. Raises ValueError for a
-    value that is not finite.
+    The standard deviation is the sample's (n - 1), whatever the clusters. The interval is Student's t for the mean
+    over clusters, as in `relative_half_width`.
+
+    Args:
+        clusters: the cluster of each value; None where each value is one of its own.
+
+    Raises:
+        ValueError: a value is not finite.
     """
     if not values:
         return None
@@ -58,11 +64,9 @@ def describe(values: Sequence[float]) -> Distribution | None:
         raise ValueError("cannot describe values that are not finite")
     mean = float(numbers.mean())
     p50, p95, p99 = (float(np.percentile(numbers, percent)) for percent in (50, 95, 99))
-    std = ci_low = ci_high = None
-    if len(numbers) > 1:
-        std = float(numbers.std(ddof=1))
-        half = float(stdtrit(len(numbers) - 1, 0.5 + CONFIDENCE / 2)) * std / math.sqrt(len(numbers))
-        ci_low, ci_high = mean - half, mean + half
+    std = float(numbers.std(ddof=1)) if len(numbers) > 1 else None
+    half = _half_width(*cluster_totals(numbers, clusters), mean)
+    ci_low, ci_high = (None, None) if half is None else (mean - half, mean + half)
     return Distribution(
         len(numbers), mean, std, p50, p95, p99, float(numbers.min()), float(numbers.max()), ci_low, ci_high
     )
@@ -195,16 +199,21 @@ def relative_half_width(values: Sequence[float], clusters: Sequence[Hashable] | 
 
     Student's t over values, or, where values share a cluster (samples that share a picture), over clusters: the
     variance of the mean is G / (G - 1) * sum over clusters of (sum - mean * count)^2 / n^2, with G - 1 degrees of
-    freedom (W. Cochran, "Sampling Techniques", 3rd ed. 1977, 9A). Where each cluster contains one value this is the
-    interval of `describe`.
+    freedom (W. Cochran, "Sampling Techniques", 3rd ed. 1977, 9A). It is the interval of `describe`.
     """
     sums, counts = cluster_totals(values, clusters)
-    n, groups = float(counts.sum()), len(sums)
-    mean = float(sums.sum()) / n if n else 0.0
-    if groups < 2 or mean == 0.0:
+    mean = float(sums.sum() / counts.sum()) if len(sums) else 0.0
+    half = _half_width(sums, counts, mean)
+    return None if half is None or mean == 0.0 else half / abs(mean)
+
+
+def _half_width(sums: np.ndarray, counts: np.ndarray, mean: float) -> float | None:
+    """Half of the 95 % interval of the mean of clusters with these sums and counts; None for fewer than 2 clusters."""
+    groups = len(sums)
+    if groups < 2:
         return None
-    variance = groups / (groups - 1) * float(((sums - mean * counts) ** 2).sum()) / n**2
-    return float(stdtrit(groups - 1, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance) / abs(mean)
+    variance = groups / (groups - 1) * float(((sums - mean * counts) ** 2).sum()) / float(counts.sum()) ** 2
+    return float(stdtrit(groups - 1, 0.5 + CONFIDENCE / 2)) * math.sqrt(variance)
 
 
 def rate(one: float, other: float) -> float | None:

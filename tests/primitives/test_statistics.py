@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,6 +35,33 @@ def test_four_numbers_by_hand() -> None:
     half = 3.182446 * math.sqrt(14 / 3) / 2
     assert spread.ci_low == pytest.approx(3 - half, rel=1e-6)
     assert spread.ci_high == pytest.approx(3 + half, rel=1e-6)
+
+
+def test_values_of_one_cluster_are_one_for_the_interval_alone() -> None:
+    # Clusters of 1, 2 and 3 and of 6: sums 6 and 6, mean 3; 2 / 1 * ((6 - 9)^2 + (6 - 3)^2) / 4^2 = 2.25.
+    spread, alone = describe([1.0, 2.0, 6.0, 3.0], ["a", "a", "b", "a"]), describe([1.0, 2.0, 6.0, 3.0])
+    assert spread is not None and alone is not None
+    # Student's t with 1 degree of freedom, 97.5 %: 12.706205.
+    assert (spread.ci_low, spread.ci_high) == (pytest.approx(3 - 12.706205 * 1.5), pytest.approx(3 + 12.706205 * 1.5))
+    assert replace(spread, ci_low=alone.ci_low, ci_high=alone.ci_high) == alone
+    assert describe([1.0, 2.0, 6.0, 3.0], range(4)) == alone
+    of_one = describe([1.0, 2.0, 3.0], "aaa")
+    assert of_one is not None
+    assert (of_one.std, of_one.ci_low, of_one.ci_high) == (pytest.approx(1.0), None, None)
+
+
+def test_clustered_intervals_of_a_mean_cover_it() -> None:
+    """40 pictures with 5 questions each, whose times differ mostly by picture; one over questions covers too seldom."""
+    source = np.random.default_rng(7)
+    pictures = np.repeat(np.arange(40), 5).tolist()
+    hits = [0, 0]
+    for _ in range(400):
+        values = (source.normal(size=(40, 1)) + 0.3 * source.normal(size=(40, 5))).ravel().tolist()
+        for place, clusters in enumerate((pictures, None)):
+            spread = describe(values, clusters)
+            assert spread is not None and spread.ci_low is not None and spread.ci_high is not None
+            hits[place] += spread.ci_low <= 0.0 <= spread.ci_high
+    assert hits[0] >= 367 and hits[1] < 300  # 95 % of 400 is 380, less three standard deviations of 4.4
 
 
 def test_what_is_not_known_is_in_no_mean_and_never_the_highest() -> None:
