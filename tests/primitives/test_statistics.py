@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from experiment_core_utils.primitives import statistics
 from experiment_core_utils.primitives.statistics import (
     bounded_mean_interval,
     describe,
@@ -107,6 +108,67 @@ def test_drawn_ends_are_those_of_the_closed_form() -> None:
     unequal = [score + 1e-9 * place for place, score in enumerate(scores)]
     drawn = bounded_mean_interval(unequal, best=1 + 1e-7)
     assert drawn == pytest.approx(bounded_mean_interval(scores), abs=0.02)
+
+
+def nearly_zeros_and_ones(right: int, wrong: int, tail: float) -> tuple[float, float]:
+    """The interval of scores that differ by less than matters, so that no closed form is used."""
+    scores = [score + 1e-9 * place / (right + wrong) for place, score in enumerate([1.0] * right + [0.0] * wrong)]
+    return bounded_mean_interval(scores, best=1 + 1e-7, tail=tail) or (math.nan, math.nan)
+
+
+@pytest.mark.parametrize("tail", [0.025, 1e-3, 1e-4, 1e-6])
+@pytest.mark.parametrize(("right", "wrong"), [(1, 1), (2, 3), (20, 10), (29, 1), (311, 189), (499, 1)])
+def test_integrated_ends_are_those_of_the_closed_form(
+    right: int, wrong: int, tail: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "FEWEST_DRAWS_BEYOND", math.inf)
+    exact = stats.beta.ppf(tail, right, wrong + 1), stats.beta.ppf(1 - tail, right + 1, wrong)
+    assert nearly_zeros_and_ones(right, wrong, tail) == pytest.approx(exact, abs=1e-5)
+
+
+def test_draws_are_not_used_where_few_of_them_lie_beyond_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 of 30 right, each end failing with 1e-4: Clopper and Pearson's lower one is 0.3195, the upper one 0.9168."""
+    assert nearly_zeros_and_ones(20, 10, 1e-4) == pytest.approx((0.3195, 0.9168), abs=1e-4)
+    monkeypatch.setattr(statistics, "FEWEST_DRAWS_BEYOND", 0)
+    low, high = nearly_zeros_and_ones(20, 10, 1e-4)
+    assert low > 0.33 or high < 0.91
+
+
+@pytest.mark.parametrize("tail", [1e-3, 1e-4])
+def test_the_end_of_two_graded_scores_by_hand(tail: float) -> None:
+    """The lower end is b where E0 * b is above E1 * (0.3 - b) + E2 * (0.8 - b) with the tail's probability.
+
+    For exponential variables that is the product of 1 / (1 + (score - b) / b), which is b^2 / (0.3 * 0.8).
+    """
+    low, _ = bounded_mean_interval([0.3, 0.8], tail=tail) or (1.0, 0.0)
+    assert low == pytest.approx(math.sqrt(0.24 * tail), rel=1e-3)
+
+
+def test_the_end_of_two_unequal_clusters_by_hand() -> None:
+    # One of a score of 0.4 and one of three of 0.5, mean number 2: (2 b)^2 / ((0.4 + b) * (1.5 - b)) is the tail.
+    low, _ = bounded_mean_interval([0.4, 0.5, 0.5, 0.5], "abbb", tail=1e-4) or (1.0, 0.0)
+    assert 4 * low**2 / ((0.4 + low) * (1.5 - low)) == pytest.approx(1e-4, rel=1e-3)
+
+
+def test_integrated_ends_of_graded_scores_are_quantiles_of_a_million_draws() -> None:
+    scores = [0.0, 0.3, 0.3, 0.6, 0.9, 1.0] * 5
+    source = np.random.default_rng(11)
+    parts = [source.exponential(size=(100_000, 31)) for _ in range(10)]
+    means = np.concatenate([each[:, :30] @ np.array(scores) / each.sum(axis=1) for each in parts])
+    for tail in (1e-3, 1e-4):
+        low, _ = bounded_mean_interval(scores, tail=tail) or (1.0, 0.0)
+        assert (means < low).mean() == pytest.approx(tail, abs=4 * math.sqrt(tail / 1e6))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([-1.0, -0.3, 0.0, 0.6, 1.0]), st.integers(0, 30)), min_size=1, max_size=60),
+    st.sampled_from([1e-3, 1e-4, 1e-7]),
+)
+def test_a_surer_interval_contains_the_usual_one(pairs: list[tuple[float, int]], tail: float) -> None:
+    scores, clusters = [score for score, _ in pairs], [cluster for _, cluster in pairs]
+    low, high = bounded_mean_interval(scores, clusters, worst=-1.0) or (1.0, 0.0)
+    lower, higher = bounded_mean_interval(scores, clusters, worst=-1.0, tail=tail) or (1.0, 0.0)
+    assert -1.0 <= lower <= low and high <= higher <= 1.0
 
 
 def test_a_nearly_perfect_score_is_no_surer_than_a_perfect_one() -> None:
