@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from experiment_core_utils.meters.stability import (
@@ -102,8 +103,9 @@ def test_precision_needs_ten_samples_and_a_narrow_interval() -> None:
 
 
 def test_outliers_are_found_over_all_samples_and_named_by_their_run() -> None:
-    # Ratios 1/1.01, 1, 1.01 in four samples and one of 1.2: the median distance is log 1.01, and the limit
-    # 3.5 * 1.4826 * log 1.01 = 0.05163, a factor of 1.053.
+    # Runs of 1/1.01, 1, 1.01 in four samples, and one of 1.2: of 15 distances between two runs of one sample nine are
+    # log 1.01, so is the first quartile. Student's t with 15 - 5 degrees of freedom exceeds 5.10 with the probability
+    # 0.000233 with which a normal exceeds 3.5; the limit is 5.10 * 2.21914 * log 1.01 = 0.1126, a factor of 1.119.
     usual = [1.0 / 1.01, 1.0, 1.01]
     found = find_outliers([usual, usual, usual, [2.0 / 1.01, 2.4, 2.0], usual])
     assert found.by_sample == ((), (), (), (1,), ())
@@ -115,6 +117,32 @@ def test_a_run_within_five_percent_is_no_outlier_however_equal_the_others_are() 
     assert find_outliers([[1.0, 1.0, 1.04]] * 3).by_sample == ((), (), ())
     assert find_outliers([[1.0, 1.0, 1.06]] * 3).by_sample == ((2,), (2,), (2,))
     assert find_outliers([[1.0, 1.0, 0.94]] * 3).by_sample == ((2,), (2,), (2,))
+
+
+def test_few_runs_take_a_larger_distance() -> None:
+    # Deviation 2.21914 * log 1.01 = 0.02208; 3.5 of them are a factor of 1.080. With 2 degrees of freedom the quantile
+    # is (1 - 2p) / sqrt(2p (1 - p)) for the probability p = 0.0002326: 46.34, a factor of 2.782.
+    usual = [1.0, 1.01, 1.01**2]
+    assert find_outliers([[1.0, 1.01, 2.75]]).by_sample == ((),)
+    assert find_outliers([[1.0, 1.01, 2.85]]).by_sample == ((2,),)
+    assert find_outliers([*[usual] * 400, [1.0, 1.01, 1.01 * 1.075]]).by_sample[-1] == ()
+    assert find_outliers([*[usual] * 400, [1.0, 1.01, 1.01 * 1.085]]).by_sample[-1] == (2,)
+
+
+@pytest.mark.parametrize("num_runs", [3, 5, 10])
+@pytest.mark.parametrize("num_samples", [1, 5, 50])
+def test_hardly_a_run_stands_out_of_noise_alone(num_runs: int, num_samples: int) -> None:
+    source = np.random.default_rng(num_runs)
+    settings = [source.lognormal(0.0, 0.1, (num_samples, num_runs)) for _ in range(3000 // num_samples)]
+    shares = [find_outliers(setting.tolist()).share for setting in settings]
+    assert np.mean([share for share in shares if share is not None]) < 0.01
+
+
+@pytest.mark.parametrize("num_runs", [3, 5, 10])
+def test_runs_of_three_times_the_time_stand_out_of_noise(num_runs: int) -> None:
+    totals = np.random.default_rng(num_runs).lognormal(0.0, 0.05, (40, num_runs))
+    totals[:8, 1] *= 3
+    assert all(1 in (found or ()) for found in find_outliers(totals.tolist()).by_sample[:8])
 
 
 def test_a_wide_spread_has_no_outliers() -> None:
