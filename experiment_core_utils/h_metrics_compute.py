@@ -20,7 +20,13 @@ from experiment_core_utils.models.common.describe import computing_dtype, quanti
 from experiment_core_utils.models.costs.active_shapes import COUNTING_LIMIT_S, architecture_in_force, generation_flops
 from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture
 from experiment_core_utils.models.costs.decoder import BlockShape, ExpertsShape
-from experiment_core_utils.models.costs.memory import StepWeights, cache_elements, read_elements, step_weights
+from experiment_core_utils.models.costs.memory import (
+    ModelBytes,
+    StepWeights,
+    cache_elements,
+    read_elements,
+    step_weights,
+)
 from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import gpu_uuid, resident_bytes, used_gpus
@@ -37,7 +43,6 @@ from experiment_core_utils.records.compute import (
     Memory,
     MemoryParts,
     MemoryTimeline,
-    ModelBytes,
     ProcessLoad,
     memory_timeline,
     utilisation_of,
@@ -152,13 +157,6 @@ def setting_utilisation(
     if not measured:
         silent = "no sample with known operations was measured"
 
-    def read_bytes(prompt_tokens: int, steps: int) -> float | None:
-        if model is None:
-            return None
-        # Step i (from 1) attends to the prompt and i generated tokens.
-        keys = steps * prompt_tokens + steps * (steps + 1) // 2
-        return steps * model.step_weights_bytes + keys * model.cache_bytes_per_token
-
     def mean_mfu(parts: Iterable[tuple[float | None, float | None]]) -> float | None:
         return mean_of([fraction_of_peak(flops, seconds, peaks.flops_per_s) for flops, seconds in parts])
 
@@ -169,7 +167,9 @@ def setting_utilisation(
         mfu_decode=mean_mfu((None if each is None else each * steps, seconds) for each, steps, seconds in decode),
         mbu_decode=mean_of(
             [
-                fraction_of_peak(read_bytes(prompt, steps), run.decode_s, peaks.bytes_per_s)
+                fraction_of_peak(
+                    None if model is None else model.step_bytes(prompt, steps), run.decode_s, peaks.bytes_per_s
+                )
                 for prompt, steps, run, _ in measured
             ]
         ),
@@ -231,7 +231,7 @@ def setting_memory(
         reason = "samples were answered in batches, whose caches are in the peak"
         return memory_parts(reading.peak_memory_bytes, model.weights_bytes, None, reading.process_rss_bytes, reason)
     positions = max((each.shape.prompt_tokens + each.output_tokens - 1 for each in samples), default=0)
-    cache = positions * model.cache_bytes_per_token
+    cache = model.cache_bytes(positions)
     return memory_parts(
         reading.peak_memory_bytes, model.weights_bytes, cache, reading.process_rss_bytes, reading.reason
     )

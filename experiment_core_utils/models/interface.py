@@ -7,9 +7,9 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
+from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.records.compute import ModelBytes
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import Sample
 

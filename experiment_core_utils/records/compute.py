@@ -19,15 +19,6 @@ class GenerationFlops(TypedDict):
     generation_flops_reason: str | None  #: why these are null; None if they are not
 
 
-@dataclass(frozen=True)
-class ModelBytes:
-    """A staged model's memory at a setting."""
-
-    weights_bytes: int  #: parameters and buffers as stored, those of blocks that do not run among them
-    step_weights_bytes: float  #: that a decode step of one request reads
-    cache_bytes_per_token: int  #: keys and values of one position in the blocks that run
-
-
 class MemoryParts(TypedDict):
     """What a window's peak memory is made of, in bytes; None where it is not known."""
 

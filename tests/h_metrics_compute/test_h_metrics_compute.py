@@ -14,8 +14,9 @@ from experiment_core_utils.h_metrics_compute import (
     get_memory,
     setting_compute,
 )
+from experiment_core_utils.models.costs.decoder import BlockShape, MlpShape
+from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.primitives.knobs import KnobSetting
-from experiment_core_utils.records.compute import ModelBytes
 from experiment_core_utils.records.requests import MemoryReading, StageFlops
 from tests.hand_made_records import SETTING, measured_sample, part
 from tests.models.costs.test_prompt_flops import Lengths, Slow
@@ -23,6 +24,8 @@ from tests.scripted.scripted_model import ScriptedModel
 from tests.tiny_models.tiny_causal_models import causal_model, llama_config, llama_flops
 
 CPU = torch.device("cpu")
+# Keys and values of width 1 in one block.
+BLOCK = BlockShape(query_width=1, kv_width=1, window=None, mlp=MlpShape(4))
 MAIN = SimpleNamespace(process_index=2, local_process_index=0)
 
 
@@ -93,7 +96,7 @@ class Weighed(ScriptedModel):
     """A model with known bytes."""
 
     def count_bytes(self, setting: KnobSetting) -> ModelBytes:
-        return ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, cache_bytes_per_token=2)
+        return ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, blocks=(BLOCK,), element_bytes=1)
 
 
 def test_a_settings_memory_is_split_into_parts_beside_its_reading() -> None:

@@ -12,14 +12,16 @@ from experiment_core_utils.h_metrics_compute import (
 )
 from experiment_core_utils.meters.host_facts import Peaks
 from experiment_core_utils.models.costs.decoder import BlockShape, MlpShape
-from experiment_core_utils.models.costs.memory import RoutedBytes, StepWeights
-from experiment_core_utils.records.compute import GenerationFlops, ModelBytes
+from experiment_core_utils.models.costs.memory import ModelBytes, RoutedBytes, StepWeights
+from experiment_core_utils.records.compute import GenerationFlops
 from experiment_core_utils.records.requests import StageFlops
 from tests.hand_made_records import answered_sample, measured_sample, staged_run
 from tests.text_records import text_run
 
 PEAKS = Peaks("a GPU", "bfloat16", 1000.0, 200.0, None)
 NO_PEAKS = Peaks(None, "float32", None, None, "cpu is not a GPU: its peak speed is unknown")
+# Keys and values of width 1 in one block.
+BLOCK = BlockShape(query_width=1, kv_width=1, window=None, mlp=MlpShape(4))
 FLOPS = GenerationFlops(
     prefill_flops=300,
     decode_flops=120,
@@ -86,7 +88,7 @@ def test_a_settings_fractions_are_means_over_samples() -> None:
     text = measured_sample(
         3, staged_run(vision_s=None, inter_token_s=()), has_picture=False, flops=StageFlops(None, 50, None)
     )
-    bytes_of_model = ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, cache_bytes_per_token=2)
+    bytes_of_model = ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, blocks=(BLOCK,), element_bytes=1)
     found = setting_utilisation([usual, slow, text, answered_sample(4)], bytes_of_model, PEAKS)
     assert found.mfu_vision == pytest.approx((0.4 + 0.2) / 2)
     assert found.mfu_prefill == pytest.approx((0.4 + 0.2 + 0.2) / 3)
@@ -96,6 +98,16 @@ def test_a_settings_fractions_are_means_over_samples() -> None:
     read = 2 * 30 + (423 + 424) * 2
     assert found.mbu_decode == pytest.approx((read / 0.25 / 200 + read / 0.5 / 200) / 2)
     assert found.utilisation_reason is None
+
+
+def test_blocks_with_a_window_read_no_more_than_it() -> None:
+    flops = StageFlops(vision_flops=200, prefill_flops=100, decode_flops_per_token=20.0)
+    # Of 422 prompt tokens and two steps: 423 + 424 keys without a window, and with one of 1000 or of 424; 423 twice
+    # with one of 423; 50 twice with one of 50. Each is 2 bytes.
+    for window, keys in ((None, 847), (1000, 847), (424, 847), (423, 846), (50, 100)):
+        windowed = ModelBytes(5000, 30.0, (BLOCK, replace(BLOCK, window=window)), element_bytes=1)
+        found = setting_utilisation([measured_sample(1, flops=flops)], windowed, PEAKS)
+        assert found.mbu_decode == pytest.approx((2 * 30 + 2 * (847 + keys)) / 0.25 / 200)
 
 
 def test_a_setting_without_measured_samples_or_known_bytes() -> None:

@@ -1,13 +1,17 @@
 """Peaks in parts, by hand."""
 
+from dataclasses import replace
+
 from experiment_core_utils.h_metrics_compute import largest_batch_cache, memory_parts, setting_memory
 from experiment_core_utils.models.costs.decoder import BlockShape, MlpShape
-from experiment_core_utils.records.compute import ModelBytes
+from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.records.requests import MemoryReading
 from tests.hand_made_records import answered_sample, measured_sample, staged_run
 from tests.text_records import text_run
 
-MODEL = ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, cache_bytes_per_token=2)
+# Keys and values of width 1 in one block.
+BLOCK = BlockShape(query_width=1, kv_width=1, window=None, mlp=MlpShape(4))
+MODEL = ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, blocks=(BLOCK,), element_bytes=1)
 
 
 def test_activations_are_the_rest_of_the_peak() -> None:
@@ -49,6 +53,16 @@ def test_a_settings_memory_by_hand() -> None:
     assert (found["weights_bytes"], found["kv_cache_bytes"]) == (5000, (422 + 3) * 2)
     assert found["activation_bytes"] == 10_000 - 5000 - 850
     assert found["parts_reason"] is None
+
+
+def test_the_cache_of_blocks_with_a_window_is_no_longer_than_it() -> None:
+    reading = MemoryReading(10_000, 12_000, 777, None)
+    # 422 prompt tokens and two generated ones; 2 bytes a position. A window of 50 keeps 49, one of 1000 all.
+    for window, kept in ((None, 424), (1000, 424), (424, 423), (50, 49)):
+        windowed = replace(MODEL, blocks=(BLOCK, replace(BLOCK, window=window)))
+        found = setting_memory(reading, [measured_sample(1)], windowed)
+        assert found is not None
+        assert (found["kv_cache_bytes"], found["activation_bytes"]) == (2 * (424 + kept), 5000 - 2 * (424 + kept))
 
 
 def test_a_settings_memory_that_cannot_be_split_into_parts() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.common.greedy import generate_greedily
+from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.records.compute import ModelBytes
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import Sample
 

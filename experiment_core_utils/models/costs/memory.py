@@ -29,6 +29,26 @@ def _at_most(tokens: int, window: int | None, own: int) -> int:
 
 
 @dataclass(frozen=True)
+class ModelBytes:
+    """A staged model's memory at a setting."""
+
+    weights_bytes: int  #: parameters and buffers as stored, those of blocks that do not run among them
+    step_weights_bytes: float  #: that a decode step of one request reads
+    blocks: tuple[BlockShape, ...]  #: those that run, of which the cache has keys and values
+    element_bytes: int  #: of a number in the cache
+
+    def cache_bytes(self, tokens: int) -> int:
+        """Bytes of the cache of one request of `tokens` positions; see `cache_elements`."""
+        return cache_elements(self.blocks, tokens) * self.element_bytes
+
+    def step_bytes(self, prompt_tokens: int, steps: int) -> float:
+        """Bytes that the decode steps of one request read: each the weights, and the keys and values that it sees."""
+        # Step i (from 1) attends to the prompt and i generated tokens.
+        contexts = range(prompt_tokens + 1, prompt_tokens + steps + 1)
+        return steps * self.step_weights_bytes + read_elements(self.blocks, contexts) * self.element_bytes
+
+
+@dataclass(frozen=True)
 class RoutedBytes:
     """Bytes of the experts of a block, of which a step reads those that its tokens choose."""
 

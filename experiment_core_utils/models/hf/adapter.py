@@ -29,7 +29,7 @@ from experiment_core_utils.models.common.describe import (
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
-from experiment_core_utils.models.costs.memory import cache_elements, step_weights
+from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.batch import answer_together
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, generate_timed, greedy_config
 from experiment_core_utils.models.hf.graphed_stages import AsyncRequests, GraphedGeneration, graphs_unsupported_reason
@@ -41,7 +41,6 @@ from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, Componen
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.records.compute import ModelBytes
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import Sample
 
@@ -309,7 +308,8 @@ class TransformersModel:
         return ModelBytes(
             weights_bytes=stored,
             step_weights_bytes=weights.read(rows=1),
-            cache_bytes_per_token=cache_elements(blocks, 1) * self.model.dtype.itemsize,
+            blocks=blocks,
+            element_bytes=self.model.dtype.itemsize,
         )
 
     def describe(self) -> Mapping[str, Any]:

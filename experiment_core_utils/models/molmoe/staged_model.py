@@ -18,7 +18,7 @@ from experiment_core_utils.models.common.describe import implementations, stored
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
-from experiment_core_utils.models.costs.memory import cache_elements, step_weights
+from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.requests import check_prompt, refuse_longer_prompt, unusable_named
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
@@ -42,7 +42,6 @@ from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.vision_tokens import tokens_of_crops
-from experiment_core_utils.records.compute import ModelBytes
 from experiment_core_utils.records.requests import (
     KnobProof,
     PreparedRequest,
@@ -347,7 +346,8 @@ class MolmoeStagedModel:
         return ModelBytes(
             weights_bytes=stored,
             step_weights_bytes=weights.read(rows=1),
-            cache_bytes_per_token=cache_elements(shapes, 1) * self.model.dtype.itemsize,
+            blocks=shapes,
+            element_bytes=self.model.dtype.itemsize,
         )
 
     def describe(self) -> Mapping[str, Any]:

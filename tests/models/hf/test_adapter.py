@@ -26,6 +26,7 @@ from experiment_core_utils.records.requests import RequestShape
 from experiment_core_utils.sweep.measurer import check_proof
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.depth_families import LISTED, built
+from tests.models.knob_families import TEXT_FAMILIES
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.same_floats import assert_same_floats
 
@@ -87,9 +88,9 @@ def test_a_setting_is_proven_by_what_ran(
         check_proof(proof, KnobSetting(LOW, top_k, (*blocks, 3)), expected)
 
 
-def windowed() -> TransformersModel:
+def windowed(model: Any = None) -> TransformersModel:
     requests = SimpleNamespace(config_for=lambda _: {}, has_vision=False, vision_knob_unsupported_reason=None)
-    return TransformersModel("gemma3", built(LISTED["gemma3"]), cast(Any, requests))
+    return TransformersModel("windowed", model or built(LISTED["gemma3"]), cast(Any, requests))
 
 
 def test_a_block_with_the_mask_and_window_of_another_is_no_proof() -> None:
@@ -177,10 +178,31 @@ def test_bytes_of_a_step_are_those_of_its_blocks_and_experts(model_of: Loaded) -
         assert found is not None
         dense = len(blocks) * (attention + norms_and_router) + rows * 32
         assert found.step_weights_bytes == pytest.approx(4 * (dense + chosen * expert))
-        assert found.cache_bytes_per_token == len(blocks) * 2 * 16 * 4
+        assert found.cache_bytes(1) == len(blocks) * 2 * 16 * 4
         # Stored is the whole model, whatever runs: embedding, head, three blocks, last norm; and two tables of RoPE.
         whole = 2 * rows * 32 + 3 * (attention + norms_and_router + 4 * expert) + 32
         assert found.weights_bytes == pytest.approx(4 * whole, abs=2 * 4 * 8)
+
+
+def test_bytes_of_keys_and_values_follow_the_windows_of_the_active_blocks() -> None:
+    """Blocks 0 and 2 have a window of 4; keys and values of 2 heads of 8, 4 bytes a number."""
+    model, position = windowed(TEXT_FAMILIES["gpt_oss"].built()), 2 * 16 * 4
+    inputs = {"input_ids": torch.arange(10, 20).unsqueeze(0)}
+    # A cache of 10 positions keeps 3 in a window, one of 3 all. The steps after a prompt of 3 see 4, 5 and 6 keys.
+    for blocks, kept, few, read in (
+        ((0, 1, 2, 3), 2 * 3 + 2 * 10, 4 * 3, 2 * 12 + 2 * 15),
+        ((0, 2), 2 * 3, 2 * 3, 2 * 12),
+        ((0, 3), 3 + 10, 2 * 3, 12 + 15),
+        ((1,), 10, 3, 15),
+    ):
+        setting = KnobSetting(LOW, None, blocks)
+        found = model.count_bytes(setting)
+        assert found is not None
+        assert (found.cache_bytes(10), found.cache_bytes(3)) == (kept * position, few * position)
+        assert found.step_bytes(3, 3) == pytest.approx(3 * found.step_weights_bytes + read * position)
+        model.apply(setting)
+        _, state = model.prefill(inputs, None)
+        assert sum(each.keys.nbytes + each.values.nbytes for each in state.cache.layers) == found.cache_bytes(10)
 
 
 def test_operations_follow_the_setting_where_a_formula_is_known(model_of: Loaded) -> None:

@@ -36,7 +36,7 @@ def test_bytes_follow_the_setting(tiny_checkpoint: Path) -> None:
         # Block 0 keeps its 4 experts.
         assert found.step_weights_bytes == len(blocks) * block + experts * expert + head
         # Keys and values of width 32, two bytes each.
-        assert found.cache_bytes_per_token == len(blocks) * 2 * 32 * 2
+        assert found.cache_bytes(1) == len(blocks) * 2 * 32 * 2
         assert model.active_setting == (top_k, blocks)
 
 
