@@ -28,15 +28,33 @@ def cpu_times_s() -> tuple[float, float]:
     return total_s - times["idle"] - times.get("iowait", 0.0), total_s
 
 
+def own_cpu_s() -> float:
+    """CPU seconds of this process and its descendants, such as those that prepare requests, ended ones that were waited
+    for among them.
+    """
+    own = psutil.Process(os.getpid())
+    # This process last: the time of one that ends meanwhile has moved to the process that waited for it.
+    return sum(map(_with_ended_children_s, [*own.children(recursive=True), own]))
+
+
+def _with_ended_children_s(process: psutil.Process) -> float:
+    """CPU seconds of a process and of its children that it waited for; 0 where it is gone or may not be read."""
+    try:
+        # On Linux; elsewhere the system does not report those of children, and they are 0.
+        times = process.cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
 def cpu_now() -> CpuReading:
-    """The host's CPUs, and this process's own time."""
+    """The host's CPUs, and the own time of this process and its descendants."""
     busy_s, total_s = cpu_times_s()
-    own = psutil.Process(os.getpid()).cpu_times()
     frequency = psutil.cpu_freq()
     return CpuReading(
         busy_s=busy_s,
         total_s=total_s,
-        own_s=own.user + own.system,
+        own_s=own_cpu_s(),
         frequency_mhz=frequency.current if frequency is not None and frequency.current else None,
     )
 

@@ -88,8 +88,8 @@ class Conditions(Record):
     foreign_gpu_processes_max: Count | None = None
     foreign_gpu_memory_bytes_max: Count | None = None  #: most memory that they held; None if as above
     gpu_reason: str | None = None  #: why figures of the GPU are null; None if none is
-    #: time that the host's logical CPUs were busy with other processes (other processes of this run among them), as a
-    #: fraction of all their time; None if one reading only
+    #: time that the host's logical CPUs were busy with other processes (other ranks of this run among them, processes
+    #: that prepare requests not), as a fraction of all their time; None if one reading only
     foreign_cpu_share: Amount | None
     #: [lowest, highest] mean frequency of the CPUs; None if the host does not report it
     cpu_frequency_mhz: list[Amount | None] | None

@@ -156,7 +156,7 @@ class CpuReading:
 
     busy_s: float  #: seconds that its logical CPUs were busy, summed over them
     total_s: float  #: seconds that they were there
-    own_s: float  #: seconds that this process used of them
+    own_s: float  #: seconds that this process and its descendants, such as preparing ones, used of them
     frequency_mhz: float | None  #: mean over CPUs; None where the host does not report it
 
 

@@ -152,7 +152,7 @@ def _throttling(entry: Conditions) -> list[str]:
 
 
 def _background_cpu_fraction(spans: Sequence[Span]) -> float | None:
-    """Busy time of the host's CPUs that was not this process's, as a fraction of all that there was."""
+    """Busy time of the host's CPUs that was not this process's or its descendants', as a fraction of all."""
     total_s = sum(b.cpu.total_s - a.cpu.total_s for a, b in spans)
     background_s = sum((b.cpu.busy_s - a.cpu.busy_s) - (b.cpu.own_s - a.cpu.own_s) for a, b in spans)
     return min(max(background_s / total_s, 0.0), 1.0) if total_s > 0 else None

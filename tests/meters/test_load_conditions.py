@@ -1,6 +1,8 @@
 """When conditions are read, and from where, with scripted meters and clock."""
 
 import os
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -44,3 +46,38 @@ def test_the_cpus_times_are_the_hosts_and_this_processs() -> None:
     # The clock of all logical CPUs: at least what one of them did in that time.
     assert after.total_s - before.total_s > 0.1
     assert before.total_s > 0.0 and psutil.cpu_count() is not None
+
+
+# A process that starts another; each says so when it has used 0.2 s of a CPU, and ends when its input does.
+_BUSY = """
+import os, subprocess, sys
+def work():
+    while sum(os.times()[:2]) < 0.2:
+        pass
+if sys.argv[1] == "inner":
+    work()
+    print("done", flush=True)
+    sys.stdin.read()
+else:
+    inner = subprocess.Popen([sys.executable, "-c", sys.argv[2], "inner", ""], stdin=subprocess.PIPE)
+    work()
+    print("done", flush=True)
+    sys.stdin.read()
+    inner.communicate()
+"""
+
+
+def test_the_own_time_has_that_of_descendants_while_they_run_and_when_they_have_ended() -> None:
+    before = cpu_now().own_s
+    child = subprocess.Popen(
+        [sys.executable, "-c", _BUSY, "outer", _BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert [child.stdout.readline() for _ in range(2)] == ["done\n"] * 2
+    running = cpu_now().own_s
+    # 0.2 s of the child and of its child, which are both there; times are counted in hundredths of a second.
+    assert running - before >= 0.38
+    child.communicate()
+    assert child.returncode == 0
+    # Both were waited for, and their time is kept.
+    assert cpu_now().own_s >= running - 0.04
