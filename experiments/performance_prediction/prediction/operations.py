@@ -15,7 +15,8 @@ from experiments.performance_prediction.algorithms.convolution import ConvShape
 from experiments.performance_prediction.algorithms.support import conv_shapes
 from experiments.performance_prediction.networks.registry import model_named
 
-_ELEMENT_BYTES = 4
+# Bytes are counted as in float32 for every precision; a fit does not depend on that.
+FLOAT32_BYTES = 4
 # Operators that only look at memory in another way, or that convolutions are counted by.
 _FREE = frozenset({"view", "_unsafe_view", "t", "transpose", "permute", "empty", "detach", "as_strided", "alias"})
 _CONVOLUTION, _PRODUCT = "convolution", "addmm"
@@ -27,7 +28,7 @@ class NetworkOperations:
 
     convolutions: Mapping[str, ConvShape]  #: by layer in the order of their calls
     others: int  #: operations that are none: normalisation, activation, pooling, sums, products
-    other_bytes: int  #: what those read and write, in float32, without the fully connected layers
+    other_bytes: int  #: what those read and write, as in float32, without the fully connected layers
     product_bytes: int  #: of the fully connected layers, weights above all
 
 
@@ -54,7 +55,7 @@ class _Traffic(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name not in _FREE and name != _CONVOLUTION:
             tensors = [leaf for leaf in flattened((args, kwargs, result))[0] if isinstance(leaf, Tensor)]
-            moved = _ELEMENT_BYTES * sum(math.prod(tensor.shape) for tensor in tensors)
+            moved = FLOAT32_BYTES * sum(math.prod(tensor.shape) for tensor in tensors)
             self.others += 1
             if name == _PRODUCT:
                 self.product_bytes += moved

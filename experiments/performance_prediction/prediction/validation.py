@@ -23,34 +23,41 @@ from experiments.performance_prediction.prediction.network_predictor import (
     PredictedLayer,
     fit_device,
 )
-from experiments.performance_prediction.prediction.operations import NetworkOperations, network_operations
+from experiments.performance_prediction.prediction.operations import (
+    FLOAT32_BYTES,
+    NetworkOperations,
+    network_operations,
+)
 from experiments.performance_prediction.prediction.work import matrix_of_features
 
-_ELEMENT_BYTES = 4
 _TREES = 50
 _PRODUCTS = {"fma": "float32", "tf32": "tf32", "half": "float16"}
+_ELEMENT_BYTES = {"fma": FLOAT32_BYTES, "tf32": FLOAT32_BYTES, "half": 2}
 
 
 class Roofline:
     """The roofline: FLOPs / peak or bytes / bandwidth, whichever is longer, whatever the algorithm; nothing is fitted.
 
-    The peaks are the data sheet's. `reason` says why there are none: then nothing can be predicted.
+    The peaks are the data sheet's, and the bytes of an element are the precision's. `reason` says why there are no
+    peaks: then nothing can be predicted.
     """
 
     def __init__(self, device: str, precision: str) -> None:
         peaks = known_peaks(device, _PRODUCTS[precision])
         self._flops_per_s, self._bytes_per_s = peaks.flops_per_s, peaks.bytes_per_s
+        self._element_bytes = _ELEMENT_BYTES[precision]
         self.reason = peaks.reason
 
     def layer_s(self, shape: ConvShape) -> float:
         """Seconds of one layer; `reason` is None."""
         assert self._flops_per_s is not None and self._bytes_per_s is not None
-        return max(shape.flops / self._flops_per_s, shape.bytes(_ELEMENT_BYTES) / self._bytes_per_s)
+        return max(shape.flops / self._flops_per_s, shape.bytes(self._element_bytes) / self._bytes_per_s)
 
     def rest_s(self, operations: NetworkOperations) -> float:
         """Seconds of the other operations: their bytes / bandwidth."""
         assert self._bytes_per_s is not None
-        return (operations.other_bytes + operations.product_bytes) / self._bytes_per_s
+        moved = (operations.other_bytes + operations.product_bytes) * self._element_bytes / FLOAT32_BYTES
+        return moved / self._bytes_per_s
 
 
 class LinearLatency:
@@ -116,7 +123,7 @@ def _by_algorithm(
 
 
 def _columns(shapes: Sequence[ConvShape]) -> np.ndarray:
-    return np.array([[1.0, shape.flops, shape.bytes(_ELEMENT_BYTES)] for shape in shapes], dtype=np.float64)
+    return np.array([[1.0, shape.flops, shape.bytes(FLOAT32_BYTES)] for shape in shapes], dtype=np.float64)
 
 
 INNER_SIZES, END_SIZES, MODEL = "sizes between", "sizes at the ends", "model"

@@ -17,7 +17,7 @@ from experiments.performance_prediction.prediction.layer_latency import (
     seconds_by_shape,
 )
 from experiments.performance_prediction.prediction.measurements import MeasuredLayer
-from experiments.performance_prediction.prediction.operations import network_operations
+from experiments.performance_prediction.prediction.operations import NetworkOperations, network_operations
 from experiments.performance_prediction.prediction.support import RequestedShape, SupportRules, observed
 from experiments.performance_prediction.prediction.validation import ForestLatency, LinearLatency, Roofline
 from experiments.performance_prediction.prediction.work import multiprocessors_of, work_terms
@@ -199,6 +199,17 @@ def test_the_roofline_is_the_data_sheet() -> None:
     thin = ConvShape(1, 64, 56, 56, 1, (1, 1))
     assert roofline.layer_s(thin) == 4 * (64 * 3136 + 64 + 3136) / 4.8e12
     assert "not known" in str(Roofline("Abacus", "fma").reason)
+
+
+@pytest.mark.parametrize(("precision", "element_bytes"), [("fma", 4), ("tf32", 4), ("half", 2)])
+def test_the_rooflines_bytes_are_the_precisions(precision: str, element_bytes: int) -> None:
+    roofline = Roofline(H200, precision)
+    thin = ConvShape(1, 64, 56, 56, 1, (1, 1))
+    # An input of 64 x 56 x 56, 64 weights and an output of 56 x 56.
+    assert roofline.layer_s(thin) == pytest.approx(element_bytes * 203_904 / 4.8e12)
+    # 300 and 700 elements, counted as in float32.
+    others = NetworkOperations({}, 5, other_bytes=1200, product_bytes=2800)
+    assert roofline.rest_s(others) == pytest.approx(element_bytes * 1000 / 4.8e12)
 
 
 def test_the_line_finds_a_line() -> None:
