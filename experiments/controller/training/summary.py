@@ -52,21 +52,28 @@ def policies_on(
     best for similar prompts of the samples trained on, and each sample's best, which no policy can know.
     """
     budgeted = tabled.every_ask()
+    # Its latencies have the time of its pause, as its rewards do: the other policies choose before the prefill.
+    rolled = tabled.roll_out(run.networks, budgeted, None)
     chosen = {
-        "two_stage": tabled.roll_out(run.networks, budgeted, None).actions[:, [0, 2, 3]],
         "per_budget": trained_on.trained_choices(recipe, "per_budget")[0, budgeted.levels],
         "per_neighbours": trained_on.best_for_prompts(tabled.tables.prompts, recipe)[budgeted.samples, budgeted.levels],
         "per_sample": tabled.trained_choices(recipe, "per_sample")[budgeted.samples, budgeted.levels],
     }
-    return [{"policy": name, **_figures(tabled, budgeted, choices, recipe)} for name, choices in chosen.items()]
+    results = {"two_stage": (rolled.accuracy, rolled.latency_s)}
+    for name, choices in chosen.items():
+        at = (budgeted.samples, *choices.unbind(dim=1))
+        results[name] = tabled.tables.accuracy[at], tabled.tables.latency_s[at]
+    return [{"policy": name, **_figures(tabled, budgeted, *found, recipe)} for name, found in results.items()]
 
 
 def _figures(
-    tabled: TabledEnvironment, budgeted: BudgetedRequests, choices: torch.Tensor, recipe: RewardRecipe
+    tabled: TabledEnvironment,
+    budgeted: BudgetedRequests,
+    accuracy: torch.Tensor,
+    latency_s: torch.Tensor,
+    recipe: RewardRecipe,
 ) -> dict[str, float]:
-    """Means over the requests of the choices [B, 3]; `violation_rate_possible` over those that some choice can meet."""
-    at = (budgeted.samples, *choices.unbind(dim=1))
-    accuracy, latency_s = tabled.tables.accuracy[at], tabled.tables.latency_s[at]
+    """Means over the requests' results [B]; `violation_rate_possible` over those that some choice can meet."""
     over = (latency_s > budgeted.budgets_s).double()
     could = tabled.tables.latency_s[budgeted.samples].flatten(1).amin(dim=1) <= budgeted.budgets_s
     return {
