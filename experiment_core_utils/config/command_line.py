@@ -42,6 +42,7 @@ class OneLineParser(argparse.ArgumentParser):
         # Parsers of subcommands are given the name of their command already.
         is_own = runner is None or (prog or "").startswith(f"{runner} ")
         super().__init__(prog=prog if is_own else runner, **{"formatter_class": HelpWithDefaults} | options)
+        self.register("type", Path, _path)
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigurationError."""
@@ -53,6 +54,13 @@ class OneLineParser(argparse.ArgumentParser):
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message, re.DOTALL):
             return did_you_mean(choice[1], [each.strip("' ") for each in choice[2].split(",")])
         return ""
+
+
+def _path(text: str) -> Path:
+    """The path that was given; raises ArgumentTypeError for an empty one, which `Path` takes for the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("a path is missing; write . for the current folder")
+    return Path(text)
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:

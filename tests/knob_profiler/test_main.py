@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,19 @@ def test_help_and_version_import_no_torch() -> None:
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("argv", [
+    ["analyse", "stages", ""], ["analyse", "knobs", "", "--output_dir", "a"],
+    ["analyse", "latency", "a", "--output_dir="],
+    ["report", "a", "--output", ""], ["compare", "a", ""], ["controller", "lookup", "build", "a", "--output", ""],
+    ["controller", "train", "--controller_dir", ""], ["blocks", "--output", ""], ["status", ""],
+    ["profile", "--output_dir", ""], ["text", "--output_dir", ""], ["tables", ""],
+])  # fmt: skip
+def test_no_command_takes_an_empty_path_for_the_current_folder(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    assert "a path is missing; write . for the current folder" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
