@@ -3,6 +3,7 @@
 By letters: a, b, c and f once; for each setting d and e, sample by sample, then k, g, h, i and j; l at the end.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ from experiment_core_utils.sweep.plan import (
     due_keys,
     left_out_by,
     plan_of,
+    replaced_results_lines,
     requested_run,
     settings_of,
     tidy_folder,
@@ -119,6 +121,9 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         keys = broadcast_from_main(lambda: due_keys(folder, order, ledger, is_search=is_search), accelerator)
         broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
         due = settings_of(keys, requested.settings)
+        if accelerator.is_main_process:
+            for line in replaced_results_lines(requested, ledger, keys):
+                print(f"warning: {line}", file=sys.stderr, flush=True)
         id_file = state_folder(folder) / ID_NAME
         experiment_id, failed = generate_unique_id(accelerator, id_file, RESULTS) if due else None, {}
         plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes)

@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.saved_results.rescoring import rescore
+from experiment_core_utils.sweep.dry_run import describe_plan
 from experiment_core_utils.sweep.measurer import check_proof
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.core_exp.acc_lat_profiling import main
@@ -238,6 +239,29 @@ def test_another_run_in_the_same_folder_does_not_pass_for_this_one(tiny_checkpoi
     done = run_profiling(config)
     assert done.experiment_id is None
     assert done.results == again.results
+
+
+def test_results_that_other_flags_made_are_named_before_they_are_replaced(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4")
+    config = config.replaced(num_active_blocks_list=(4,), num_samples=1, num_runs_per_sample=1)
+    run_profiling(config)
+    assert "warning" not in capsys.readouterr().err
+    # The drift check changes no figure: the result counts.
+    run_profiling(config.replaced(drift_check_every=3))
+    assert "warning" not in capsys.readouterr().err
+    more = config.replaced(num_active_blocks_list=(3, 4), num_runs_per_sample=2, precision="bfloat16")
+    expected = (
+        f"warning: 1 of the 2 settings to measure have results in {tmp_path} that were measured otherwise and will be "
+        "replaced (--num_runs_per_sample 2, there 1, --precision bfloat16, there auto); give another --output_dir to "
+        "keep them"
+    )
+    assert expected in describe_plan(more.replaced(dry_run=True)).text.splitlines()
+    run_profiling(more)
+    assert capsys.readouterr().err.splitlines().count(expected) == 1
+    assert run_profiling(more).experiment_id is None
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_values_that_the_strategy_leaves_out_are_named(tiny_checkpoint: Path, tmp_path: Path) -> None:

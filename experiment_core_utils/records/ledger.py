@@ -3,6 +3,7 @@ what a front search found."""
 
 import os
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -137,6 +138,17 @@ class Ledger:
         if not content.get("per_sample_results"):
             return None
         return SettingResult.from_content(content, str(path), "remove it, and the same command measures it again")
+
+    def contents_of_others(self, task: str, keys: Collection[str]) -> list[dict[str, Any]]:
+        """Contents, unchecked, of the task's result files of these settings that runs of another fingerprint wrote."""
+        found, wanted = [], {(task.replace("_", "-"), key) for key in keys}
+        for name, of_setting in result_files_in(self._output_dir).items():
+            if of_setting in wanted:
+                with suppress(OSError, ValueError):
+                    content = parsed_json((self._output_dir / name).read_bytes())
+                    if isinstance(content, dict) and content.get("fingerprint") not in (None, self.fingerprint):
+                        found.append(content)
+        return found
 
     def has_result_file(self, key: str) -> bool:
         """Whether a setting is marked done and its file is there; unlike `result`, the file is not read."""

@@ -41,7 +41,12 @@ from experiment_core_utils.sweep.estimate import (
     source_sentences,
     work_of,
 )
-from experiment_core_utils.sweep.plan import agreed_fingerprint, max_new_tokens_of, requested_run
+from experiment_core_utils.sweep.plan import (
+    agreed_fingerprint,
+    max_new_tokens_of,
+    replaced_results_lines,
+    requested_run,
+)
 from experiment_core_utils.sweep.statistical_power import pair_spread, power_sentences
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import get_metric
@@ -85,6 +90,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         memory_bytes = weights_bytes + request.elements * dtype.itemsize
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
+    due = [each.work.key for each in estimates if not each.work.is_done]
     lines = [
         f"plan: {len(requested.settings)} settings by {config.knobs.sampling_strategy}, {source.name} on {task.name} "
         f"{task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
@@ -93,6 +99,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         plan_total(estimates),
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
+        *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
         *power_sentences(
             len(drawn),

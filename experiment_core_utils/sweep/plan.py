@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
@@ -16,6 +17,7 @@ from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, Task
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import distinct, plan_settings
 from experiment_core_utils.d_energy_tracking import check_energy
+from experiment_core_utils.f_experiment_info import variables_of
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.meters.stability import measuring_order
 from experiment_core_utils.meters.stages import StageMeasurement
@@ -272,6 +274,47 @@ def plan_of(
         num_samples_before=sum(map(len, before)),
         started_unix_s=time.time(),
     )
+
+
+# Requested parameters that change no figure: results are recognised without them.
+_NOT_IN_FINGERPRINT = {
+    "drift_check_every", "enable_memory_optimization", "max_config_retries", "sample_timeout_s", "sampling_strategy",
+}  # fmt: skip
+
+
+def replaced_results_lines(requested: RequestedRun, ledger: Ledger, due: Collection[str]) -> list[str]:
+    """The line, if any, that says of which settings that are due the folder has results of another run, which this one
+    replaces as it goes on, and what differs.
+    """
+    others = ledger.contents_of_others(requested.task.name, due)
+    if not others:
+        return []
+    differing = ", ".join(_differences(requested, others)) or "the model's files, data, devices or versions"
+    return [
+        f"{len(others)} of the {len(due)} settings to measure have results in {requested.config.machine.output_dir} "
+        f"that were measured otherwise and will be replaced ({differing}); give another --output_dir to keep them"
+    ]
+
+
+def _differences(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What this run has and what others have in its place, by flag; keys that others lack are not compared."""
+    config, source, task = requested.config, requested.source, requested.task
+    choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+    variables = variables_of(config, max_new_tokens_of(config.task, task), choice).content()
+    own = {f"--{name}": ("experimental_variables", name, value) for name, value in variables.items()}
+    own |= {"--model_path": ("model", "name", source.name), "--split": ("task", "split", task.split)}
+    made = [each["provenance"] for each in others if isinstance(each.get("provenance"), dict)]
+    for flag, (part, name, value) in own.items():
+        parts = [each[part] for each in made if isinstance(each.get(part), dict)]
+        there = [each[name] for each in parts if name in each and each[name] != value]
+        if there and name not in _NOT_IN_FINGERPRINT:
+            yield f"{flag} {_as_given(value)}, there {' or '.join(dict.fromkeys(map(_as_given, there)))}"
+
+
+def _as_given(value: object) -> str:
+    if value is None:
+        return "not given"
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 # Names of engines in results from before they had names of their own; those of `straight` ones are not known.

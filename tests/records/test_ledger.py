@@ -151,3 +151,19 @@ def test_a_result_of_another_schema_is_refused_and_not_measured_over(output: Pat
     with pytest.raises(ResultsError, match=r"a\.json is not a result of schema 1 \(its schema is 2\); resume with"):
         ledger(output).result("a")
     assert '"schema_version": 2' in (output / "a.json").read_text()
+
+
+def test_results_of_others_are_those_of_the_same_task_and_settings(output: Path) -> None:
+    """Of five files one is this run's, one torn, one of another task and one of a setting that is not asked for."""
+    low, high = "tier-low_topk4_blocks2", "tier-high_topk4_blocks2"
+    for name, content in (
+        (f"road-signs_imgsize{low}.json", '{"fingerprint": "beef", "accuracy": 1}'),
+        ("road-signs_imgsizetier-low_crops3_topk8_blocks2.json", OWN),
+        ("road-signs_imgsizetier-low_crops3_topk2_blocks2.json", '{"fingerprint": "be'),
+        (f"words_imgsize{low}.json", '{"fingerprint": "beef"}'),
+        (f"road-signs_imgsize{high}.json", '{"fingerprint": "beef"}'),
+    ):
+        (output / name).write_text(content)
+    keys = (low, "tier-low_topk8_blocks2", "tier-low_topk2_blocks2")
+    assert ledger(output).contents_of_others("road_signs", keys) == [{"fingerprint": "beef", "accuracy": 1}]
+    assert ledger(output, "beef").contents_of_others("road_signs", keys) == [{"fingerprint": "f00d"}]
