@@ -81,7 +81,8 @@ class RunReport:
     #: for each knob of which the strategy measured fewer values than were given, those left out, as text
     left_out: tuple[str, ...]
     output_dir: Path
-    #: the table of all settings; None where every setting failed, and on processes other than the main one
+    #: the table of all settings, with those of this fingerprint that earlier runs left in the folder; None where every
+    #: setting failed, and on processes other than the main one
     csv_path: Path | None
     #: what `pareto_search.json` contains; None where no front was searched, and on other processes
     search: SearchRecord | None = None
@@ -134,7 +135,9 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), folder, None)
         results = tuple(result for key in requested.keys if (result := ledger.result(key)) is not None)
-        csv_path = write_tables(results, requested.task.name, folder, config.machine.format) if results else None
+        # A run of fewer settings than the folder has results of does not shorten the tables.
+        tabled = (*results, *ledger.results_beside(requested.keys))
+        csv_path = write_tables(tabled, requested.task.name, folder, config.machine.format) if results else None
         write_eval_results(results, requested.source.limits, requested.task, folder)
     if config.machine.tracker is not None and results:
         log_settings(results, config.machine.tracker, folder)

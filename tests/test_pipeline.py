@@ -199,6 +199,27 @@ def test_a_second_call_measures_nothing_again_and_a_lost_file_only_once(tiny_che
         assert (path.stat().st_mtime_ns == modified) == (path != lost)
 
 
+def test_a_run_of_fewer_settings_keeps_the_rows_of_the_others(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "4", "2")
+    config = config.replaced(num_active_blocks_list=(4,), num_samples=1, num_runs_per_sample=1)
+    run_profiling(config)
+    narrowed = run_profiling(config.replaced(top_k_list=(4,)))
+    assert [each.top_k for each in narrowed.results] == [4]
+    settings, samples = (pd.read_csv(tmp_path / f"reference-vqa_{kind}.csv") for kind in ("settings", "samples"))
+    assert settings["top_k"].tolist() == [4, 2]
+    assert sorted(samples["top_k"]) == [2, 4]
+    # A broken file of a setting that is not asked for does not stop a run.
+    broken = next(tmp_path.glob("*topk2*.json"))
+    content = broken.read_text()
+    broken.write_text(content.replace('"accuracy":', '"precision_":', 1))
+    run_profiling(config.replaced(top_k_list=(4,)))
+    assert pd.read_csv(tmp_path / "reference-vqa_settings.csv")["top_k"].tolist() == [4]
+    # Other samples are another run, whose table has its own rows alone.
+    broken.write_text(content)
+    run_profiling(config.replaced(top_k_list=(4,), seed=1))
+    assert pd.read_csv(tmp_path / "reference-vqa_settings.csv")["top_k"].tolist() == [4]
+
+
 def test_a_run_is_not_gone_on_with_by_another_engine(
     tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

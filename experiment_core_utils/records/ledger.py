@@ -139,6 +139,17 @@ class Ledger:
             return None
         return SettingResult.from_content(content, str(path), "remove it, and the same command measures it again")
 
+    def results_beside(self, keys: Collection[str]) -> list[SettingResult]:
+        """Results of this fingerprint of settings other than these, by key: other runs planned them.
+
+        Broken ones, which every analysis names, are left out.
+        """
+        found = []
+        for key in sorted(set(self._entries) - set(keys)):
+            with suppress(ResultsRefused):
+                found.append(self.result(key))
+        return [each for each in found if each is not None]
+
     def contents_of_others(self, task: str, keys: Collection[str]) -> list[dict[str, Any]]:
         """Contents, unchecked, of the task's result files of these settings that runs of another fingerprint wrote."""
         found, wanted = [], {(task.replace("_", "-"), key) for key in keys}
