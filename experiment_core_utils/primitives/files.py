@@ -83,6 +83,17 @@ def check_replaceable(path: Path) -> None:
         raise OutputRefused(f"{path} is {kind}, and only a regular file is written over; give another name")
 
 
+def check_writable(path: Path) -> None:
+    """Check, before what takes long, that a file can be written there; nothing is made.
+
+    Raises:
+        OutputRefused: as `check_replaceable`, or this process may not write into its folder, or not make the folder.
+    """
+    check_replaceable(path)
+    if not _is_writable(path.parent):
+        raise OutputRefused(f"{path} cannot be written ({os.strerror(errno.EACCES)}); {_NO_PERMISSION}")
+
+
 @contextmanager
 def failed_writes_named(path: Path) -> Iterator[None]:
     """Turns the system's refusal to write `path` into one line that says what to do.

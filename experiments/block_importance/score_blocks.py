@@ -30,7 +30,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.files import check_writable, write_json_atomically
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Task
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     job = open_job(argv)
     scorers = pictures_of(job) if job.own.measure == "answer_loss" else samples_of(job)
     if job.own.check:
-        path = job.own.output.with_name(f"{job.own.output.stem}.held_out.json")
+        (path,) = outputs_of(job.own)
         choice = BlockChoice(scores=read_importance(job.own.output))
         chosen = {count: choice.blocks(count, job.model.num_total_blocks) for count in job.counts}
         write_json_atomically({**provenance_of(job, scorers), **held_out_of(scorers, chosen)}, path)
@@ -152,11 +152,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def outputs_of(own: argparse.Namespace) -> tuple[Path, ...]:
+    """The files that the flags have written."""
+    if own.check:
+        return (own.output.with_name(f"{own.output.stem}.held_out.json"),)
+    return own.output, provenance_path(own.output)
+
+
 def open_job(argv: Sequence[str] | None = None) -> Job:
     """Parse and validate the flags, and load.
 
     Raises:
         ConfigurationError: flags that do not go together, or request what the model or a task does not have.
+        OutputRefused: a file of `outputs_of` cannot be written.
     """
     own, flags = build_parser().parse_known_args(argv)
     config = parse_config(flags)
@@ -173,6 +181,8 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     check_within("--held_out", own.held_out, 0, MOST_TIMES)
     if config.model.execution == "graph":
         raise ConfigurationError("--execution graph calls no modules, and blocks are scored by them; drop it")
+    for path in outputs_of(own):
+        check_writable(path)
     config = config.replaced(execution="eager")
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     names = own.dataset_name or ([] if config.task.data_file else [config.task.dataset_name])

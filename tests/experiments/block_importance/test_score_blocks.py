@@ -110,6 +110,27 @@ def test_what_cannot_be_scored_is_refused(
     assert message in error and error.startswith("error: ") and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(("taken", "flags"), [
+    ("scores.json", []), ("scores.provenance.json", []), ("scores.held_out.json", ["--check", "--held_out", "2"]),
+])  # fmt: skip
+def test_an_output_that_cannot_be_written_is_refused_before_a_model_is_looked_for(
+    taken: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder has the name of a file that would be written, or a file that of its folder."""
+    (tmp_path / taken).mkdir()
+    (tmp_path / "file").write_text("")
+    more = ["--model_path", str(tmp_path / "no model"), "--device", "cpu", *flags]
+    assert main(["--output", str(tmp_path / "scores.json"), *more]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path / taken} cannot be written (Is a directory); a folder has this name; move it away or give "
+        "another name\n"
+    )
+    assert main(["--output", str(tmp_path / "file" / "scores.json"), *more]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be written (Not a directory); a file has the name of a folder that is needed" in error
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(["file", taken])
+
+
 def test_the_embedded_models_scores_are_of_its_weights() -> None:
     """Else they would choose blocks of a model that is no longer there."""
     path = EMBEDDED_MODEL / OWN_SCORES_FILE

@@ -10,6 +10,7 @@ import pytest
 from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused, ResultsNotSaved
 from experiment_core_utils.primitives.files import (
     check_file_name_part,
+    check_writable,
     failed_writes_named,
     remove_leftovers,
     write_json_atomically,
@@ -115,3 +116,11 @@ def test_a_name_that_leads_elsewhere_is_refused(name: str) -> None:
     check_file_name_part("text_generation-2", "the task type")
     with pytest.raises(ConfigurationError, match="the task type .* is part of file names; use letters"):
         check_file_name_part(name, "the task type")
+
+
+def test_a_place_is_checked_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_writable(tmp_path / "a" / "b" / "scores.json")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(OutputRefused, match=r"b/scores.json cannot be written \(Permission denied\); give a place"):
+        check_writable(tmp_path / "a" / "b" / "scores.json")
