@@ -189,6 +189,22 @@ def test_a_folder_of_several_datasets_answers_for_each(tmp_path: Path, capsys: p
     ]
 
 
+@pytest.mark.parametrize("python", ["without packages", "missing"])
+def test_without_an_environment_the_script_says_in_one_line_what_to_run(tmp_path: Path, python: str) -> None:
+    stub = tmp_path / "without packages"
+    # Without its site-packages, whichever Python runs the tests.
+    stub.write_text(f'#!/usr/bin/env bash\nexec {sys.executable} -I -S "$@"\n')
+    stub.chmod(0o755)
+    answer = subprocess.run(
+        ["bash", str(REPOSITORY / "scripts" / "check_status.sh"), str(tmp_path)],
+        env=os.environ | {"PYTHON": str(tmp_path / python)}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.count("\n") == 1
+    assert answer.stderr.startswith(f"error: {tmp_path / python} is missing or lacks the packages of requirements.txt")
+    assert "; run bash scripts/quickstart.sh once" in answer.stderr
+
+
 def test_the_command_answers_without_torch(ledger: Ledger, tmp_path: Path) -> None:
     script = REPOSITORY / "scripts" / "check_status.sh"
     answer = subprocess.run(
