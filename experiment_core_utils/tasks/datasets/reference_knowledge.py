@@ -80,5 +80,5 @@ class ReferenceKnowledge(GeneratedTask):
         return annotate(pair.answer, "reading", rng)
 
     def extra_metadata(self, pair: QuestionAnswer) -> Mapping[str, Any]:
-        """How often the best constant answer is right."""
+        """Chance for a model that reads the code; see `chance_level`."""
         return {"chance_level": chance_level()}

@@ -208,8 +208,8 @@ class GeneratedTask:
     """What the families share; implements `Task`. A family says its questions and references.
 
     Args:
-        split: "train" or "validation"; they share no scene, and some labels only occur in validation.
-        num_samples: length of the split; None gives 2,000 for validation and 100,000 for train.
+        split: one of the family's `splits`; they share no scene, and some labels do not occur in train.
+        num_samples: length of the split; None gives 100,000 for train and 2,000 for the others.
         seed: another seed gives other scenes of the same kind.
         h_rel: range of the relative text height, see `SceneOptions`; None gives the family's own.
     """

@@ -52,6 +52,8 @@ def test_validation_asks_known_facts_and_control_others() -> None:
     assert set(labels["train"]) | set(labels["validation"]) <= known
     assert not set(labels["control"]) & known and set(labels["control"]) <= set(item_codes())
     assert labels["train"] != labels["validation"]
+    assert set(ReferenceKnowledge.codes("control")).isdisjoint(ReferenceKnowledge.codes("train"))
+    assert ReferenceKnowledge.codes("validation") == ReferenceKnowledge.codes("train") == range(NUMBER_OF_FACTS)
 
 
 def test_one_price_for_all_scores_at_chance() -> None:
