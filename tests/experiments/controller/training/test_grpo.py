@@ -111,19 +111,22 @@ def test_grpo_finds_the_best_policy() -> None:
     best = float(table.amax(dim=1).mean())
     by_level = table.unflatten(0, (-1, 12)).mean(dim=0)
     lookup = float(by_level.amax(dim=1).mean())
-    run = TrainingRun(networks_for(environment), environment, plan(500))
-    before = mean_reward(environment, greedy(environment, run.networks))
-    while not run.is_finished:
-        run.step()
-    after = mean_reward(environment, greedy(environment, run.networks))
-    assert before < lookup < best
+    assert best - lookup == pytest.approx(0.093, abs=0.002)
     # The same tables, shown by other draws of the noise.
     fresh = synthetic_environment(num_samples=300, num_budgets=12, seed=0, fresh=1)
-    on_others = mean_reward(fresh, greedy(fresh, run.networks))
-    # What is best for each sample, which no table by budget is: at least nine tenths of the way from this to that.
-    assert best - lookup == pytest.approx(0.093, abs=0.002)
-    assert (after - lookup) / (best - lookup) > 0.9
-    assert (on_others - lookup) / (best - lookup) > 0.9
+    after: list[float] = []
+    on_others: list[float] = []
+    for seed in range(3):
+        run = TrainingRun(networks_for(environment, seed), environment, plan(500, seed))
+        assert mean_reward(environment, greedy(environment, run.networks)) < lookup < best
+        while not run.is_finished:
+            run.step()
+        for rewarded, found in ((environment, after), (fresh, on_others)):
+            found.append((mean_reward(rewarded, greedy(rewarded, run.networks)) - lookup) / (best - lookup))
+    # What is best for each sample, which no table by budget is: at least nine tenths of the way from this to that. One
+    # training in eight or so stays below, another one on another processor, whose last bits decide which draws follow.
+    assert sorted(after)[1] > 0.9
+    assert sorted(on_others)[1] > 0.9
 
 
 def test_a_stopped_training_resumes_as_if_it_had_not_stopped(tmp_path: Path) -> None:
