@@ -46,7 +46,7 @@ class TrainingBatch:
     tier: str
     images: torch.Tensor  #: [B, H, W, 3] uint8
     tiling: Tiling
-    slots: PackedSlots
+    slots: PackedSlots  #: no slot where only the tags are trained
     types: torch.Tensor  #: [B, N] each slot's family and question type as an index into `QUESTION_NAMES`
     tags: ItemTags | None  #: the items, where the batch is for training
 
@@ -113,19 +113,23 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
             h_rel=self._readable_heights(canvas, tiling, tier) if readable else as_the_task,
             codes=range(self.facts.value) if is_coded else None,
         )
-        count = max(2, round(SCENES_PER_BATCH[tier] * self.scale))
+        count = max(2, round(SCENES_PER_BATCH[tier] * stage.scenes * self.scale))
         scenes = [draw_scene(random.Random(rng.getrandbits(47)), options) for _ in range(count)]
-        slots, types = [], []
+        slots: list[list[Slot]] = []
+        types: list[list[int]] = []
         tasks = [task for task in QUESTIONS_PER_SCENE if is_coded or task is not ReferenceKnowledge]
+        recalls = RECALLS_PER_SCENE if stage.drills else 0
         for scene in scenes:
-            questions = [question for task in tasks for question in _questions(task, scene, rng)]
+            questions = [q for task in tasks for q in _questions(task, scene, rng)] if stage.answers else []
             types.append([name_index(task, item) for task, item, _ in questions])
             slots.append([slot_of(self.tokenizer, item, weight) for _, item, weight in questions])
-            types[-1] += [QUESTION_NAMES.index(RECALL)] * RECALLS_PER_SCENE
-            slots[-1] += [self._recall(rng, scene) for _ in range(RECALLS_PER_SCENE)]
+            types[-1] += [QUESTION_NAMES.index(RECALL)] * recalls
+            slots[-1] += [self._recall(rng, scene) for _ in range(recalls)]
         images = torch.from_numpy(np.stack([np.asarray(scene.image) for scene in scenes]))
         packed_slots = pack_slots(slots, self.tokenizer.pad_token_id)
-        return TrainingBatch(tier, images, tiling, packed_slots, torch.tensor(types), item_tags(scenes))
+        return TrainingBatch(
+            tier, images, tiling, packed_slots, torch.tensor(types, dtype=torch.int64), item_tags(scenes)
+        )
 
     def _recall(self, rng: random.Random, scene: Scene) -> Slot:
         """A question whose text contains the code, in the question or at the start of the answer, after a picture."""

@@ -49,17 +49,20 @@ class Muon:
 
     @torch.no_grad()
     def step(self, lr: float, finite: torch.Tensor) -> None:
-        """Take one step; where `finite` (a scalar) is false the gradients count as zero."""
+        """Take one step with what has a gradient; where `finite` (a scalar) is false it counts as zero."""
         for group, buffer in zip(self._groups, self._buffers, strict=True):
-            tensors: list[torch.Tensor] = list(group)
-            # Zeros where the last pass did not reach a parameter.
-            gradients = _stack([torch.zeros_like(each) if each.grad is None else each.grad for each in group])
-            gradients = torch.where(finite, gradients, 0.0)
-            buffer.lerp_(gradients, 1 - self.momentum)
-            update = orthogonalise(gradients.lerp(buffer, self.momentum)).float()
+            momenta = buffer.chunk(len(group))
+            reached = [index for index, parameter in enumerate(group) if parameter.grad is not None]
+            if not reached:
+                continue
+            tensors: list[torch.Tensor] = [group[index] for index in reached]
+            gradients = torch.where(finite, _stack([tensor.grad for tensor in tensors if tensor.grad is not None]), 0.0)
+            momentum = torch.cat([momenta[index] for index in reached]).lerp_(gradients, 1 - self.momentum)
+            for index, part in zip(reached, momentum.chunk(len(reached)), strict=True):
+                momenta[index].copy_(part)
+            update = orthogonalise(gradients.lerp(momentum, self.momentum)).float()
             scale = max(1.0, update.shape[-2] / update.shape[-1]) ** 0.5
-            parts = update.split(len(update) // len(group))
-            steps = [part.view_as(p) for part, p in zip(parts, group, strict=True)]
+            steps = [part.view_as(p) for part, p in zip(update.chunk(len(reached)), tensors, strict=True)]
             scale_and_add(tensors, 1 - lr * self.weight_decay, steps, -lr * scale)
 
     def state_dict(self) -> dict[str, Any]:

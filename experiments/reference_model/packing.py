@@ -4,10 +4,12 @@ A picture is costly and a question is cheap, so several questions use one pictur
 the positions it would have alone. Training on the pack equals training on each question by itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
@@ -77,14 +79,28 @@ def slot_positions(prefix: int, widths: Sequence[int], total: int) -> torch.Tens
 
 def slot_mask(prefix: int, widths: Sequence[int], total: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """The mask [1, 1, total, total] (bool): causal, and no slot sees another; padding at the end sees itself."""
-    owner = torch.zeros(total, dtype=torch.int64)
-    start = prefix
-    for index, width in enumerate(widths, start=1):
-        owner[start : start + width] = index
-        start += width
-    owner[start:] = -1
-    owner = owner.to(device)
-    causal = torch.ones(total, total, dtype=torch.bool, device=device).tril()
-    same = owner[:, None] == owner[None, :]
-    sees_prefix = (owner[None, :] == 0) & (owner[:, None] >= 0)
-    return (causal & (same | sees_prefix))[None, None]
+    places = torch.arange(total, device=device)
+    sees = _sees(_owners(prefix, widths, total, device))
+    return sees(0, 0, places[:, None], places[None, :])[None, None]
+
+
+def slot_block_mask(prefix: int, widths: Sequence[int], total: int, device: torch.device) -> BlockMask:
+    """The same mask for FlexAttention, which skips the blocks of it that are empty."""
+    sees = _sees(_owners(prefix, widths, total, device))
+    return create_block_mask(sees, None, None, total, total, device=device)
+
+
+def _owners(prefix: int, widths: Sequence[int], total: int, device: torch.device | str) -> torch.Tensor:
+    """Of each position [total]: 0 in the prefix, the slot's number from 1 on, -1 in the padding."""
+    numbers = torch.arange(len(widths) + 1).repeat_interleave(torch.tensor([prefix, *widths]))
+    return torch.nn.functional.pad(numbers, (0, total - len(numbers)), value=-1).to(device, non_blocking=True)
+
+
+def _sees(owners: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Whether a position sees another one, in the form that FlexAttention takes."""
+
+    def sees(batch: Any, head: Any, place: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        owner, others = owners[place], owners[other]
+        return (place >= other) & ((owner == others) | ((others == 0) & (owner >= 0)))
+
+    return sees

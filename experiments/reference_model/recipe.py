@@ -58,10 +58,16 @@ class Stage:
     items: tuple[int, int]  #: most items in a scene at the stage's start and end (it grows linearly)
     #: fraction of batches whose text is large enough for their tier; the rest draws text as the task
     readable_share: float
+    #: whether the decoder learns to answer; if not, the tags alone train the vision tower and the connector, in a third
+    #: of the time that a step needs with answers
+    answers: bool = True
+    drills: bool = True  #: whether prices are drilled
+    scenes: float = 1.0  #: size of the batches, relative to `SCENES_PER_BATCH`
 
 
 CURRICULUM = (
-    Stage(0.19, {"single": 1.0}, items=(1, 5), readable_share=1.0),
+    Stage(0.054, {"single": 1.0}, items=(1, 5), readable_share=1.0, answers=False, drills=False, scenes=0.6),
+    Stage(0.18, {"single": 1.0}, items=(1, 5), readable_share=1.0, drills=False),
     Stage(0.40, {"single": 0.35, "low": 0.2, "medium": 0.25, "high": 0.2}, items=(5, 7), readable_share=0.9),
     Stage(1.00, {"single": 0.05, "low": 0.2, "medium": 0.25, "high": 0.5}, items=(7, 7), readable_share=0.6),
 )
@@ -119,8 +125,8 @@ class OptimiserRecipe:
     facts_weight: float = 1.0  #: of the drills' loss, relative to that of the answers about pictures
     fact_tokens: int = 115_000  #: tokens of the drills in each step
     first_facts: int = 12_000  #: prices that are drilled at first
-    facts_growth: float = 1.1  #: factor by which they become more whenever `facts_recall` of them are right
-    facts_recall: float = 0.95
+    facts_growth: float = 1.2  #: factor by which they become more whenever `facts_recall` of them are right
+    facts_recall: float = 0.85
     facts_until: float = 0.88  #: fraction of the training after which they stay as many
     #: recall after the longest context so far at which drills get the next longer one of `CONTEXTS`
     context_recall: float = 0.4

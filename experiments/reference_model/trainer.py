@@ -16,18 +16,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import AttentionInterface
 
 from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
-from experiments.reference_model.batches import QUESTION_NAMES, BatchSource, TrainingBatch
+from experiments.reference_model.batches import QUESTION_NAMES, BatchSource, TrainingBatch, stage_at
 from experiments.reference_model.facts import CONTEXTS, FactTable
 from experiments.reference_model.muon import Muon
-from experiments.reference_model.packing import IGNORED, slot_mask, slot_positions
+from experiments.reference_model.packing import IGNORED, slot_block_mask, slot_mask, slot_positions
 from experiments.reference_model.recipe import OptimiserRecipe
 from experiments.reference_model.tags import TagHead, feature_centres
 
-LENGTH_MULTIPLE = 64
+LENGTH_MULTIPLE = 128
 LOG_EVERY = 50
 READ_EVERY = 10
 CROPS_A_CONNECTOR_CALL = 448  # CUDA attention takes fewer than 65,536 windows, and a crop has 144
@@ -42,10 +44,17 @@ class StepResult:
     """The results of one forward pass; without gradients, but for the loss."""
 
     loss: torch.Tensor  #: to minimise
-    answer_loss: torch.Tensor
-    exact: torch.Tensor  #: [B, N] which answers are all right
     tags_loss: torch.Tensor
     tags_right: torch.Tensor  #: fraction of the features on legible text that encode the whole label
+    answers: "AnswerResult | None"  #: None where only the tags are trained
+
+
+@dataclass
+class AnswerResult:
+    """The results of the decoder; without gradients."""
+
+    loss: torch.Tensor
+    exact: torch.Tensor  #: [B, N] which answers are all right
     prefix: torch.Tensor  #: [B, T, H] embedded tokens of each picture, before its questions
 
 
@@ -98,7 +107,7 @@ def decoder_block(
     states: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    mask: torch.Tensor | None,
+    mask: Any,
     kept_experts: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The output of one OLMoE block with dense experts, and the router's losses."""
@@ -109,6 +118,24 @@ def decoder_block(
     flat = layer.post_attention_layernorm(states).flatten(0, 1)
     mixed, router_losses = dense_experts(layer.mlp, flat, kept_experts)
     return states + mixed.view_as(states), router_losses
+
+
+def slot_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """FlexAttention of heads [B, A, L, D] under a mask of `slot_block_mask`, as Transformers calls it: [B, L, A, D]."""
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    attended = flex_attention(query, key, value, block_mask=attention_mask, scale=scaling)
+    return attended.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(slot_attention.__name__, slot_attention)
 
 
 def vision_block(layer: Any, states: torch.Tensor) -> torch.Tensor:
@@ -164,6 +191,9 @@ class Trainer:
         wrap: Callable[[Any], Any] = (
             (lambda block: torch.compile(block, dynamic=True)) if compile_blocks else (lambda block: block)
         )
+        # FlexAttention has no backward pass on a CPU, and is slow where it is not compiled.
+        self._skips_blocks = compile_blocks and self.device.type == "cuda"
+        model.model.language_model.set_attn_implementation(slot_attention.__name__ if self._skips_blocks else "sdpa")
         self._decoder_block = wrap(decoder_block)
         self._vision_block = wrap(vision_block)
         self._connector = wrap(lambda connector, features, masks: connector(features, masks))
@@ -174,15 +204,21 @@ class Trainer:
         """The loss over the answers of one batch, with these blocks and so many experts a token (None means all)."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             features, prefix = self._encode(batch)
-            places = self._places(batch, prefix)
+            tags_loss, tags_right = self._tags(features, batch)
             slots = batch.slots
+            if not slots.widths:
+                return StepResult(self.recipe.tags_weight * tags_loss, tags_loss.detach(), tags_right, None)
+            places = self._places(batch, prefix)
             ids = self._moved(slots.input_ids)
             ids = torch.cat([self._moved(prefix).expand(ids.shape[0], -1), ids], dim=1)
             ids = nn.functional.pad(ids, (0, -ids.shape[1] % LENGTH_MULTIPLE), value=self.model.config.pad_token_id)
             encoded = MolmoeImageFeatures(pooler_output=features.flatten(1, 2), image_input_idx=places)
             states = self.model.model.embed(ids, encoded).contiguous()
-            answers, router_losses = self._decode(states, prefix.shape[0], slots.widths, blocks, experts)
-            return self._loss(answers, features, batch, router_losses, states[:, : prefix.shape[0]].detach())
+            decoded, router_losses = self._decode(states, prefix.shape[0], slots.widths, blocks, experts)
+            answer_loss, exact = self._answers(decoded, batch)
+            loss = answer_loss + self._weighted(router_losses) + self.recipe.tags_weight * tags_loss
+            answers = AnswerResult(answer_loss.detach(), exact, states[:, : prefix.shape[0]].detach())
+            return StepResult(loss, tags_loss.detach(), tags_right, answers)
 
     def forward_facts(
         self,
@@ -267,7 +303,8 @@ class Trainer:
         """The decoded states [B, L, H] of slots of these widths after `before` positions, and the router's losses."""
         decoder, total = self.model.model.language_model, states.shape[1]
         cos, sin = decoder.rotary_emb(states, self._moved(slot_positions(before, widths, total))[None])
-        mask = slot_mask(before, widths, total, self.device)
+        mask_of = slot_block_mask if self._skips_blocks else slot_mask
+        mask = mask_of(before, widths, total, self.device)
         layers = list(decoder.layers) if blocks is None else [decoder.layers[index] for index in blocks]
         router_losses = states.new_zeros(3, dtype=torch.float32)
         for index, layer in enumerate(layers):
@@ -279,32 +316,26 @@ class Trainer:
             router_losses = router_losses + block_losses / len(layers)
         return decoder.norm(states)[:, before : before + sum(widths)], router_losses
 
-    def _loss(
-        self,
-        states: torch.Tensor,
-        features: torch.Tensor,
-        batch: TrainingBatch,
-        router_losses: torch.Tensor,
-        prefix: torch.Tensor,
-    ) -> StepResult:
+    def _answers(self, states: torch.Tensor, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss over the answers, from the slots' decoded states [B, L, H], and which answers [B, N] are right."""
         labels = self._moved(batch.slots.labels)
         weights = self._moved(batch.slots.weights)
         logits = self.model.lm_head(states).float()
         losses = nn.functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
-        answer_loss = (losses * weights).sum() / weights.sum()
         wrong = ((logits.argmax(dim=-1) != labels) & (labels != IGNORED)).float()
         exact = torch.stack([part.sum(dim=1) == 0 for part in wrong.split(list(batch.slots.widths), dim=1)], dim=1)
-        loss = answer_loss + self._weighted(router_losses)
-        tags_loss = tags_right = loss.new_zeros(())
-        if batch.tags is not None:
-            size = (batch.images.shape[1], batch.images.shape[2])
-            points, scales = feature_centres(self.processor, size, batch.tiling)
-            pitch = self.processor.crop_size / self.processor.features_per_side
-            seen = features.detach() if self.step < self.head_only_steps else features
-            tags = batch.tags.to(self.device)
-            tags_loss, tags_right = self.tag_head.loss(seen, tags, self._moved(points), self._moved(scales), pitch)
-            loss = loss + self.recipe.tags_weight * tags_loss
-        return StepResult(loss, answer_loss.detach(), exact, tags_loss.detach(), tags_right, prefix)
+        return (losses * weights).sum() / weights.sum(), exact
+
+    def _tags(self, features: torch.Tensor, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tags' loss of features [B, K, F, H] and the fraction of labels that they encode; zeros without tags."""
+        if batch.tags is None:
+            return features.new_zeros(()), features.new_zeros(())
+        size = (batch.images.shape[1], batch.images.shape[2])
+        points, scales = feature_centres(self.processor, size, batch.tiling)
+        pitch = self.processor.crop_size / self.processor.features_per_side
+        seen = features.detach() if self.step < self.head_only_steps else features
+        tags = batch.tags.to(self.device)
+        return self.tag_head.loss(seen, tags, self._moved(points), self._moved(scales), pitch)
 
     def train_step(self, batch: TrainingBatch, progress: float) -> tuple[StepResult, torch.Tensor]:
         """Take one optimiser step; returns the results and the gradient's norm before clipping."""
@@ -316,15 +347,12 @@ class Trainer:
         blocks, experts = self._drawn_blocks(), self._drawn_experts()
         result = self.forward(batch, blocks, experts)
         result.loss.backward()
-        if self.facts:
+        if self.facts and result.answers is not None and stage_at(progress)[0].drills:
             context = CONTEXTS[self._rng.randrange(self.context_level + 1)]
             table = self.facts[0] if self.step % 2 else self.facts[self.step // 2 % len(self.facts)]
-            loss, _ = self.forward_facts(table, context, result.prefix, blocks, experts)
+            loss, _ = self.forward_facts(table, context, result.answers.prefix, blocks, experts)
             (self.recipe.facts_weight * loss).backward()
         parameters = [*self.model.parameters(), *self.tag_head.parameters()]
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
         norm = nn.utils.clip_grad_norm_(parameters, self.recipe.max_grad_norm)
         finite = norm.isfinite()
         self.optimiser.found_inf = (~finite).float()  # type: ignore[attr-defined]  # read by the fused step
@@ -410,7 +438,7 @@ def run_leg(
                     "waited_s": round(waited, 1),
                     "scenes": scenes,
                     "grad_norm": round(float(norm), 3),
-                    **facts_learned(trainer, result.prefix, clock.progress),
+                    **(facts_learned(trainer, result.answers.prefix, clock.progress) if result.answers else {}),
                     **{name: round(sum(values) / len(values), 3) for name, values in sorted(sums.items())},
                 }
                 log.write(json.dumps(row) + "\n")
@@ -424,7 +452,7 @@ def facts_learned(trainer: Trainer, prefix: torch.Tensor, progress: float) -> di
     """The recall of prices in text over experts a token, and after tokens of embedded pictures [B, T, H] (`prefix`);
     then there may be more prices to learn, more tokens before them, or another weight of the routing's entropy.
     """
-    if not trainer.facts:
+    if not trainer.facts or not stage_at(progress)[0].drills:
         return {}
     recipe, most, level = trainer.recipe, trainer.model.default_top_k, trainer.context_level
     recall = {f"top-{count}": trainer.recall(prefix, 0, count) for count in (most, most // 2, most // 4)}
@@ -457,10 +485,12 @@ def next_entropy_weight(recipe: OptimiserRecipe, weight: float, recalled: float,
 
 def _collect(sums: dict[str, list[float]], batch: TrainingBatch, result: StepResult) -> None:
     """Add one step's losses and fractions of right answers, by tier and question type, to `sums`."""
-    sums[f"loss/{batch.tier}"].append(float(result.answer_loss))
     sums[f"tags_loss/{batch.tier}"].append(float(result.tags_loss))
     sums[f"tags_right/{batch.tier}"].append(float(result.tags_right))
-    exact = result.exact.cpu()
+    if result.answers is None:
+        return
+    sums[f"loss/{batch.tier}"].append(float(result.answers.loss))
+    exact = result.answers.exact.cpu()
     for index, name in enumerate(QUESTION_NAMES):
         of_type = exact[batch.types == index]
         if len(of_type):

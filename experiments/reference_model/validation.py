@@ -63,8 +63,9 @@ def quick_scores(
         for batch, types in drawn:
             height, width = batch.images.shape[1:3]
             tiling = trainer.processor.tiling_for(height, width, TIERS[tier])
-            exact = trainer.forward(replace(batch, tier=tier, tiling=tiling)).exact[0]
-            for kind, value in zip(types, exact.tolist(), strict=True):
+            answers = trainer.forward(replace(batch, tier=tier, tiling=tiling)).answers
+            assert answers is not None
+            for kind, value in zip(types, answers.exact[0].tolist(), strict=True):
                 hits[kind].append(value)
     families: dict[str, list[float]] = defaultdict(list)
     for kind, values in hits.items():

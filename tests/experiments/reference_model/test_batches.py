@@ -86,6 +86,15 @@ def test_text_heights_stay_in_range(progress: float) -> None:
         assert (batch.tags.text_px > 0).sum(dim=1).max() <= max(stage_at(progress)[0].items)
 
 
+def test_the_first_stage_has_tags_without_questions_and_the_second_questions_without_prices_to_recall() -> None:
+    first, second, third = (_draw(1, progress) for progress in (0.0, CURRICULUM[0].until, CURRICULUM[1].until))
+    assert first.tags is not None and first.slots.widths == ()
+    assert first.types.shape == first.slots.input_ids.shape == (len(first.images), 0)
+    recall = QUESTION_NAMES.index("recall/after_a_picture")
+    assert second.slots.widths and not (second.types == recall).any()
+    assert (third.types == recall).sum(dim=1).tolist() == [RECALLS_PER_SCENE] * len(third.images)
+
+
 def test_stages_follow_one_another() -> None:
     assert stage_at(0.0) == (CURRICULUM[0], 0.0)
     assert stage_at(CURRICULUM[0].until) == (CURRICULUM[1], 0.0)

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_mask
 
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens, MolmoeProcessor
 from experiment_core_utils.primitives.knobs import CropRange
 from experiments.reference_model.batches import TrainingBatch
-from experiments.reference_model.packing import IGNORED, Slot, pack_slots, slot_mask, slot_positions
+from experiments.reference_model.packing import IGNORED, Slot, pack_slots, slot_block_mask, slot_mask, slot_positions
 from experiments.reference_model.recipe import OptimiserRecipe
 from experiments.reference_model.trainer import Trainer, dense_experts
 from tests.experiments.reference_model.tiny import TOKENIZER, tiny_model, tiny_processor
@@ -32,6 +33,14 @@ def test_mask_keeps_slots_apart() -> None:
     """Prefix 0-1, slots 2-3 and 4-5, padding 6."""
     seen = [[column for column in range(7) if row[column]] for row in slot_mask(2, [2, 2], 7)[0, 0].tolist()]
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 4, 5], [6]]
+
+
+def test_the_block_mask_is_the_same_mask() -> None:
+    """Prefix of 150, slots to 250 and 290, padding to 300: three blocks of 128, of which the first two are needed."""
+    block_mask = slot_block_mask(150, [100, 40], 300, torch.device("cpu"))
+    dense = create_mask(block_mask.mask_mod, 1, 1, 300, 300, device="cpu")
+    assert torch.equal(dense, slot_mask(150, [100, 40], 300))
+    assert block_mask.to_dense()[0, 0].tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("crops", [CropRange(1, 1), CropRange(2, 4)])
