@@ -31,10 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     with libraries_loading():
         from experiment_core_utils.pipeline import run_profiling
-        from experiments.core_exp.closing_lines import closing_lines
 
     report = run_profiling(config)
     if report.is_main_process:
+        # They come from E2, which takes a second to import: too long before the first sample.
+        from experiments.core_exp.closing_lines import closing_lines
+
         print("\n".join(closing_lines(report)))
     return report.exit_code
 
