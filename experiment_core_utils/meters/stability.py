@@ -75,7 +75,7 @@ def needs_another_run(totals_s: Sequence[float], least: int, most: int) -> bool:
 def drift_ratio(first_s: Mapping[int, float], now_s: Mapping[int, float]) -> float | None:
     """Median over samples of the time now as a multiple of the first; None where no sample is in both.
 
-    The median of three lets one disturbed run pass.
+    The median of five lets two disturbed runs pass.
     """
     ratios = [now_s[sample_id] / first for sample_id, first in first_s.items() if sample_id in now_s]
     return statistics.median(ratios) if ratios else None

@@ -34,7 +34,7 @@ from experiment_core_utils.sweep.batches import Bench
 from experiment_core_utils.sweep.measurer import RunContext
 
 DRIFT_VERSION = 1
-CONTROL_SAMPLES = 3
+CONTROL_SAMPLES = 5
 # Where samples cannot be read, so many are tried before the check is given up.
 _MOST_CANDIDATES = 12
 _POLL_S = 0.1

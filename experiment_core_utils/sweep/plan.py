@@ -180,8 +180,8 @@ class RequestedRun:
 
     @property
     def control(self) -> KnobSetting:
-        """The setting that is measured first, and again along the run to see whether the machine drifts."""
-        return self.settings[self.keys.index(self.order.keys[0])]
+        """The cheapest setting (fewest crops, then blocks, then experts), which is measured again along the run."""
+        return min(self.settings, key=lambda each: (each.vision.crops.max_crops, each.num_active_blocks, each.top_k or 0))
 
 
 def requested_run(config: ProfilingConfig) -> RequestedRun:

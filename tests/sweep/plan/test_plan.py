@@ -39,12 +39,17 @@ def test_settings_and_samples_are_known_without_weights(folder: Path) -> None:
     assert (run.task.name, run.source.limits.num_total_blocks) == ("reference_vqa", 4)
 
 
-def test_the_control_setting_is_the_first_that_is_measured(folder: Path) -> None:
+def test_settings_are_shuffled_by_the_seed_or_measured_as_planned(folder: Path) -> None:
     run = requested(folder, "--setting_order", "shuffled")
-    assert run.order.keys == shuffled(KEYS, 3) != KEYS
-    assert (run.order.seed, run.control.key) == (3, run.order.keys[0])
+    assert (run.order.seed, run.order.keys) == (3, shuffled(KEYS, 3)) != (3, KEYS)
     planned = requested(folder, "--setting_order", "planned")
-    assert (planned.order.keys, planned.order.seed, planned.control.key) == (KEYS, None, KEYS[0])
+    assert (planned.order.keys, planned.order.seed) == (KEYS, None)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "planned"])
+def test_the_control_setting_has_the_fewest_crops_then_blocks_then_experts(folder: Path, order: str) -> None:
+    run = requested(folder, "--setting_order", order, "--tier_list", "high", "low", "--top_k_list", "4", "1", "2")
+    assert run.control.key == "tier-low_topk1_blocks2"
 
 
 def test_what_does_not_fit_the_model_is_refused(folder: Path) -> None:
