@@ -181,7 +181,11 @@ class RequestedRun:
     @property
     def control(self) -> KnobSetting:
         """The cheapest setting (fewest crops, then blocks, then experts), which is measured again along the run."""
-        return min(self.settings, key=lambda each: (each.vision.crops.max_crops, each.num_active_blocks, each.top_k or 0))
+
+        def cost(setting: KnobSetting) -> tuple[int, int, int]:
+            return setting.vision.crops.max_crops, setting.num_active_blocks, setting.top_k or 0
+
+        return min(self.settings, key=cost)
 
 
 def requested_run(config: ProfilingConfig) -> RequestedRun:
