@@ -281,7 +281,7 @@ def plan_of(
 
 
 # Requested parameters that change no figure: results are recognised without them.
-_NOT_IN_FINGERPRINT = {
+NOT_IN_FINGERPRINT = {
     "drift_check_every", "enable_memory_optimization", "max_config_retries", "sample_timeout_s", "sampling_strategy",
 }  # fmt: skip
 
@@ -311,7 +311,7 @@ def _differences(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -
     for flag, (part, name, value) in own.items():
         parts = [each[part] for each in made if isinstance(each.get(part), dict)]
         there = [each[name] for each in parts if name in each and each[name] != value]
-        if there and name not in _NOT_IN_FINGERPRINT:
+        if there and name not in NOT_IN_FINGERPRINT:
             yield f"{flag} {_as_given(value)}, there {' or '.join(dict.fromkeys(map(_as_given, there)))}"
 
 

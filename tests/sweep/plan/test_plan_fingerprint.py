@@ -18,8 +18,14 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.records.ledger import PLAN_VERSION, Ledger, RunPlan, write_plan
+from experiment_core_utils.records.provenance import Variables
 from experiment_core_utils.records.settings import JournalHeader
-from experiment_core_utils.sweep.plan import agreed_fingerprint, fingerprint_parts, refuse_other_engines
+from experiment_core_utils.sweep.plan import (
+    NOT_IN_FINGERPRINT,
+    agreed_fingerprint,
+    fingerprint_parts,
+    refuse_other_engines,
+)
 from tests.hand_made_records import measured_sample, part, stored_result
 
 
@@ -44,6 +50,48 @@ def test_threads_of_the_environment_belong_to_a_result_where_no_flag_says_how_ma
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert [each for each in two if each not in parts()] == [("OMP_NUM_THREADS", 2)]
     assert parts("--num_threads", "1") == flagged
+
+
+# What each parameter is set by, to another value than by default.
+FINGERPRINTED = {
+    "max_new_tokens": ["--max_new_tokens", "5"],
+    "num_runs_per_sample": ["--num_runs_per_sample", "7"],
+    "num_warmup_runs": ["--num_warmup_runs", "5"],
+    "max_warmup_runs": ["--max_warmup_runs", "20"],
+    "max_repeats": ["--max_repeats", "3"],
+    "until_precision": ["--until_precision", "0.1"],
+    "energy": ["--energy", "optional"],
+    "num_latency_samples": ["--num_latency_samples", "1"],
+    "accuracy_batch_size": ["--num_latency_samples", "1", "--accuracy_batch_size", "3"],
+    "precision": ["--precision", "bfloat16"],
+    "execution": ["--execution", "eager"],
+    "quantization": ["--quantization", "8bit"],
+    "num_threads": ["--num_threads", "1"],
+    "pareto_search": ["--pareto_search"],
+    "random_weights": ["--random_weights"],
+    "profiler": ["--use_profiler"],
+    "use_profiler_on_all_samples": ["--use_profiler_on_all_samples"],
+}
+NOT_FINGERPRINTED = {
+    "drift_check_every": ["--drift_check_every", "0"],
+    "sampling_strategy": ["--sampling_strategy", "full"],
+    "enable_memory_optimization": ["--enable_memory_optimization"],
+    "max_config_retries": ["--max_config_retries", "5"],
+    "sample_timeout_s": ["--sample_timeout", "99"],
+}
+# In it by the samples that they draw, by files or for tasks that this one is not, or always the same.
+OTHERWISE = {
+    "num_samples", "sample_by", "seed", "ids", "dataset_revision", "prompt_template", "importance_scores_file",
+    "block_sets_file", "batch_size", "decoding", "first_block_top_k_rule",
+}  # fmt: skip
+
+
+def test_what_a_run_says_to_differ_from_replaced_results_is_what_the_fingerprint_contains() -> None:
+    own = parts()
+    assert all(parts(*flags) != own for flags in FINGERPRINTED.values())
+    assert all(parts(*flags) == own for flags in NOT_FINGERPRINTED.values())
+    assert set(NOT_FINGERPRINTED) == NOT_IN_FINGERPRINT
+    assert set(Variables.model_fields) == {*FINGERPRINTED, *NOT_FINGERPRINTED, *OTHERWISE}
 
 
 def fingerprint(model: Path, output_dir: Path) -> str:
