@@ -51,16 +51,15 @@ class Muon:
     def step(self, lr: float, finite: torch.Tensor) -> None:
         """Take one step with what has a gradient; where `finite` (a scalar) is false it counts as zero."""
         for group, buffer in zip(self._groups, self._buffers, strict=True):
-            momenta = buffer.chunk(len(group))
-            reached = [index for index, parameter in enumerate(group) if parameter.grad is not None]
+            reached = [pair for pair in zip(group, buffer.chunk(len(group)), strict=True) if pair[0].grad is not None]
             if not reached:
                 continue
-            tensors: list[torch.Tensor] = [group[index] for index in reached]
-            gradients = torch.where(finite, _stack([tensor.grad for tensor in tensors if tensor.grad is not None]), 0.0)
-            momentum = torch.cat([momenta[index] for index in reached]).lerp_(gradients, 1 - self.momentum)
-            for index, part in zip(reached, momentum.chunk(len(reached)), strict=True):
-                momenta[index].copy_(part)
-            update = orthogonalise(gradients.lerp(momentum, self.momentum)).float()
+            tensors: list[torch.Tensor] = [parameter for parameter, _ in reached]
+            gradients = torch.where(finite, _stack([each.grad for each in tensors if each.grad is not None]), 0.0)
+            for (_, momentum), gradient in zip(reached, gradients.chunk(len(reached)), strict=True):
+                momentum.lerp_(gradient, 1 - self.momentum)
+            momenta = torch.cat([momentum for _, momentum in reached])
+            update = orthogonalise(gradients.lerp(momenta, self.momentum)).float()
             scale = max(1.0, update.shape[-2] / update.shape[-1]) ** 0.5
             steps = [part.view_as(p) for part, p in zip(update.chunk(len(reached)), tensors, strict=True)]
             scale_and_add(tensors, 1 - lr * self.weight_decay, steps, -lr * scale)

@@ -58,8 +58,7 @@ class Stage:
     items: tuple[int, int]  #: most items in a scene at the stage's start and end (it grows linearly)
     #: fraction of batches whose text is large enough for their tier; the rest draws text as the task
     readable_share: float
-    #: whether the decoder learns to answer; if not, the tags alone train the vision tower and the connector, in a third
-    #: of the time that a step needs with answers
+    #: whether the decoder learns to answer; if not, the tags alone train the vision tower and the connector
     answers: bool = True
     drills: bool = True  #: whether prices are drilled
     scenes: float = 1.0  #: size of the batches, relative to `SCENES_PER_BATCH`

@@ -40,22 +40,22 @@ SAVED_NUMBERS = ("step", "known_facts", "context_level", "entropy_weight")
 
 
 @dataclass
-class StepResult:
-    """The results of one forward pass; without gradients, but for the loss."""
-
-    loss: torch.Tensor  #: to minimise
-    tags_loss: torch.Tensor
-    tags_right: torch.Tensor  #: fraction of the features on legible text that encode the whole label
-    answers: "AnswerResult | None"  #: None where only the tags are trained
-
-
-@dataclass
 class AnswerResult:
     """The results of the decoder; without gradients."""
 
     loss: torch.Tensor
     exact: torch.Tensor  #: [B, N] which answers are all right
     prefix: torch.Tensor  #: [B, T, H] embedded tokens of each picture, before its questions
+
+
+@dataclass
+class StepResult:
+    """The results of one forward pass; without gradients, but for the loss."""
+
+    loss: torch.Tensor  #: to minimise
+    tags_loss: torch.Tensor
+    tags_right: torch.Tensor  #: fraction of the features on legible text that encode the whole label
+    answers: AnswerResult | None  #: None where only the tags are trained
 
 
 @dataclass
@@ -347,7 +347,7 @@ class Trainer:
         blocks, experts = self._drawn_blocks(), self._drawn_experts()
         result = self.forward(batch, blocks, experts)
         result.loss.backward()
-        if self.facts and result.answers is not None and stage_at(progress)[0].drills:
+        if result.answers is not None and self.drills_at(progress):
             context = CONTEXTS[self._rng.randrange(self.context_level + 1)]
             table = self.facts[0] if self.step % 2 else self.facts[self.step // 2 % len(self.facts)]
             loss, _ = self.forward_facts(table, context, result.answers.prefix, blocks, experts)
@@ -360,6 +360,10 @@ class Trainer:
         self.matrix_optimiser.step(self.recipe.matrix_learning_rate * factor, finite)
         self.step += 1
         return result, norm
+
+    def drills_at(self, progress: float) -> bool:
+        """Whether a step at this point of the curriculum drills prices."""
+        return bool(self.facts) and stage_at(progress)[0].drills
 
     def _drawn_blocks(self) -> list[int] | None:
         """The blocks for one step: mostly all, else without one to four of the last ones or of any after the first."""
@@ -452,7 +456,7 @@ def facts_learned(trainer: Trainer, prefix: torch.Tensor, progress: float) -> di
     """The recall of prices in text over experts a token, and after tokens of embedded pictures [B, T, H] (`prefix`);
     then there may be more prices to learn, more tokens before them, or another weight of the routing's entropy.
     """
-    if not trainer.facts or not stage_at(progress)[0].drills:
+    if not trainer.drills_at(progress):
         return {}
     recipe, most, level = trainer.recipe, trainer.model.default_top_k, trainer.context_level
     recall = {f"top-{count}": trainer.recall(prefix, 0, count) for count in (most, most // 2, most // 4)}

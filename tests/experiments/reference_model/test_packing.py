@@ -36,11 +36,14 @@ def test_mask_keeps_slots_apart() -> None:
 
 
 def test_the_block_mask_is_the_same_mask() -> None:
-    """Prefix of 150, slots to 250 and 290, padding to 300: three blocks of 128, of which the first two are needed."""
+    """Prefix of 150, slots to 250 and 290, padding to 300, in blocks of 128: those above the diagonal are empty."""
     block_mask = slot_block_mask(150, [100, 40], 300, torch.device("cpu"))
     dense = create_mask(block_mask.mask_mod, 1, 1, 300, 300, device="cpu")
     assert torch.equal(dense, slot_mask(150, [100, 40], 300))
     assert block_mask.to_dense()[0, 0].tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    # A prefix of 10, slots to 256 and 384: the second slot sees nothing of the first one's last block.
+    apart = slot_block_mask(10, [246, 128], 384, torch.device("cpu"))
+    assert apart.to_dense()[0, 0].tolist() == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]
 
 
 @pytest.mark.parametrize("crops", [CropRange(1, 1), CropRange(2, 4)])

@@ -89,6 +89,10 @@ OTHERWISE = {
 def test_what_a_run_says_to_differ_from_replaced_results_is_what_the_fingerprint_contains() -> None:
     own = parts()
     assert all(parts(*flags) != own for flags in FINGERPRINTED.values())
+    # These two do nothing alone; they differ from the flag that they need, too.
+    batched, profiled = FINGERPRINTED["accuracy_batch_size"], FINGERPRINTED["use_profiler_on_all_samples"]
+    assert parts(*batched) != parts(*FINGERPRINTED["num_latency_samples"])
+    assert parts(*profiled) != parts(*FINGERPRINTED["profiler"])
     assert all(parts(*flags) == own for flags in NOT_FINGERPRINTED.values())
     assert set(NOT_FINGERPRINTED) == NOT_IN_FINGERPRINT
     assert set(Variables.model_fields) == {*FINGERPRINTED, *NOT_FINGERPRINTED, *OTHERWISE}
