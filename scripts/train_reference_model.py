@@ -1,4 +1,4 @@
-"""Train the embedded reference model (checkpoints/molmoe_tiny) on generated scenes; 62 minutes on a GPU by default.
+"""Train the embedded reference model (checkpoints/molmoe_tiny) on generated scenes; 67 minutes on a GPU by default.
 
 A training of several legs resumes from --state; the same command is each leg:
 
@@ -35,9 +35,9 @@ HEAD_ONLY_STEPS = 250
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--planned-minutes", type=float, default=62.0, help="training time of all legs together (default: 62)"
+        "--planned-minutes", type=float, default=67.0, help="training time of all legs together (default: 67)"
     )
-    parser.add_argument("--leg-minutes", type=float, default=62.0, help="training time of this leg (default: 62)")
+    parser.add_argument("--leg-minutes", type=float, default=67.0, help="training time of this leg (default: 67)")
     parser.add_argument("--state", type=Path, required=True, help="file for the training state between legs")
     parser.add_argument("--init-from", type=Path, help="saved model to start from if there is no state")
     parser.add_argument(

@@ -145,4 +145,5 @@ def _mask(owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """An additive mask [1, 1, L, L] of owners [L], 0 for the picture: a position sees the picture and its own past."""
     is_seen = (owners[None] == 0) | (owners[None] == owners[:, None])
     is_seen = torch.tril(is_seen)
-    return torch.zeros(is_seen.shape, dtype=dtype).masked_fill(~is_seen, torch.finfo(dtype).min)[None, None]
+    hidden = torch.zeros_like(is_seen, dtype=dtype).masked_fill(~is_seen, torch.finfo(dtype).min)
+    return hidden[None, None]
