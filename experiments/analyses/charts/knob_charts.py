@@ -44,6 +44,7 @@ STATUS_MARKS: dict[Status, tuple[str, str, Symbol, int]] = {
 INTERACTION_COLOURS = (SKY, YELLOW, PURPLE, VERMILION)
 # Names of a front's settings in a panel, and of a knob's values: more would be larger than the panel.
 MOST_NAMES, MOST_VALUE_NAMES = 30, 12
+MOST_LETTERS_SIDE_BY_SIDE = 4
 
 
 def knob_study_charts(analyses: Sequence[TaskAnalysis], with_accuracy: bool = True) -> list[Chart]:
@@ -211,7 +212,7 @@ def _held_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
         members = np.array([at for at, point in enumerate(found.points) if point.value(row.knob) == row.value])
         name = f"{KNOB_NAMES[row.knob]} {row.value}" if number in named else None
         marks.append(_steps(found, members, VALUE_COLOURS[number % len(VALUE_COLOURS)], name, 1.7))
-    title = f"{found.task.replace('_', ' ')}: {KNOB_NAMES[rows[0].knob]} held at each value"
+    title = f"{found.task.replace('_', ' ')}: {KNOB_NAMES[rows[0].knob]} held"
     cost, accuracy = Axis(f"{found.of.label} ({unit})", from_zero=True), _axis_of_accuracy(found.best, found.accuracy)
     return Panel(title, cost, accuracy, marks, width="third", height_px=330)
 
@@ -344,8 +345,8 @@ def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Pa
         if not own:
             continue
         places = [len(ticks) + at for at in range(len(own))]
-        # Labels of sweeps are long: every second one is a line lower.
-        lower = "\n" if knob == "sweep" else ""
+        # Of long labels every second one is a line lower.
+        lower = "\n" if max(len(str(mean.value)) for mean in own) > MOST_LETTERS_SIDE_BY_SIDE else ""
         ticks |= {place: lower * (at % 2) + str(own[at].value) for at, place in enumerate(places)}
         low, high = ([mean.change_ci95[side] / divisor for mean in own] for side in (0, 1))
         texts = [_change_text(title, own[0], mean, divisor, unit) for mean in own]
