@@ -15,7 +15,7 @@ from experiment_core_utils.tasks.interface import Answer
 from experiments.block_importance.answers import AnswerScorer, scored
 from experiments.block_importance.importance import Blocks, Measured, TaskValues
 from experiments.reference_model.evaluation import answer_pictures, placed, samples_of
-from experiments.reference_model.packing import make_slot
+from experiments.reference_model.packing import make_slot, slot_mask, slot_positions
 
 
 @dataclass(eq=False)
@@ -95,22 +95,23 @@ class _Pack:
         self.samples = [(task.name, sample.image_id) for task, sample in samples]
         inputs = processor("", samples[0][1].image, scorer.crops)
         prefix = inputs["input_ids"].shape[1]
-        ids, positions, owners = inputs["input_ids"][0].tolist(), list(range(prefix)), [0] * prefix
+        ids, widths = inputs["input_ids"][0].tolist(), []
         self._answers: list[tuple[int, torch.Tensor]] = []
-        for owner, (task, sample) in enumerate(samples, start=1):
+        for task, sample in samples:
             slot = make_slot(processor.tokenizer, task.prompt(sample), str(sample.metadata["answer"]))
             row = [*slot.prompt, *slot.answer[:-1]]
             self._answers.append((len(ids) + len(slot.prompt) - 1, torch.tensor(slot.answer)))
             ids += row
-            positions += range(prefix, prefix + len(row))
-            owners += [owner] * len(row)
+            widths.append(len(row))
         features = model.encode_image(
             *(placed(inputs[name], model) for name in ("pixel_values", "image_masks", "image_input_idx"))
         )
         device = model.device
         self._states = model.model.embed(torch.tensor([ids], device=device), features)
-        self._rotary = model.model.language_model.rotary_emb(self._states, torch.tensor([positions], device=device))
-        self._mask = _mask(torch.tensor(owners, device=device), self._states.dtype)
+        positions = slot_positions(prefix, widths, len(ids)).to(device)[None]
+        self._rotary = model.model.language_model.rotary_emb(self._states, positions)
+        is_seen, dtype = slot_mask(prefix, widths, len(ids), device), self._states.dtype
+        self._mask = torch.zeros_like(is_seen, dtype=dtype).masked_fill(~is_seen, torch.finfo(dtype).min)
 
     def likelihoods(self, sets: Sequence[Blocks]) -> dict[Blocks, list[float]]:
         """The value of each sample, for each set."""
@@ -139,11 +140,3 @@ class _Pack:
             loss = torch.nn.functional.cross_entropy(self._model.lm_head(normed).float(), answer.to(self._model.device))
             values.append(-float(loss))
         return values
-
-
-def _mask(owners: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An additive mask [1, 1, L, L] of owners [L], 0 for the picture: a position sees the picture and its own past."""
-    is_seen = (owners[None] == 0) | (owners[None] == owners[:, None])
-    is_seen = torch.tril(is_seen)
-    hidden = torch.zeros_like(is_seen, dtype=dtype).masked_fill(~is_seen, torch.finfo(dtype).min)
-    return hidden[None, None]

@@ -10,7 +10,7 @@ from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
 from experiments.block_importance.importance import passed_through
-from experiments.block_importance.picture_scorers import PackedPictureScorer, _mask
+from experiments.block_importance.picture_scorers import PackedPictureScorer
 
 ONE = CropRange(1, 1)
 
@@ -44,8 +44,3 @@ def test_each_answer_is_as_likely_as_alone(tiny_checkpoint: Path) -> None:
     assert found[3]["reference_counting"].values == pytest.approx(without_first, abs=1e-4)
     assert found[0]["reference_counting"].image_ids == tuple(tasks[0][index].image_id for index in (6, 7, 10, 11))
     assert len(found[0]["reference_captions"].values) == 2
-
-
-def test_the_mask_is_on_the_device_of_the_model() -> None:
-    owners = torch.tensor([0, 0, 1, 2], device="meta")
-    assert _mask(owners, torch.float32).device == owners.device

@@ -35,6 +35,10 @@ def test_mask_keeps_slots_apart() -> None:
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 4, 5], [6]]
 
 
+def test_the_mask_is_on_the_device_that_is_asked_for() -> None:
+    assert slot_mask(2, [1, 1], 4, "meta").device.type == "meta"
+
+
 def test_the_block_mask_is_the_same_mask() -> None:
     """Prefix of 150, slots to 250 and 290, padding to 300, in blocks of 128: those above the diagonal are empty."""
     block_mask = slot_block_mask(150, [100, 40], 300, torch.device("cpu"))
