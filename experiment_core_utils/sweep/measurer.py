@@ -381,12 +381,14 @@ class ShardMeasurer:
         while needs_another_run(totals_s, least, self.config.max_warmup_runs):
             with time_limit(self.config.sample_timeout):
                 totals_s.append(run_staged(self.bench.model, inputs, self.bench.max_new_tokens).total_s)
+        if totals_s:
+            self._warm_layouts.add(_layout_of(request.shape))
         journal.append(warm_up_of(totals_s, least, self.context.experiment_id, self.context.rank))
         return proof
 
     def _warm_up_shape(self, shape: RequestShape, inputs: Mapping[str, Any]) -> None:
         """One unmeasured run for a layout that this process meets first: libraries prepare kernels for new shapes."""
-        layout = (shape.actual.tiling, shape.actual.image_size) if shape.actual is not None else None
+        layout = _layout_of(shape)
         if self.config.num_warmup_runs and layout not in self._warm_layouts:
             run_staged(self.bench.model, inputs, self.bench.max_new_tokens)
         self._warm_layouts.add(layout)
@@ -420,6 +422,10 @@ class ShardMeasurer:
             self.context.stop.sleep(REPEAT_AFTER_S)
         record = sample_record(self.bench.model, setting, sample, request, runs, transfer_s)
         return replace(record, energy=energy, num_discarded_runs=discarded, disturbances=found)
+
+
+def _layout_of(shape: RequestShape) -> tuple[object, object] | None:
+    return (shape.actual.tiling, shape.actual.image_size) if shape.actual is not None else None
 
 
 def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

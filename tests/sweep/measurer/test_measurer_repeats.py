@@ -1,4 +1,7 @@
-"""Runs that were throttled or beside other load are measured again, as often as allowed, by a meter that plays them."""
+"""Runs that were throttled or beside other load are measured again, as often as allowed, by a meter that plays them.
+
+Warm-up runs, which are not measured, are counted here, too.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,10 +40,14 @@ def played_meter(gpus: Sequence[GpuReading]) -> ConditionsMeter:
 
 
 def measured(
-    folder: Path, gpus: Sequence[GpuReading], monkeypatch: pytest.MonkeyPatch, *flags: str
+    folder: Path,
+    gpus: Sequence[GpuReading],
+    monkeypatch: pytest.MonkeyPatch,
+    *flags: str,
+    model: ScriptedModel | None = None,
 ) -> list[MeasuredSample]:
     monkeypatch.setattr(measurer, "REPEAT_AFTER_S", 0.0)
-    model = ScriptedModel(prefill_s=0.001)
+    model = ScriptedModel(prefill_s=0.001) if model is None else model
     config = parse_config(["--num_runs_per_sample", "2", "--num_warmup_runs", "0", *flags])
     task = load_task("reference_vqa", "validation")
     requests = RequestSource(task, model, IDS, 0, 0, None, keep_pictures=False)
@@ -83,6 +90,13 @@ def test_nothing_is_repeated_where_it_is_off_or_there_is_no_time(
     # The runs take 1 s by the meter's clock, and would take that and a half again.
     first, _ = measured(tmp_path, [GPU, HOT], monkeypatch, *flags)
     assert (first.num_discarded_runs, first.disturbances) == (0, ("hw_thermal_slowdown",))
+
+
+def test_the_layout_of_the_warm_up_is_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Both samples have one layout: 3 warm-up runs and 2 measured ones of each.
+    model = ScriptedModel()
+    measured(tmp_path, [], monkeypatch, "--num_warmup_runs", "3", "--max_warmup_runs", "3", model=model)
+    assert model.calls.count("encode_image") == 3 + 2 * 2
 
 
 def test_other_load_disturbs_where_it_can_be_known() -> None:
