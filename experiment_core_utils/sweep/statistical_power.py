@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtri, stdtrit
 
 from experiment_core_utils.primitives.statistics import CONFIDENCE
 from experiment_core_utils.records.setting_result import SettingResult
@@ -65,7 +65,7 @@ def samples_for_accuracy(difference: float, changed: float) -> int | None:
     """
     if difference > changed:
         return None
-    sure, power = (float(stats.norm.ppf(each)) for each in (0.5 + CONFIDENCE / 2, POWER))
+    sure, power = (float(ndtri(each)) for each in (0.5 + CONFIDENCE / 2, POWER))
     spread = sure * math.sqrt(changed) + power * math.sqrt(changed - difference**2)
     return max(math.ceil((spread / difference) ** 2), math.ceil(6 / changed))
 
@@ -83,13 +83,13 @@ def latency_shown(num_samples: int, spread: float) -> float | None:
     """The smallest relative difference in mean latency that so many samples show; None for fewer than 6."""
     if num_samples < 6:
         return None
-    quantiles = sum(float(stats.t.ppf(each, num_samples - 1)) for each in (0.5 + CONFIDENCE / 2, POWER))
+    quantiles = sum(float(stdtrit(num_samples - 1, each)) for each in (0.5 + CONFIDENCE / 2, POWER))
     return quantiles * spread / math.sqrt(num_samples)
 
 
 def samples_for_latency(difference: float, spread: float) -> int:
     """Samples that show a relative difference in mean latency."""
-    normal = sum(float(stats.norm.ppf(each)) for each in (0.5 + CONFIDENCE / 2, POWER))
+    normal = sum(float(ndtri(each)) for each in (0.5 + CONFIDENCE / 2, POWER))
     number = max(math.floor((normal * spread / difference) ** 2), 6)
     # Student's t is wider than the normal by a few samples.
     while (latency_shown(number, spread) or math.inf) > difference:

@@ -1,12 +1,13 @@
 """Output whose reader goes away or that the system refuses, seen from outside, and the line of a stopped command."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.config.command import reporting_errors
+from experiment_core_utils.config.command import libraries_loading, reporting_errors
 from experiment_core_utils.primitives.errors import Stopped
 
 PROGRAM = """
@@ -66,3 +67,12 @@ def test_of_several_processes_the_first_says_that_they_are_stopped(
         monkeypatch.setenv("RANK", rank)
         assert main() == 130
         assert capsys.readouterr().err.count("\n") == lines
+
+
+def test_garbage_is_looked_for_again_after_the_imports() -> None:
+    with libraries_loading():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), libraries_loading():
+        raise ImportError("No module named torch")
+    assert gc.isenabled()
