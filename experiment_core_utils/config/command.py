@@ -112,12 +112,11 @@ def _guarded(name: str) -> _MayClose | None:
 def libraries_loading() -> Iterator[None]:
     """Context of a command's late imports: raises ConfigurationError where memory is too little for them.
 
-    Meanwhile garbage is not looked for, which would take a tenth of the time, and in what was imported never again.
+    Meanwhile garbage is not looked for, which would take a tenth of the time.
     """
     gc.disable()
     try:
         yield
-        gc.freeze()
     except (ImportError, OSError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not any(words in str(error) for words in _NO_ROOM):
             raise
