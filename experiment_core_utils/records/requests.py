@@ -1,6 +1,6 @@
 """Records of requests: their shape, their runs, the proof of the knobs and their FLOPs."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -90,6 +90,12 @@ class RequestShape:
     def prompt_tokens(self) -> int:
         """All positions of the prompt."""
         return self.vision_tokens + self.image_marker_tokens + self.text_tokens
+
+    @property
+    def layout(self) -> Hashable:
+        """Equal for requests of which libraries prepare the same kernels: tiling and image size; None without a
+        picture."""
+        return None if self.actual is None else (self.actual.tiling, self.actual.image_size)
 
     @property
     def vision_tokens_difference(self) -> int | None:

@@ -1,6 +1,6 @@
 """One process's shard of the samples of a setting, measured and written to its journal."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,7 +178,7 @@ class ShardMeasurer:
         self._conditions = self.conditions or conditions_meter(context.experiment_id, context.rank, device)
         self._energy = None if self.energy is None else replace(self.energy, stop=context.stop)
         self._load = load_sampler(SAMPLE_EVERY_S)
-        self._warm_layouts: set[tuple[object, object] | None] = set()
+        self._warm_layouts: set[Hashable] = set()
         self._following: Sequence[KnobSetting] = ()
         self._goal: PrecisionGoal | None = None
         if config.until_precision is not None:
@@ -381,17 +381,15 @@ class ShardMeasurer:
         while needs_another_run(totals_s, least, self.config.max_warmup_runs):
             with time_limit(self.config.sample_timeout):
                 totals_s.append(run_staged(self.bench.model, inputs, self.bench.max_new_tokens).total_s)
-        if totals_s:
-            self._warm_layouts.add(_layout_of(request.shape))
+        self._warm_layouts.add(request.shape.layout)
         journal.append(warm_up_of(totals_s, least, self.context.experiment_id, self.context.rank))
         return proof
 
     def _warm_up_shape(self, shape: RequestShape, inputs: Mapping[str, Any]) -> None:
         """One unmeasured run for a layout that this process meets first: libraries prepare kernels for new shapes."""
-        layout = _layout_of(shape)
-        if self.config.num_warmup_runs and layout not in self._warm_layouts:
+        if self.config.num_warmup_runs and shape.layout not in self._warm_layouts:
             run_staged(self.bench.model, inputs, self.bench.max_new_tokens)
-        self._warm_layouts.add(layout)
+        self._warm_layouts.add(shape.layout)
 
     def _measure_sample(self, setting: KnobSetting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
         # Scored at the merge, with all others; one that no metric could score is not worth the time of its runs.
@@ -422,10 +420,6 @@ class ShardMeasurer:
             self.context.stop.sleep(REPEAT_AFTER_S)
         record = sample_record(self.bench.model, setting, sample, request, runs, transfer_s)
         return replace(record, energy=energy, num_discarded_runs=discarded, disturbances=found)
-
-
-def _layout_of(shape: RequestShape) -> tuple[object, object] | None:
-    return (shape.actual.tiling, shape.actual.image_size) if shape.actual is not None else None
 
 
 def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

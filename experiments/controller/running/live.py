@@ -1,7 +1,7 @@
 """Requests run one by one under policies and budgets, with what each really took and scored."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -117,12 +117,11 @@ def warm_up(
     model: StagedModel, space: KnobSpace, blocks: BlockChoice, requests: Sequence[LiveRequest], max_new_tokens: int
 ) -> int:
     """Run every tiling of the requests once, at all knobs' highest values; returns the number of runs."""
-    seen: set[object] = set()
+    seen: set[Hashable] = set()
     model.apply(space.setting(space.full, blocks))
     for request in requests:
         for prepared in request.prepared.values():
-            actual = prepared.shape.actual
-            layout = None if actual is None else (actual.tiling, actual.image_size)
+            layout = prepared.shape.layout
             if layout not in seen:
                 seen.add(layout)
                 inputs = model.to_device(prepared.inputs)
