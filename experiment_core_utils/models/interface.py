@@ -108,13 +108,21 @@ class StagedModel(Stages, Protocol):
 
         A cache of fixed length, captures, kernels built for new shapes. For what is ready already it costs next to
         nothing. A state from before it may be lost.
+
+        Raises:
+            EngineRefused: the engines or graphs that run the model cannot run this; the modules do not take their
+                place, or settings of one run would not be comparable.
         """
 
     @property
-    def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
-        """Settings (experts and blocks) that could not be warmed up as requested -> the reason; they run eagerly from
-        then on.
-        """
+    def may_run_by_modules(self) -> bool:
+        """Whether engines or graphs run that were not requested, so that the modules may take their place."""
+
+    def run_by_modules(self, reason: str) -> None:
+        """Run all settings by the modules from now on; `describe` and each proof give the reason."""
+
+    def fix_execution(self) -> None:
+        """From now on a setting that cannot run as those before it is refused, and no longer decides for all."""
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """The greedy answer to one request as this model is run by its users, with a mark where a stage ends."""
@@ -135,7 +143,12 @@ class StagedModel(Stages, Protocol):
         """Experts per token of each active block; None for a block without a router."""
 
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
-        """Run the request once with counters inside the model; never while timing."""
+        """Run the request once with counters inside the model; never while timing.
+
+        Raises:
+            KnobDidNotAct: something else ran than the setting requests.
+            EngineRefused: an engine or a graph computes something else than the modules.
+        """
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """FLOPs of the request at the setting; None for an unknown architecture."""

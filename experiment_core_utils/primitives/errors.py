@@ -53,6 +53,10 @@ class KnobDidNotAct(SettingError):
     """What ran is not what the setting requested."""
 
 
+class EngineRefused(KnobDidNotAct):
+    """An engine cannot run the setting, or computes something else than the model's modules."""
+
+
 class MeterUnavailable(ProfilerError):
     """What would measure is not there: run without it, and say so."""
 

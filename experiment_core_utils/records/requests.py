@@ -175,6 +175,13 @@ class KnobProof:
     #: or engines compute them by kernels of their own
     experts_implementation: str | None = None
     experts_implementation_decode: str | None = None  #: the same in a decode step; None in the same cases
+    #: engine of each stage at this setting, as `execution_stages` of the model; None in older files
+    execution_stages: Mapping[str, str] | None = None
+    #: relative distance of the engines' logits from the modules in higher precision, mean over the prompt's last
+    #: position and decode steps after it; None where the modules or plain torch run
+    engine_error: float | None = None
+    #: the same of the modules in the precision that was measured; None in the same cases
+    modules_error: float | None = None
 
 
 @dataclass(frozen=True)

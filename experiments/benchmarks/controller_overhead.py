@@ -7,14 +7,14 @@ python -m experiments.benchmarks.controller_overhead --shape molmoe_1b --device 
 Flags that are not this program's own go to the profiler's configuration. Captures and warm-ups come first and are not
 counted. With `--shape` weights are random and answers are as long as they may be.
 
-It prints JSON. `device`, `execution` and `execution_reason` say how plain stages run; `split_reason` why adaptive
-ones run eagerly where plain ones do not; `decided_on` and `decided_on_reason` where the networks are computed, and
-why not on the model's GPU. `capture_s` is the time of all captures, `num_runs` counts measured pairs, `choices`
-those of each setting and pause, `num_parameters` those of all networks. The following have `p50` and `p95` over the
-runs: `first_stage_ms`, `second_stage_ms` and their sum `controller_ms`; `new_budget_first_stage_ms`, at budgets that
-were never requested; `adaptive_total_ms` (`T_total`, the stages in it), `plain_total_ms` and, run by run,
-`adaptive_less_plain_ms`. `controller_share` is the median of `controller_ms` / `adaptive_total_ms`; `on_host` has the
-stages of the same requests with the networks on the host, null where they are there anyway.
+It prints JSON. `device`, `execution` and `execution_reason` say how stages run; `decided_on` and `decided_on_reason`
+where the networks are computed, and why not on the model's GPU. `capture_s` is the time of all captures, `num_runs`
+counts measured pairs, `choices` those of each setting and pause, `num_parameters` those of all networks. The following
+have `p50` and `p95` over the runs: `first_stage_ms`, `second_stage_ms` and their sum `controller_ms`;
+`new_budget_first_stage_ms`, at budgets that were never requested; `adaptive_total_ms` (`T_total`, the stages in it),
+`plain_total_ms` and, run by run, `adaptive_less_plain_ms`. `controller_share` is the median of `controller_ms` /
+`adaptive_total_ms`; `on_host` has the stages of the same requests with the networks on the host, null where they are
+there anyway.
 """
 
 import argparse
@@ -139,12 +139,11 @@ def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
 
 
 def _execution(model: MolmoeStagedModel) -> dict[str, Any]:
-    """How plain stages run, and the reason why adaptive ones do not run so; None where they do."""
+    """How stages run, and why not as requested; None where they do."""
     described = model.describe()
     return {
         "execution": described["execution"],
         "execution_reason": described["execution_reason"],
-        "split_reason": model.split.reason,
     }
 
 

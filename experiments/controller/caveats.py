@@ -42,17 +42,6 @@ class ControllerCaveat(Caveat):
             "{num_runs} unmeasured runs, one for each tiling, at the highest knobs; settings have no warm-up of their "
             "own".format_map,
         ),
-        "ran_eagerly": CaveatKind(
-            "warning",
-            lambda found: (
-                f"{', '.join(found['settings'])} ran eagerly, whatever tier and whichever policy but two_stage chose "
-                f"it: {found['reason']}"
-            ),
-        ),
-        "two_stage_ran_eagerly": CaveatKind(
-            "warning",
-            "two_stage ran eagerly, the other policies with execution {execution}: {reason}".format_map,
-        ),
         "networks_on_host": CaveatKind(
             "warning",
             "{policy} computed its networks on the host and not on the model's device: {reason}".format_map,

@@ -112,6 +112,9 @@ def test_every_key_of_a_setting() -> None:
             "execution_reason": None,
             "experts_implementation": None,
             "experts_implementation_decode": None,
+            "execution_stages": None,
+            "engine_error": None,
+            "modules_error": None,
         },
         "memory": {
             "peak_memory_bytes": None,

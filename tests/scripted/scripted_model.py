@@ -45,7 +45,8 @@ class ScriptedModel:
     eos_token_ids: frozenset[int] = frozenset({EOS})
     decoder_blocks: tuple[torch.nn.Module, ...] = ()
     active_setting: tuple[int, tuple[int, ...]] = (2, (0, 1))
-    refused_settings: Mapping[tuple[int | None, tuple[int, ...]], str] = field(default_factory=dict)
+    may_run_by_modules: bool = False
+    modules_run_because: str | None = None
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
         self.calls.append(f"prepare {prompt!r} {crops.min_crops}-{crops.max_crops}")
@@ -72,6 +73,12 @@ class ScriptedModel:
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         self.calls.append(f"warm_up for {max_new_tokens}")
+
+    def run_by_modules(self, reason: str) -> None:
+        self.may_run_by_modules, self.modules_run_because = False, reason
+
+    def fix_execution(self) -> None:
+        self.calls.append("fix_execution")
 
     def encode_image(self, inputs: Mapping[str, Any]) -> str | None:
         self.calls.append("encode_image")
@@ -127,7 +134,7 @@ class ScriptedModel:
         return None
 
     def describe(self) -> Mapping[str, Any]:
-        return {"model_class": "ScriptedModel"}
+        return {"model_class": "ScriptedModel", "execution_stages": {"prefill": "modules", "decode": "modules"}}
 
     def _logits(self, token: int) -> torch.Tensor:
         return torch.nn.functional.one_hot(torch.tensor([token]), VOCABULARY).float()

@@ -62,6 +62,8 @@ def assert_whole(result: Mapping[str, Any], experts: Sequence[int | None]) -> No
         "execution": "eager",
         "execution_reason": result["provenance"]["model"]["execution_reason"],
         **dict.fromkeys(("experts_implementation", "experts_implementation_decode"), kernels),
+        "execution_stages": dict.fromkeys(("vision", "prefill", "decode"), "modules"),
+        **dict.fromkeys(("engine_error", "modules_error")),
     }
     is_profiled = result["provenance"]["model"]["execution_reason"] == "only the model's modules follow --use_profiler"
     assert is_profiled or result["provenance"]["model"]["execution_reason"] == "there are no CUDA graphs on the CPU"

@@ -79,6 +79,13 @@ def attention_implementation(config: Any) -> str | None:
     return config._attn_implementation
 
 
+def set_implementations(config: Any, attention: str | None, experts: str | None) -> None:
+    """Set the implementations of a part's own config; those of the configs inside it stay, unlike with the public
+    names.
+    """
+    config._attn_implementation_internal, config._experts_implementation_internal = attention, experts
+
+
 def share_attention_implementation(config: Any, part: Any) -> None:
     """Give a part's config the implementation of attention in force."""
     part._attn_implementation = config._attn_implementation

@@ -8,7 +8,7 @@ no linear layers in transformers 5; fp8 quantises them.
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -220,3 +220,42 @@ def transformers_config(
         quant_type = requested.bnb_4bit_quant_type or DEFAULT_4BIT_TYPE
         return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=quant_type, bnb_4bit_compute_dtype=dtype)
     return FineGrainedFP8Config() if config.fp_precision == "float8" else None
+
+
+def dequantisation_of(layer: nn.Module) -> Callable[[], torch.Tensor] | None:
+    """What computes the weight [out, in] in float32 that a quantised linear layer stands for; None for any other."""
+    compute = _DEQUANTISED.get(type(layer).__name__)
+    weight: Any = getattr(layer, "weight", None)
+    # Such a layer can also be one that was left, or made, unquantised.
+    return None if compute is None or weight is None or weight.element_size() > 1 else partial(compute, layer)
+
+
+def _from_int8(layer: Any) -> torch.Tensor:
+    """bitsandbytes' int8: a row's largest magnitude is 127."""
+    scale = layer.state.SCB if layer.state.SCB is not None else layer.weight.SCB
+    weight: torch.Tensor = layer.weight.data.float() * (scale.float()[:, None] / 127)
+    return weight
+
+
+def _from_4bit(layer: Any) -> torch.Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+
+    weight: torch.Tensor = dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    return weight.float()
+
+
+def _from_fp8(layer: Any) -> torch.Tensor:
+    """transformers' fine-grained fp8: one scale for each block of `block_size`, or for all."""
+    weight: torch.Tensor = layer.weight.data.float()
+    scale = layer.weight_scale_inv.data.float()
+    if layer.block_size is not None:
+        for axis, size in enumerate(layer.block_size):
+            scale = scale.repeat_interleave(size, dim=axis).narrow(axis, 0, weight.shape[axis])
+    return weight * scale
+
+
+_DEQUANTISED: Mapping[str, Callable[[Any], torch.Tensor]] = {
+    "Linear8bitLt": _from_int8,
+    "Linear4bit": _from_4bit,
+    "FP8Linear": _from_fp8,
+}

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.block_modules import decoder_components
-from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, refuse_other_logits
+from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
 from experiment_core_utils.models.common.decode_kernels import ExecutedExperts
 from experiment_core_utils.models.common.describe import (
     computing_dtype,
@@ -25,6 +25,14 @@ from experiment_core_utils.models.common.describe import (
     implementations,
     quantisation_in_force,
     stored_bytes,
+)
+from experiment_core_utils.models.common.engine_proof import (
+    Computed,
+    EngineErrors,
+    EngineRun,
+    RouterTrace,
+    TracedPasses,
+    judged_by_modules,
 )
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
@@ -38,11 +46,16 @@ from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, Component
-from experiment_core_utils.primitives.device import Marks
-from experiment_core_utils.primitives.errors import KnobDidNotAct
+from experiment_core_utils.primitives.device import Marks, release_cached_memory
+from experiment_core_utils.primitives.errors import EngineRefused, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import Sample
+
+# Room for answers to a request that was not warmed up.
+UNANNOUNCED_TOKENS = 64
+# Decode steps of a proof, which make eight positions with the prompt's last one.
+PROOF_STEPS = 7
 
 
 class TransformersModel:
@@ -85,6 +98,7 @@ class TransformersModel:
             self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer)
         self._architecture = architecture_of(model.config)
         self._blocks = self.knobs.every_block
+        self._judged: dict[tuple[int | None, tuple[int, ...]], EngineErrors] = {}
 
     def _choose(
         self, requested: ExecutionMode, graph_capturer: GraphCapturer | None
@@ -97,13 +111,8 @@ class TransformersModel:
         unsupported_reason = graphs_unsupported_reason(self.model, self._stages)
         if unsupported_reason is not None:
             return None, unsupported_reason
-        return GraphedGeneration(self.model, self._stages, graph_capturer or CudaGraphs(self.device)), None
-
-    @property
-    def _graphed_at_setting(self) -> GraphedGeneration | None:
-        """The graphed stages of the setting in force; None where the modules run."""
-        graphed = self._graphed
-        return graphed if graphed is not None and graphed.is_warmed_up(self.active_setting) else None
+        capturer = graph_capturer or CudaGraphs(self.device)
+        return GraphedGeneration(self.model, self._stages, capturer, self.num_experts), None
 
     @property
     def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
@@ -159,9 +168,19 @@ class TransformersModel:
             self._graphed.warm_up(self.active_setting, inputs, max_new_tokens)
 
     @property
-    def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
-        """See `StagedModel.refused_settings`; for models without any graphs `describe` gives the reason."""
-        return {} if self._graphed is None else self._graphed.unsupported_reasons
+    def may_run_by_modules(self) -> bool:
+        """See `StagedModel.may_run_by_modules`."""
+        return self._requested == "auto" and self._graphed is not None
+
+    def run_by_modules(self, reason: str) -> None:
+        """See `StagedModel.run_by_modules`."""
+        self._graphed, self._unsupported_reason = None, reason
+        release_cached_memory(self.device)
+
+    def fix_execution(self) -> None:
+        """See `StagedModel.fix_execution`; until then a prefill that cannot be graphed decides for all settings."""
+        if self._graphed is not None:
+            self._graphed.is_fixed = True
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`; also None where pictures are encoded inside the prefill."""
@@ -171,13 +190,15 @@ class TransformersModel:
         self, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, GenerationState | PrefilledRequest[Any]]:
         """See `StagedModel.prefill`."""
-        if self._graphed_at_setting is not None:
-            return self._graphed_at_setting.prefill(self.active_setting, inputs, features)
-        return self._stages.prefill(inputs, features)
+        if self._graphed is None:
+            return self._stages.prefill(inputs, features)
+        if not self._graphed.is_ready(self.active_setting, inputs, inputs["input_ids"].shape[1] + 1):
+            self._graphed.warm_up(self.active_setting, inputs, UNANNOUNCED_TOKENS)
+        return self._graphed.prefill(self.active_setting, inputs, features)
 
     def decoding(self) -> AbstractContextManager[None]:
         """See `Stages.decoding`; graphs contain their kernels already."""
-        return self._stages.decoding() if self._graphed_at_setting is None else nullcontext()
+        return self._stages.decoding() if self._graphed is None else nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
         """See `StagedModel.decode_step`."""
@@ -192,9 +213,10 @@ class TransformersModel:
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """See `StagedModel.generate_timed`."""
-        if self._graphed_at_setting is None:
+        if self._graphed is None:
             return generate_timed(self.model, inputs, max_new_tokens, marks)
-        requests = AsyncRequests(self._graphed_at_setting, self._stages, self.active_setting)
+        self._graphed.warm_up(self.active_setting, inputs, max_new_tokens)
+        requests = AsyncRequests(self._graphed, self._stages, self.active_setting)
         return generate_async(requests, inputs, max_new_tokens, self.eos_token_ids, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
@@ -214,8 +236,8 @@ class TransformersModel:
         """See `StagedModel.prove`; for a graph, also that it gives the logits of the modules, which are counted.
 
         Raises:
-            KnobDidNotAct: it does not, and graphs were requested (under `auto` the setting runs eagerly then); or a
-                block is given another mask, position or window than in the full model.
+            KnobDidNotAct: a block is given another mask, position or window than in the full model.
+            EngineRefused: the graph does not give the logits of the modules.
         """
         self.apply(setting)
         features = self.encode_image(inputs)
@@ -228,16 +250,19 @@ class TransformersModel:
             counted.clear()
             token = logits.argmax(dim=-1, keepdim=True)
             with ran_decode:
-                after = self._stages.decode_step(token, state)
+                self._stages.decode_step(token, state)
             decode_blocks = tuple(counted.blocks)
-        execution, reason = self._compared(inputs, features, token, (logits, after))
+        errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
             blocks_run_decode=decode_blocks,
             cache_layers=state.filled_layers,
-            execution=execution,
-            execution_reason=reason,
+            execution=self._mode,
+            execution_reason=self._execution_reason,
+            execution_stages=self._execution_stages(),
+            engine_error=None if errors is None else errors.engine,
+            modules_error=None if errors is None else errors.modules,
             experts_implementation=ran.names,
             experts_implementation_decode=ran_decode.names,
         )
@@ -262,30 +287,55 @@ class TransformersModel:
         layers = dict(zip(self.active_setting[1], state.cache.layers, strict=False))
         return {block: BlockInputs(given, layer_kind(layers.get(block))) for block, given in seen.items()}
 
-    def _compared(
-        self, inputs: Mapping[str, Any], features: Any, token: torch.Tensor, expected: Sequence[torch.Tensor]
-    ) -> tuple[str, str | None]:
-        """How the setting in force runs, and the reason where that is not wholly as requested."""
-        if self._graphed is None:
-            return "eager", self._unsupported_reason
+    def _errors_at_setting(self, graphed: GraphedGeneration, inputs: Mapping[str, Any], features: Any) -> EngineErrors:
+        """The errors of the graphs at the setting in force beside those of the modules, judged once."""
+        if self.active_setting not in self._judged:
+            self._judged[self.active_setting] = self._judge(graphed, inputs, features)
+        return self._judged[self.active_setting]
+
+    def _judge(self, graphed: GraphedGeneration, inputs: Mapping[str, Any], features: Any) -> EngineErrors:
         setting = self.active_setting
-        if self._graphed_at_setting is None:
-            return "eager", self._graphed.unsupported_reasons.get(setting)
-        # Recorded outputs are written over by the next replay.
-        logits, state = self._graphed.prefill(setting, inputs, features)
-        found = {
-            "replayed prefill": logits.clone(),
-            "replayed decode step": self._graphed.decode_step(token, state),
-        }
+        graphed.warm_up(setting, inputs, PROOF_STEPS + 1)
+        trace, tokens = RouterTrace(self.num_experts), list[torch.Tensor]()
+        with trace.of_pass():
+            logits, state = graphed.prefill(setting, inputs, features)
+        chosen = graphed.prefill_at(setting).chosen_experts or tuple(trace.chosen)
+        # What a replay leaves is written over by the next one.
+        found, experts = [logits.clone()], [tuple(ids.clone() for ids in chosen)]
+        for _ in range(PROOF_STEPS):
+            tokens.append(found[-1].argmax(dim=-1, keepdim=True))
+            found.append(graphed.decode_step(tokens[-1], state).clone())
+            experts.append(tuple(ids.clone() for ids in graphed.decode_at(setting).chosen_experts))
+
+        def repeat(passes: TracedPasses) -> Computed:
+            with passes.next():
+                first, after = self._stages.prefill(inputs, features)
+            logits = [first]
+            for token in tokens:
+                with passes.next():
+                    logits.append(self._stages.decode_step(token, after))
+            filled = [layer for layer in after.cache.layers if layer.is_initialized]
+            return Computed(logits, [(layer.keys[0], layer.values[0]) for layer in filled])
+
+        names = "graphed prefill", "graphed decode step"
+        computed = Computed(found, graphed.decode_at(setting).cached)
+        run = EngineRun(computed, inputs["input_ids"].shape[1], experts if any(experts) else ())
         try:
-            refuse_other_logits(found, expected, "the modules at this setting", self.model.dtype)
-        except KnobDidNotAct as error:
-            if self._requested != "auto":
-                raise KnobDidNotAct(f"{error}; run it with --execution eager") from error
-            self._graphed.refuse(setting, str(error))
-            return "eager", str(error)
-        unsupported_reason = self._graphed.prefill_unsupported_reason(setting)
-        return "graph", None if unsupported_reason is None else f"prefill: {unsupported_reason}"
+            return judged_by_modules(names, run, self.model, repeat, self.num_experts, found[0].dtype)
+        except EngineRefused as error:
+            raise engine_refused(str(error)) from error
+
+    @property
+    def _mode(self) -> str:
+        return "eager" if self._graphed is None else "graph"
+
+    @property
+    def _execution_reason(self) -> str | None:
+        """Why it does not run wholly as requested; None where it does."""
+        if self._graphed is None:
+            return self._unsupported_reason
+        reason = self._graphed.prefill_unsupported_reason
+        return None if reason is None else f"prefill: {reason}"
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """See `StagedModel.count_flops`; by formula, None for a family without known formulas."""
@@ -339,14 +389,15 @@ class TransformersModel:
             "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
             "cache": "dynamic" if self._graphed is None else "static",
             "execution_asked": self._requested,
-            "execution": "eager" if self._graphed is None else "graph",
-            "execution_reason": self._unsupported_reason,
+            "execution": self._mode,
+            "execution_reason": self._execution_reason,
             "execution_stages": self._execution_stages(),
             "timed_inside": "generate" if self._graphed is None else "stages",
         }
 
     def _execution_stages(self) -> dict[str, str]:
-        """How each stage runs, as far as it is known before a setting was tried; its proof gives the outcome."""
+        """How each stage runs; a prefill that cannot be graphed shows only when a setting is tried."""
         if self._graphed is None:
             return dict.fromkeys(("vision", "prefill", "decode"), MODULES)
-        return {"vision": MODULES, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}
+        is_graphed = self._graphed.prefill_unsupported_reason is None
+        return {"vision": MODULES, "prefill": CUDA_GRAPH if is_graphed else MODULES, "decode": CUDA_GRAPH}

@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
+from experiment_core_utils.models.common.engine_proof import RouterTrace
 from experiment_core_utils.models.common.private_apis import flattened, unflattened
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
 
@@ -22,19 +23,24 @@ _CACHE = "past_key_values"
 class _GraphedShape:
     inputs: list[Any]
     replay: Callable[[], Any]
+    trace: RouterTrace
 
 
 class GraphedDecoder:
     """A decoder's `forward` without a filled cache, at the setting in force when this was made.
 
     Args:
+        num_experts: that routers choose from; None without experts.
         most: graphs kept; each has its own inputs and outputs, the memory between is common to all.
 
     Attributes:
         replays: how often a graph was replayed.
+        chosen_experts: ids [T, k] that each choice of the last replay made, until the next replay of any graph.
     """
 
-    def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer, most: int = 64) -> None:
+    def __init__(
+        self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None, most: int = 64
+    ) -> None:
         self._model: Any = model
         self._decoder: Any = model.get_decoder()
         self._graph_capturer = graph_capturer
@@ -43,6 +49,8 @@ class GraphedDecoder:
         self._captures_new = False
         self._served: list[Hashable] = []
         self.replays = 0
+        self._num_experts = num_experts
+        self.chosen_experts: tuple[torch.Tensor, ...] = ()
 
     def has_graphs(self, names: Iterable[Hashable]) -> bool:
         """Whether all graphs with these names, as `in_place` gives them, still exist."""
@@ -85,17 +93,21 @@ class GraphedDecoder:
         self._served.append(key)
         while len(self._graphs) > self._most:
             del self._graphs[next(iter(self._graphs))]
-        return graph.replay()
+        output = graph.replay()
+        self.chosen_experts = tuple(graph.trace.chosen)
+        return output
 
     def _capture(self, plain: Any, leaves: list[Any], layout: Any) -> _GraphedShape:
         inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         config = self._model.config.get_text_config(decoder=True)
+        trace = RouterTrace(self._num_experts)
 
         def work() -> Any:
             args, kwargs = unflattened(inputs, layout)
-            return plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
+            with trace.of_pass():
+                return plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
 
-        return _GraphedShape(inputs, self._graph_capturer.capture(work))
+        return _GraphedShape(inputs, self._graph_capturer.capture(work), trace)
 
 
 def _kind(leaf: Any) -> Any:

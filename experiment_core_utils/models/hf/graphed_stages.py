@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, refusal_of
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, engine_refused, refusal_of
 from experiment_core_utils.models.common.greedy import AsyncStages
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
@@ -33,7 +33,6 @@ class _Graphed:
 
     decode: FixedCacheDecode
     prefill: GraphedDecoder
-    prefill_unsupported_reason: str | None = None  #: why prefills run eagerly; None where they are graphed
     #: shapes of inputs that were warmed up, and the names of the graphs for each
     warmed_up: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
 
@@ -47,34 +46,30 @@ class GraphedGeneration:
     """The graphed stages of one model; the caller names the `setting` in force.
 
     Attributes:
-        unsupported_reasons: why decode steps are not graphed, of each setting that was warmed up where they are not.
+        prefill_unsupported_reason: why the modules run the prefills of all settings; None where these are graphed.
+        is_fixed: whether a prefill that cannot be graphed is refused and no longer decides for all settings.
     """
 
-    def __init__(self, model: PreTrainedModel, stages: GenerateStages, graph_capturer: GraphCapturer) -> None:
+    def __init__(
+        self, model: PreTrainedModel, stages: GenerateStages, graph_capturer: GraphCapturer, num_experts: int | None
+    ) -> None:
         self._model: Any = model
         self.device: torch.device = model.device
         self._stages = stages
         self._graph_capturer = graph_capturer
+        self._num_experts = num_experts
         self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
-        self.unsupported_reasons: dict[Any, str] = {}
+        self.prefill_unsupported_reason: str | None = None
+        self.is_fixed = False
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
-
-    def is_warmed_up(self, setting: Hashable) -> bool:
-        """Whether decode steps are graphed at the setting: it was warmed up, and recently enough."""
-        return setting in self._graphed_settings
 
     def decode_at(self, setting: Hashable) -> FixedCacheDecode:
         """The decode steps of a setting that is ready."""
         return self._graphed_settings[setting].decode
 
-    def refuse(self, setting: Hashable, reason: str) -> None:
-        """Never replay a graph at the setting from now on."""
-        self._graphed_settings.pop(setting, None)
-        self.unsupported_reasons[setting] = reason
-
-    def prefill_unsupported_reason(self, setting: Hashable) -> str | None:
-        """The reason why prefills are not graphed at a setting that is ready; None where they are."""
-        return self._graphed_settings[setting].prefill_unsupported_reason
+    def prefill_at(self, setting: Hashable) -> GraphedDecoder:
+        """The prefills of a setting that is ready."""
+        return self._graphed_settings[setting].prefill
 
     @torch.inference_mode()
     def warm_up(self, setting: Hashable, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
@@ -82,19 +77,24 @@ class GraphedGeneration:
         lost.
 
         For what is ready nothing runs.
+
+        Raises:
+            EngineRefused: the decode step cannot be graphed, or there is no memory; the message is the reason.
         """
         tokens = inputs["input_ids"].shape[1]
-        if setting in self.unsupported_reasons or self._can_replay(setting, inputs, tokens + max_new_tokens):
+        if self.is_ready(setting, inputs, tokens + max_new_tokens):
             return
         self._slot.release()
         reason = refusal_of(
             lambda: self._capture(self._of_size(setting, tokens + max_new_tokens), inputs), tokens, max_new_tokens
         )
         if reason is not None:
-            self.refuse(setting, reason)
+            self._graphed_settings.pop(setting, None)
             release_cached_memory(self.device)
+            raise engine_refused(reason)
 
-    def _can_replay(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
+    def is_ready(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
+        """Whether nothing is left to prepare for such a request, prompt and answer of `max_seq_len` tokens together."""
         graphed = self._graphed_settings.get(setting)
         if graphed is None or not graphed.can_replay(_shape_of(inputs), max_seq_len):
             return False
@@ -105,28 +105,33 @@ class GraphedGeneration:
         """The graphs of a setting, with a new cache and step where the cache of before is too short."""
         graphed = self._graphed_settings.get(setting)
         if graphed is None or graphed.decode.max_seq_len < max_seq_len:
-            decode = FixedCacheDecode(self._model, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, self._graph_capturer)
-            prefill = GraphedDecoder(self._model, self._graph_capturer) if graphed is None else graphed.prefill
-            graphed = _Graphed(decode, prefill, None if graphed is None else graphed.prefill_unsupported_reason)
+            slots = -(-max_seq_len // SLOT_STEP) * SLOT_STEP
+            decode = FixedCacheDecode(self._model, slots, self._graph_capturer, self._num_experts)
+            graphed = _Graphed(decode, self._new_prefill() if graphed is None else graphed.prefill)
             self._graphed_settings[setting] = graphed
         self._graphed_settings.move_to_end(setting)
         while len(self._graphed_settings) > MOST_SETTINGS:
             self._graphed_settings.popitem(last=False)
         return graphed
 
+    def _new_prefill(self) -> GraphedDecoder:
+        return GraphedDecoder(self._model, self._graph_capturer, self._num_experts)
+
     def _capture(self, graphed: _Graphed, inputs: Mapping[str, Any]) -> None:
         """Run one pass over the prompt, and another only where it turns out that prefills cannot be graphed."""
         names: tuple[Hashable, ...] = ()
         features = self._stages.encode_image(inputs)
-        if graphed.prefill_unsupported_reason is None:
+        if self.prefill_unsupported_reason is None:
             try:
                 with graphed.prefill.in_place(captures_new=True) as served:
                     logits, state = self._stages.prefill(inputs, features)
                 names = tuple(served)
             except ConfigurationError as error:
-                graphed.prefill_unsupported_reason = str(error)
-                graphed.prefill = GraphedDecoder(self._model, self._graph_capturer)
-        if graphed.prefill_unsupported_reason is not None:
+                if self.is_fixed:
+                    raise ConfigurationError(f"the prefill, graphed at other settings: {error}") from error
+                self.prefill_unsupported_reason = str(error)
+                graphed.prefill = self._new_prefill()
+        if self.prefill_unsupported_reason is not None:
             logits, state = self._stages.prefill(inputs, features)
         with self._stages.decoding():
             graphed.decode.begin(state, logits)
@@ -135,7 +140,7 @@ class GraphedGeneration:
     def _prefilled(
         self, graphed: _Graphed, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, GenerationState]:
-        if graphed.prefill_unsupported_reason is not None:
+        if self.prefill_unsupported_reason is not None:
             return self._stages.prefill(inputs, features)
         with graphed.prefill.in_place():
             return self._stages.prefill(inputs, features)
@@ -183,7 +188,7 @@ def _shape_of(inputs: Mapping[str, torch.Tensor]) -> Hashable:
 def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) -> str | None:
     """The reason why no setting of a model can be graphed; None where one may be.
 
-    What shows only when it is tried is not checked; `GraphedGeneration.unsupported_reasons` has it of a setting.
+    What shows only when it is tried is not checked; `GraphedGeneration.warm_up` raises it.
     """
     devices = sorted({str(weight.device) for weight in model.parameters()})
     if len(devices) > 1:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, StaticLayer
 
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
+from experiment_core_utils.models.common.engine_proof import RouterTrace
 from experiment_core_utils.models.common.private_apis import set_cached_tokens
 from experiment_core_utils.models.hf.generate import GenerationState
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -44,12 +45,15 @@ class FixedCacheDecode:
     Args:
         max_seq_len: tokens that fit into the cache, prompt and answer together.
         graph_capturer: makes the replay.
+        num_experts: that routers choose from; None without experts.
 
     Raises:
         ConfigurationError: the family's cache or step cannot use fixed memory; the message is the reason.
     """
 
-    def __init__(self, model: PreTrainedModel, max_seq_len: int, graph_capturer: GraphCapturer) -> None:
+    def __init__(
+        self, model: PreTrainedModel, max_seq_len: int, graph_capturer: GraphCapturer, num_experts: int | None = None
+    ) -> None:
         self._model: Any = model
         self._graph_capturer = graph_capturer
         self.max_seq_len = max_seq_len
@@ -60,11 +64,22 @@ class FixedCacheDecode:
         self._step: _Step | None = None
         self._replay: Any = None
         self._length = 0
+        self._trace = RouterTrace(num_experts)
+
+    @property
+    def chosen_experts(self) -> tuple[torch.Tensor, ...]:
+        """Ids [1, k] that each choice of the last step made, until the next replay of any graph."""
+        return tuple(self._trace.chosen)
 
     @property
     def length(self) -> int:
         """Tokens in the cache."""
         return self._length
+
+    @property
+    def cached(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of each block, each [KV, tokens so far, D]."""
+        return [(layer.keys[0, :, : self._length], layer.values[0, :, : self._length]) for layer in self._cache.layers]
 
     def begin(self, state: GenerationState, logits: torch.Tensor) -> None:
         """Take over a request after its prefill; at the first one the step is captured.
@@ -145,9 +160,10 @@ class FixedCacheDecode:
         step = self._step
         assert step is not None
         positions = {} if step.positions is None else {"position_ids": step.positions}
-        outputs = self._model(
-            input_ids=step.token, past_key_values=self._cache, use_cache=True, return_dict=True, **positions
-        )
+        with self._trace.of_pass():
+            outputs = self._model(
+                input_ids=step.token, past_key_values=self._cache, use_cache=True, return_dict=True, **positions
+            )
         step.logits.copy_(outputs.logits[:, -1])
         step.token.copy_(step.logits.argmax(dim=-1, keepdim=True))
         if step.positions is not None:

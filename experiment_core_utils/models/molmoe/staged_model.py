@@ -1,6 +1,5 @@
 """The staged interface of MolmoE, by engines or by its modules."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -13,7 +12,7 @@ from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.block_modules import decoder_components
-from experiment_core_utils.models.common.cuda_graphs import refusal_of, refused_without_memory
+from experiment_core_utils.models.common.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
@@ -30,7 +29,7 @@ from experiment_core_utils.models.molmoe.engines.paused_runner import (
     PausedPrefillShape,
 )
 from experiment_core_utils.models.molmoe.engines.prefix_traces import PromptTraces
-from experiment_core_utils.models.molmoe.engines.runner import EngineStages, engine_stages
+from experiment_core_utils.models.molmoe.engines.runner import EngineStages, engine_stages, modules_run
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
     MolmoeForConditionalGeneration,
@@ -39,7 +38,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
+from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.vision_tokens import tokens_of_crops
 from experiment_core_utils.records.requests import (
@@ -52,8 +51,6 @@ from experiment_core_utils.records.requests import (
     VisionGeometry,
 )
 from experiment_core_utils.tasks.interface import Sample
-
-LOGGER = logging.getLogger(__name__)
 
 
 class MolmoeStagedModel:
@@ -94,8 +91,6 @@ class MolmoeStagedModel:
         self._eager = EagerStages(model)
         self._engine_stages, self._executed = engine_stages(model, execution, eager_reason)
         self._batched = None if self._engine_stages is None else BatchedExecution(self._engine_stages)
-        self._refused: dict[EngineKnobs, str] = {}
-        self._unbatched: dict[EngineKnobs, str] = {}
         self.split: EagerPausedPrefill | EnginePausedPrefill = (
             EagerPausedPrefill(model, self._eager)
             if self._engine_stages is None
@@ -194,32 +189,35 @@ class MolmoeStagedModel:
 
     @property
     def _stages(self) -> EagerStages | EngineStages:
-        """The stages of the setting in force."""
-        return self._eager if self._engine_stages is None or self._knobs in self._refused else self._engine_stages
+        return self._eager if self._engine_stages is None else self._engine_stages
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """See `StagedModel.warm_up`; a setting that cannot be warmed up runs eagerly from then on."""
+        """See `StagedModel.warm_up`."""
         stages, knobs = self._engine_stages, self._knobs
-        if stages is None or knobs in self._refused:
+        if stages is None:
             return
         tokens = inputs["input_ids"].shape[1]
-        self._refuse(knobs, refusal_of(lambda: stages.warm_up(knobs, inputs, max_new_tokens), tokens, max_new_tokens))
-
-    def _refuse(self, knobs: EngineKnobs, reason: str | None) -> None:
-        """Run these knobs eagerly from now on; a reason of None changes nothing."""
-        if self._engine_stages is not None and reason is not None:
-            self._refused[knobs] = reason
-            self._engine_stages.give_up(knobs)
+        reason = refusal_of(lambda: stages.warm_up(knobs, inputs, max_new_tokens), tokens, max_new_tokens)
+        if reason is not None:
+            stages.give_up(knobs)
             release_cached_memory(self.device)
+            raise engine_refused(reason)
 
     @property
-    def refused_settings(self) -> Mapping[tuple[int | None, tuple[int, ...]], str]:
-        """See `StagedModel.refused_settings`; for a setting of which only batches run eagerly, the reason of those.
+    def may_run_by_modules(self) -> bool:
+        """See `StagedModel.may_run_by_modules`."""
+        return self._requested == "auto" and self._engine_stages is not None
 
-        `split` has a reason of its own.
-        """
-        refused = {**self._unbatched, **self._refused}
-        return {(knobs.top_k, knobs.blocks): reason for knobs, reason in refused.items()}
+    def run_by_modules(self, reason: str) -> None:
+        """See `StagedModel.run_by_modules`."""
+        self._engine_stages, self._executed = None, modules_run(reason)
+        self._batched, self.split = None, EagerPausedPrefill(self.model, self._eager)
+        # Traces of before are by the engines.
+        vars(self).pop("prompt_traces", None)
+        release_cached_memory(self.device)
+
+    def fix_execution(self) -> None:
+        """See `StagedModel.fix_execution`; engines are chosen when the model is loaded."""
 
     @cached_property
     def host_embeddings(self) -> np.ndarray:
@@ -228,16 +226,20 @@ class MolmoeStagedModel:
         return weight.to("cpu").float().numpy()
 
     def warm_up_paused_prefill(self, shapes: Sequence[PausedPrefillShape]) -> None:
-        """Prepare everything that such requests need; where that fails, all run eagerly from then on."""
+        """Prepare everything that such requests need.
+
+        Raises:
+            EngineRefused: engines cannot run them.
+        """
         stages = self._engine_stages
         if stages is None:
             return
         largest = max((shape.tokens, shape.max_new_tokens) for shape in shapes)
-        unsupported_reason = refusal_of(lambda: self.split.warm_up(shapes), *largest)
-        if unsupported_reason is not None:
-            self.split = EagerPausedPrefill(self.model, self._eager, unsupported_reason)
+        reason = refusal_of(lambda: self.split.warm_up(shapes), *largest)
+        if reason is not None:
             stages.release_unused()
             release_cached_memory(self.device)
+            raise engine_refused(f"requests with a pause: {reason}")
 
     @cached_property
     def prompt_traces(self) -> PromptTraces:
@@ -279,22 +281,13 @@ class MolmoeStagedModel:
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        given = self._knobs, inputs_list, max_new_tokens, self.eos_token_ids
-        together = self._batched
-        if self._stages is self._eager or together is None or self._knobs in self._unbatched:
-            return self._eager.answer_batch(*given)
-        # Where several are too much, whoever gave them gives fewer.
-        alone = refused_without_memory(inputs_list[0]["input_ids"].shape[1], max_new_tokens)
+        request = self._knobs, inputs_list, max_new_tokens, self.eos_token_ids
+        if self._batched is None:
+            return self._eager.answer_batch(*request)
         try:
-            with alone if len(inputs_list) == 1 else nullcontext():
-                return together.answer_batch(*given)
+            return self._batched.answer_batch(*request)
         except ConfigurationError as error:
-            self._unbatched[self._knobs] = f"answers in batches: {error}"
-            LOGGER.warning("answers in batches run eagerly at this setting: %s", error)
-        # Not in the handler: until its end the error holds what was half made.
-        together.release()
-        release_cached_memory(self.device)
-        return self._eager.answer_batch(*given)
+            raise engine_refused(f"answers in batches: {error}") from error
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""
@@ -305,28 +298,20 @@ class MolmoeStagedModel:
         return tuple(self.default_top_k if block == 0 else setting.experts for block in setting.active_blocks)
 
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`; by the stages that the setting runs with.
-
-        Engines that are found wrong fail the setting where they were requested; under `auto` it runs eagerly.
+        """See `StagedModel.prove`; by the stages that run.
 
         Raises:
             KnobDidNotAct: see `EngineStages.prove`.
         """
         self.apply(setting)
-        knobs, by_engines, reason = self._knobs, self._stages is self._engine_stages, None
         try:
-            proof = self._stages.prove(knobs, inputs)
-        except KnobDidNotAct as error:
-            if not by_engines or self._requested != "auto":
-                raise KnobDidNotAct(f"{error}; run it with --execution eager" if by_engines else str(error)) from error
-            reason = str(error)
-        if reason is not None:
-            self._refuse(knobs, reason)
-            proof = self._stages.prove(knobs, inputs)
-        mode, reason = self._executed.mode, self._executed.reason
-        if knobs in self._refused:
-            mode, reason = "eager", self._refused[knobs]
-        return replace(proof, execution=mode, execution_reason=reason)
+            proof = self._stages.prove(self._knobs, inputs)
+        except EngineRefused as error:
+            raise engine_refused(str(error)) from error
+        executed = self._executed
+        return replace(
+            proof, execution=executed.mode, execution_reason=executed.reason, execution_stages=dict(executed.stages)
+        )
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:
         """See `StagedModel.count_flops`."""

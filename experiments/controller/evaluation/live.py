@@ -1,6 +1,6 @@
 """A live evaluation: a model and samples by the profiler's flags, and policies measured on them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,31 +185,16 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
 
 
 def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Controller]) -> list[ControllerCaveat]:
-    """Caveats of a live evaluation; call it after `controllers_of`, which decides what runs eagerly."""
+    """Caveats of a live evaluation."""
     caveat = ControllerCaveat.of
     notes = [caveat("prepared_beforehand"), caveat("shared_warm_up", num_runs=job.num_warm_ups)]
-    notes += refusal_caveats(job.model.refused_settings)
     if learned is not None:
         ids = [each.sample.sample_id for each in job.measured]
-        if isinstance(job.model, MolmoeStagedModel) and job.model.split.reason is not None:
-            requested = job.model.describe()["execution"]
-            notes.append(caveat("two_stage_ran_eagerly", execution=requested, reason=job.model.split.reason))
         notes += host_caveats(controllers)
         if job.config.model.random_weights:
             notes.append(caveat("random_weights"))
         notes += live_leaks(learned, job.task, ids)
     return [*notes, *(caveat("sample_left_out", sample_id=at, reason=why) for at, why in job.failed.items())]
-
-
-def refusal_caveats(refused: Mapping[tuple[int | None, tuple[int, ...]], str]) -> list[ControllerCaveat]:
-    """A caveat for each reason, with the settings that could not run as requested."""
-    by_reason: dict[str, list[str]] = {}
-    for (top_k, blocks), reason in refused.items():
-        named = f"{len(blocks)} blocks" if top_k is None else f"top-k {top_k} with {len(blocks)} blocks"
-        by_reason.setdefault(reason, []).append(named)
-    return [
-        ControllerCaveat.of("ran_eagerly", settings=settings, reason=reason) for reason, settings in by_reason.items()
-    ]
 
 
 def host_caveats(controllers: Sequence[Controller]) -> list[ControllerCaveat]:

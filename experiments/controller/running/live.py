@@ -73,8 +73,10 @@ class ChosenBefore:
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
         """See `Controller.answer`.
 
-        As everywhere in this project, tensors are on the device and the setting is warmed up before the clock starts;
-        a setting that cannot be warmed up runs eagerly.
+        As everywhere in this project, tensors are on the device and the setting is warmed up before the clock starts.
+
+        Raises:
+            EngineRefused: the setting cannot run as the others do.
         """
         started = time.perf_counter()
         choice = self.policy.choose(request.features, budget_s)

@@ -10,12 +10,12 @@ from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.paused_runner import (
-    EagerPausedPrefill,
     EnginePausedPrefill,
     PausedPrefillShape,
 )
 from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.conftest import tiny_config
 
@@ -53,9 +53,8 @@ def test_a_split_that_is_refused_leaves_no_store_behind(tiny_checkpoint: Path, p
     assert isinstance(split, EnginePausedPrefill)
     of_the_store = weakref.ref(split.last_token)
     del split
-    staged.warm_up_paused_prefill([PausedPrefillShape(10**13, None, 8, choices)])
-    assert isinstance(staged.split, EagerPausedPrefill)
-    assert staged.split.reason is not None and "prompt of 10000000000000 tokens" in staged.split.reason
+    with pytest.raises(EngineRefused, match="^requests with a pause: .*prompt of 10000000000000 tokens"):
+        staged.warm_up_paused_prefill([PausedPrefillShape(10**13, None, 8, choices)])
     assert (of_the_store() is not None) == plain_is_ready
     logits, state = staged.prefill(inputs, None)
     assert staged.decode_step(logits.argmax(dim=-1, keepdim=True), state).shape == logits.shape

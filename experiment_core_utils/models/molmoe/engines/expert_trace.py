@@ -1,7 +1,6 @@
 """A record of the experts that each block used, in memory that the kernels of a stage write to.
 
-`count_experts` says whether they are as many as a setting requests, `refuse_other_experts` whether another run of the
-same work used the same ones.
+`count_experts` says whether they are as many as a setting requests.
 """
 
 from collections.abc import Mapping
@@ -16,8 +15,6 @@ from experiment_core_utils.records.requests import StageName
 
 # An id that no kernel wrote.
 NOT_WRITTEN = -1
-# Fraction of the choices that may be others in float32: two experts that are nearly equally likely can change places.
-MOST_OTHER_CHOICES = 0.05
 
 
 @dataclass(frozen=True)
@@ -79,33 +76,6 @@ def count_experts(
     return tuple(counted)
 
 
-def refuse_other_experts(
-    engine: str, used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor], decoder: DecoderWeights
-) -> None:
-    """Raises KnobDidNotAct for other expert ids in float32, where rounding seldom decides; compares the last tokens, as
-    many as `expected` has of a block.
-
-    Args:
-        engine: what used them, for the message.
-
-    Raises:
-        KnobDidNotAct: other blocks ran than in `expected`, or more than `MOST_OTHER_CHOICES` of the choices are others.
-    """
-    if set(used) != set(expected):
-        raise KnobDidNotAct(
-            f"the {engine} ran the blocks {sorted(used)}, the same setting in plain torch {sorted(expected)}"
-        )
-    choices = sum(ids.numel() for ids in expected.values())
-    # Where only the last tokens are needed, the expected run may have left out the others.
-    masks = ((_used_mask(used[block][-len(ids) :], decoder.num_experts), ids.cpu()) for block, ids in expected.items())
-    shared = sum(int((mask & _used_mask(ids, decoder.num_experts)).sum()) for mask, ids in masks)
-    others = (choices - shared) / choices
-    if others > MOST_OTHER_CHOICES:
-        raise KnobDidNotAct(
-            f"{others:.1%} of the experts that the {engine} used are others than in the same setting in plain torch"
-        )
-
-
 def _used_mask(ids: torch.Tensor, experts: int) -> torch.Tensor:
     """A mask [T, E] (bool, on the host) of ids [T, k]; ids that are no expert's are ignored."""
     ids = ids.cpu().long()
@@ -113,10 +83,3 @@ def _used_mask(ids: torch.Tensor, experts: int) -> torch.Tensor:
     mask = torch.zeros(len(ids), experts + 1, dtype=torch.bool)
     mask.scatter_(1, torch.where((ids >= 0) & (ids < experts), ids, experts), True)
     return mask[:, :experts]
-
-
-def last_experts_agree(used: Mapping[int, torch.Tensor], expected: Mapping[int, torch.Tensor]) -> bool:
-    """Whether the last token of two runs went to the same experts in every block, in any order."""
-    return used.keys() == expected.keys() and all(
-        set(used[block][-1].tolist()) == set(ids[-1].tolist()) for block, ids in expected.items()
-    )

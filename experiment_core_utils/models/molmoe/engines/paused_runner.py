@@ -40,16 +40,11 @@ class PausedPrefillShape:
 
 
 class PausedPrefillStages:
-    """The stages of one request at a time; `finish` resumes the last paused prompt.
-
-    Attributes:
-        reason: why engines do not run them though they were requested; None where they do, or were not requested.
-    """
+    """The stages of one request at a time; `finish` resumes the last paused prompt."""
 
     _stages: Any
 
-    def __init__(self, model: MolmoeForConditionalGeneration, stages: Any, reason: str | None = None) -> None:
-        self.reason = reason
+    def __init__(self, model: MolmoeForConditionalGeneration, stages: Any) -> None:
         self._model = model
         self._stages = stages
 
