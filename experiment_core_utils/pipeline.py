@@ -130,7 +130,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes)
         broadcast_from_main(lambda: write_plan(plan, folder), accelerator)
         if experiment_id is not None:
-            run = loaded_run(requested, accelerator, ledger, experiment_id, energy)
+            run = loaded_run(requested, accelerator, ledger, experiment_id, due, energy)
             failed = search_front(run, due) if is_search else measure_settings(run, due)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), folder, None)
@@ -158,9 +158,10 @@ def loaded_run(
     accelerator: Accelerator,
     ledger: Ledger,
     experiment_id: str,
+    settings: Sequence[KnobSetting],
     energy: StageMeasurement | None,
 ) -> ProfilingRun:
-    """Find what measures energy, load the model and gather the facts; once for all settings."""
+    """Find what measures energy, load the model and gather the facts; once for all settings that are due."""
     config = requested.config
     within_s = min(FOLDER_SEEN_WITHIN_S, config.machine.worker_timeout / 2)
     marker = f"{ledger.fingerprint} {experiment_id}"
@@ -178,7 +179,7 @@ def loaded_run(
     required = find_meters() if mode == "required" else None
     processes_here = processes_on_this_machine(accelerator)
     context = context_of(requested, accelerator, ledger, experiment_id)
-    bench = load_bench(requested, context, accelerator, processes_here)
+    bench = load_bench(requested, context, accelerator, processes_here, settings)
     model = bench.model
     provenance = provenance_of_run(
         requested, accelerator, model.device, processes_here, experiment_id, model.describe()

@@ -1,7 +1,7 @@
 """Answers of samples whose latency is not measured, computed in batches or in groups of settings."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from experiment_core_utils.e_inference import sample_record
@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMem
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest
+from experiment_core_utils.records.requests import BatchedAnswer, KnobProof, PreparedRequest
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.requests import RequestSource
@@ -40,6 +40,7 @@ class Bench:
     metric: Metric
     latency_ids: Set[int] = frozenset()  #: the samples to measure; the others are answered in batches
     engines: Mapping[str, str] | None = None  #: what runs each stage of the model, by name; None where it is not noted
+    proofs: Mapping[str, KnobProof] = field(default_factory=dict)  #: of settings that were tried already, by key
 
 
 class BatchAnswerer:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,14 @@ from experiment_core_utils.f_experiment_info import caveats_of, gather_provenanc
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.caveats import caveat_fields
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
 from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck
+from experiment_core_utils.sweep.execution import settle_execution
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, split_by
 from experiment_core_utils.sweep.plan import RequestedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
 from experiment_core_utils.sweep.profiles import TorchProfiles
@@ -34,8 +36,14 @@ def context_of(requested: RequestedRun, accelerator: Accelerator, ledger: Ledger
     return RunContext(experiment_id, accelerator.process_index, shards, ledger, requested.journals, StopRequest())
 
 
-def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accelerator, processes_here: int) -> Bench:
-    """Load the model, and say where its requests come from. A collective call.
+def load_bench(
+    requested: RequestedRun,
+    context: RunContext,
+    accelerator: Accelerator,
+    processes_here: int,
+    settings: Sequence[KnobSetting],
+) -> Bench:
+    """Load the model, decide how the settings to measure run, and say where its requests come from. A collective call.
 
     Raises:
         WorkerLost, ConfigurationError: as `refuse_other_engines`.
@@ -46,8 +54,6 @@ def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accele
     if context.is_main:
         print(f"loading {requested.source.name} on {device} ...", file=sys.stderr, flush=True)
     model = load_staged_model(config.model, requested.source, device, is_profiled=config.measuring.profiler is not None)
-    engines = model.describe()["execution_stages"]
-    refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
     latency_ids = choose_latency_ids(requested.sample_ids, config.measuring.num_latency_samples, config.task.seed)
     taken = [each for part in split_by(latency_ids, context.own_ids) for each in part]
     requests = RequestSource(
@@ -59,7 +65,12 @@ def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accele
         config.measuring.sample_timeout,
         keep_pictures=len(config.knobs.vision_targets) > 1,
     )
-    return Bench(model, requests, max_new_tokens_of(config.task, task), get_metric(task.metric), latency_ids, engines)
+    limit = max_new_tokens_of(config.task, task)
+    tried = dict.fromkeys([*settings, *([requested.control] if config.measuring.drift_check_every else [])])
+    proofs = settle_execution(model, requests, tuple(tried), taken, limit, config.measuring.sample_timeout, accelerator)
+    engines = model.describe()["execution_stages"]
+    refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
+    return Bench(model, requests, limit, get_metric(task.metric), latency_ids, engines, proofs)
 
 
 class ProfilingRun:

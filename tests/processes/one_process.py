@@ -13,7 +13,7 @@ def run_alone(
     """The model of `requested` loaded, ready to measure its settings."""
     accelerator = setup_distributed(requested.config.machine)
     context = context_of(requested, accelerator, ledger, experiment_id)
-    bench = load_bench(requested, context, accelerator, 1)
+    bench = load_bench(requested, context, accelerator, 1, requested.settings)
     model = bench.model
     provenance = provenance_of_run(requested, accelerator, model.device, 1, experiment_id, model.describe())
     return ProfilingRun(requested, context, bench, provenance, energy=energy)
