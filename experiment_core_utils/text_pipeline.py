@@ -54,11 +54,18 @@ from experiment_core_utils.primitives.collectives import (
     processes_on_this_machine,
 )
 from experiment_core_utils.primitives.device import MemoryWindow, set_cpu_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    GenerationFailed,
+    SettingError,
+    UnforeseenError,
+    traceback_of,
+)
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
+from experiment_core_utils.records.result_files import saved_traceback
 from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
 from experiment_core_utils.text_run.plan import DueExperiment, TextPlan, any_config, plan_of
@@ -128,7 +135,7 @@ def run_text_experiments(
             try:
                 name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources)
             except (SettingError, ConfigurationError) as error:
-                failed[due.title] = f"{type(error).__name__}: {error}"
+                failed[due.title] = f"{type(error).__name__}: {error}{_trace_of(error, results_dir) if is_main else ''}"
                 refused += [error] if isinstance(error, ConfigurationError) else []
                 memory.drop()
             else:
@@ -151,6 +158,14 @@ def run_text_experiments(
         failed=failed,
         csv_path=csv_path,
     )
+
+
+def _trace_of(error: SettingError | ConfigurationError, results_dir: Path) -> str:
+    """Where the traceback of the library's error behind this one is saved, as the end of a message; "" for none."""
+    cause = error.__cause__
+    if not isinstance(error, GenerationFailed | UnforeseenError) or cause is None:
+        return ""
+    return saved_traceback(traceback_of(cause), type(cause).__name__, results_dir)
 
 
 def measure_experiment(

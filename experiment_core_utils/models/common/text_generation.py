@@ -15,7 +15,13 @@ from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, S
 from experiment_core_utils.config.text import Batching, Decoding, TextConfig
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
-from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed, first_line
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    GenerationFailed,
+    ProfilerError,
+    described,
+    raise_if_device_is_lost,
+)
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
@@ -243,11 +249,14 @@ def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[flo
 
 @contextmanager
 def _failures_named() -> Iterator[None]:
-    """A context in which errors of torch and transformers from running a model become one line."""
+    """A context in which whatever running a model raises becomes one line: GenerationFailed, or DeviceLost."""
     try:
         yield
-    except (RuntimeError, IndexError, ValueError) as error:
-        raise GenerationFailed(f"generate() failed: {first_line(error)}") from error
+    except ProfilerError:
+        raise
+    except Exception as error:
+        raise_if_device_is_lost(error)
+        raise GenerationFailed(f"generate() failed: {described(error)}") from error
 
 
 @contextmanager
