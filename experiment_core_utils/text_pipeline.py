@@ -61,6 +61,7 @@ from experiment_core_utils.primitives.errors import (
     UnforeseenError,
     traceback_of,
 )
+from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.journal import only_run_in
@@ -127,13 +128,17 @@ def run_text_experiments(
     refused: list[ConfigurationError] = []
     measured: list[str] = []
     with ExitStack() as stack:
-        broadcast_from_main(lambda: stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)), accelerator)
+        stop = StopRequest()
+        # In the main process: a folder or lock that is removed ends the run before the next batch.
+        broadcast_from_main(
+            lambda: stop.watch(stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)).refresh), accelerator
+        )
         plan = plan_of(grid, results_dir, accelerator)
         for line in plan.lines() if is_main else ():
             say(line)
         for due in plan.due:
             try:
-                name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources)
+                name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources, stop)
             except (SettingError, ConfigurationError) as error:
                 failed[due.title] = f"{type(error).__name__}: {error}{_trace_of(error, results_dir) if is_main else ''}"
                 refused += [error] if isinstance(error, ConfigurationError) else []
@@ -174,12 +179,14 @@ def measure_experiment(
     accelerator: Accelerator,
     results_dir: Path,
     sources: EnergySources | None = None,
+    stop: StopRequest | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Measure an experiment; returns its name (`experiment_0001`) and its fields, which only the main process has;
     every process takes part.
 
     Args:
         sources: what energy is read with; None finds it on the machine.
+        stop: asked between two batches and before anything is saved; None never stops.
 
     Raises:
         SettingError: it cannot be run, such as OutOfMemory; in all processes, whichever it happened to.
@@ -187,7 +194,7 @@ def measure_experiment(
         MeterUnavailable: energy is required and nothing on this machine measures it; nothing was loaded then.
         WorkerLost: a process is gone or late.
     """
-    config, device = due.config, accelerator.device
+    config, device, stop = due.config, accelerator.device, stop or StopRequest()
     energy = TextEnergy(config, accelerator, sources or EnergySources())
     experiment_id = generate_unique_id(accelerator, results_dir=results_dir)
     save = partial(save_raw_results_json, experiment_id=experiment_id, accelerator=accelerator, results_dir=results_dir)
@@ -205,9 +212,10 @@ def measure_experiment(
     shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.clock)
     sampler = load_sampler()
     with MemoryWindow(device):
-        generated, power = energy.measured(lambda: _sampled(shard, accelerator, sampler), experiment_id, folder)
+        generated, power = energy.measured(lambda: _sampled(shard, accelerator, sampler, stop), experiment_id, folder)
     compute = combine_comp_metrics(model, device, tokenised, accelerator, config, generated, sampler.trace)
     own = with_batch_energy(generated, power)
+    all_or_raise(stop.raise_if_requested, accelerator)
     save(energy_metrics(experiment_id, accelerator, folder, energy.reason), result_type="local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(all_gather(own, accelerator))
@@ -233,9 +241,11 @@ def measure_experiment(
     return name, _saved(due, pooled, parts, experiment_id, caveats, save)
 
 
-def _sampled(shard: TextShard, accelerator: Accelerator, sampler: LoadSampler) -> tuple[InferenceResults, list[Window]]:
+def _sampled(
+    shard: TextShard, accelerator: Accelerator, sampler: LoadSampler, stop: StopRequest
+) -> tuple[InferenceResults, list[Window]]:
     with sampler:
-        return run_prepared(shard, accelerator)
+        return run_prepared(shard, accelerator, stop)
 
 
 def _saved(

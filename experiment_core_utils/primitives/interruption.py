@@ -59,6 +59,11 @@ class StopRequest:
         self._clock = clock
         self._signal: signal.Signals | None = None
         self._came = 0.0
+        self._checks: list[Callable[[], None]] = []
+
+    def watch(self, check: Callable[[], None]) -> None:
+        """From now on, call this as well whenever a stop is asked about; it raises where the run must not go on."""
+        self._checks.append(check)
 
     def note(self, number: int, _frame: FrameType | None) -> None:
         """Signal handler: remember the first; a second does not wait for the sample, it raises KeyboardInterrupt."""
@@ -68,12 +73,14 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def raise_if_requested(self, doing: str = "between two samples") -> None:
-        """Raises Stopped once a signal has come."""
+        """Raises Stopped once a signal has come, else what a check raises."""
         if self._signal is not None:
             raise Stopped(
                 f"stopped by {self._signal.name} {doing}; finished samples are saved: run the same command again to "
                 f"resume"
             )
+        for check in self._checks:
+            check()
 
     def sleep(self, seconds: float) -> None:
         """Wait, but not longer than until a stop is requested."""

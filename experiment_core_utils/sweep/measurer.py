@@ -156,7 +156,7 @@ class RunContext:
 
     def shared_setting(self, key: str, shards: Mapping[int, Sequence[int]]) -> SharedSetting:
         """A setting of the run, of which each process measures the samples under its rank."""
-        return SharedSetting(self.journals, key, self.fingerprint, self.experiment_id, shards)
+        return SharedSetting(self.journals, key, self.fingerprint, self.experiment_id, shards, self.rank)
 
 
 @dataclass

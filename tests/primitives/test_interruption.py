@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleTimedOut, Stopped
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleTimedOut, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop, time_limit
 
 
@@ -80,6 +80,22 @@ def test_a_second_signal_does_not_wait_unless_it_is_the_first_one_passed_on(numb
     now[0] = 101.0
     with pytest.raises(KeyboardInterrupt):
         stop.note(number, None)
+
+
+def test_whoever_asks_about_a_stop_hears_what_is_watched_after_a_signal() -> None:
+    request = StopRequest()
+    request.raise_if_requested()
+
+    def is_gone() -> None:
+        raise WorkerLost("process 0 has ended")
+
+    request.watch(is_gone)
+    for ask in (request.raise_if_requested, lambda: request.sleep(60.0)):
+        with pytest.raises(WorkerLost, match="process 0 has ended"):
+            ask()
+    request.note(signal.SIGINT, None)
+    with pytest.raises(Stopped):
+        request.raise_if_requested()
 
 
 def test_a_pause_lasts_as_long_as_requested() -> None:
