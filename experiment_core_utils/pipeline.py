@@ -139,7 +139,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         if experiment_id is not None:
             run = loaded_run(requested, accelerator, ledger, experiment_id, energy)
             # Looked at before each sample and while waiting: no process goes on without the others or its folder.
-            run.context.stop.watch(locks[0].refresh if watch is None else watch.check)
+            stack.enter_context(run.context.stop.watching(locks[0].refresh if watch is None else watch.check))
             failed = search_front(run, due) if is_search else measure_settings(run, due)
             if watch is not None:
                 wait_for_main(run.context, watch)

@@ -131,7 +131,10 @@ def run_text_experiments(
         stop = StopRequest()
         # In the main process: a folder or lock that is removed ends the run before the next batch.
         broadcast_from_main(
-            lambda: stop.watch(stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)).refresh), accelerator
+            lambda: stack.enter_context(
+                stop.watching(stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)).refresh)
+            ),
+            accelerator,
         )
         plan = plan_of(grid, results_dir, accelerator)
         for line in plan.lines() if is_main else ():

@@ -61,9 +61,14 @@ class StopRequest:
         self._came = 0.0
         self._checks: list[Callable[[], None]] = []
 
-    def watch(self, check: Callable[[], None]) -> None:
-        """From now on, call this as well whenever a stop is asked about; it raises where the run must not go on."""
+    @contextmanager
+    def watching(self, check: Callable[[], None]) -> Iterator[None]:
+        """Inside, this is called as well whenever a stop is asked about; it raises where the run must not go on."""
         self._checks.append(check)
+        try:
+            yield
+        finally:
+            self._checks.remove(check)
 
     def note(self, number: int, _frame: FrameType | None) -> None:
         """Signal handler: remember the first; a second does not wait for the sample, it raises KeyboardInterrupt."""

@@ -183,5 +183,5 @@ def _lock(descriptor: int, path: Path, waits: bool) -> None:
         ) from error
     if not is_locked:
         raise ResultsRefused(
-            f"{path} is being written by another process; wait for that run or end it, or give another --output_dir"
+            f"{path} is being written by another process; wait for that run or end it, or give another folder"
         )

@@ -89,10 +89,11 @@ def test_whoever_asks_about_a_stop_hears_what_is_watched_after_a_signal() -> Non
     def is_gone() -> None:
         raise WorkerLost("process 0 has ended")
 
-    request.watch(is_gone)
-    for ask in (request.raise_if_requested, lambda: request.sleep(60.0)):
-        with pytest.raises(WorkerLost, match="process 0 has ended"):
-            ask()
+    with request.watching(is_gone):
+        for ask in (request.raise_if_requested, lambda: request.sleep(60.0)):
+            with pytest.raises(WorkerLost, match="process 0 has ended"):
+                ask()
+    request.raise_if_requested()
     request.note(signal.SIGINT, None)
     with pytest.raises(Stopped):
         request.raise_if_requested()
