@@ -35,6 +35,28 @@ def test_a_limit_that_was_kept_leaves_nothing_behind(seconds: float | None) -> N
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+def test_of_a_limit_inside_another_the_sooner_one_counts_and_the_outer_one_goes_on() -> None:
+    with pytest.raises(SampleTimedOut, match="after 0.1 s"), time_limit(20.0), time_limit(0.1):
+        time.sleep(20)
+    with pytest.raises(SampleTimedOut, match="after 0.1 s"), time_limit(0.1), time_limit(20.0):
+        time.sleep(20)
+
+    def after_an_inner_one_is_up() -> None:
+        with pytest.raises(SampleTimedOut, match="after 0.1 s"), time_limit(0.1):
+            time.sleep(20)
+        time.sleep(20)
+
+    def after_an_inner_one_was_kept() -> None:
+        with time_limit(0.2):
+            pass
+        time.sleep(20)
+
+    for program in (after_an_inner_one_is_up, after_an_inner_one_was_kept):
+        with pytest.raises(SampleTimedOut, match="after 0.4 s"), time_limit(0.4):
+            program()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
 def test_a_limit_that_cannot_work_is_refused() -> None:
     caught: list[ConfigurationError] = []
 

@@ -223,6 +223,26 @@ def context_fault(prompt_tokens: int, model_config: PreTrainedConfig, max_output
     return f"of {prompt_tokens} tokens{answer} is longer than the model's context of {limit}"
 
 
+# Of ordinary texts four; a text of more than so many for each token allowed is looked at part by part.
+_CHARACTERS_A_TOKEN = 8
+# By so many tokens the first part of a text may differ from the beginning of the whole.
+_AT_THE_CUT = 16
+
+
+def is_surely_longer(text: str, most_tokens: int, tokenizer: Any) -> bool:
+    """Whether a part at the beginning of a text has more tokens than allowed, so that the rest need not be looked at.
+
+    A tokenizer works on megabytes for minutes, which nothing can interrupt. False for a text that is short enough to be
+    tokenised as a whole.
+    """
+    end = _CHARACTERS_A_TOKEN * max(most_tokens, 1)
+    while end < len(text):
+        if len(tokenizer(text[:end], add_special_tokens=False)["input_ids"]) > most_tokens + _AT_THE_CUT:
+            return True
+        end *= 2
+    return False
+
+
 def check_context(prompts: TokenisedPrompts, max_output_tokens: int, model_config: PreTrainedConfig) -> None:
     """Raises ConfigurationError where the longest prompt with its answer exceeds the model's context."""
     lengths = prompts["attention_mask"].sum(dim=1).tolist()

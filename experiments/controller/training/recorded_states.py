@@ -67,7 +67,7 @@ def questions_by_picture(
             with library_faults_named(f"sample {sample_id}"):
                 sample = task[sample_id]
                 prompt = task.prompt(sample)
-                check_prompt(prompt)
+                check_prompt(prompt, model.processor.tokenizer, model.model.config)
                 question = PictureQuestion(task, sample_id, prompt_ids(model, prompt))
                 picture = question.key if sample.image is None else picture_digest(sample.image)
         except SampleError as error:
