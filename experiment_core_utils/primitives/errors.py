@@ -151,7 +151,7 @@ def library_faults_named(what: str) -> Iterator[None]:
     """A context in which every error that is none of the project's becomes a LibraryFault.
 
     Libraries raise errors of nearly every class for one odd row or picture, so that no list of them is whole.
-    Interruptions, which are no `Exception`, pass.
+    Interruptions, which are no `Exception`, pass, and so does torch's lack of memory on the device.
 
     Args:
         what: names the sample, the beginning of the message.
@@ -165,6 +165,9 @@ def library_faults_named(what: str) -> Iterator[None]:
     except ProfilerError:
         raise
     except Exception as error:
+        # By its name: this module is imported without torch.
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
         raise_if_device_is_lost(error)
         lacks_memory = "; this process has no memory left for it" if isinstance(error, MemoryError) else ""
         fault = LibraryFault(f"{what}: {described(error)}{lacks_memory}")

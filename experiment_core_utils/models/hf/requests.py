@@ -63,7 +63,7 @@ def refuse_longer_prompt(sample_id: int, tokens: int, model_config: PreTrainedCo
 
 
 def check_prompt(prompt: Any, tokenizer: Any, model_config: PreTrainedConfig) -> None:
-    """Raises SampleError for a prompt that no tokenizer takes, or whose beginning is longer than the model's context."""
+    """Raises SampleError for a prompt that no tokenizer takes, or whose first part alone exceeds the context."""
     if not is_text(prompt):
         raise SampleError(f"its prompt {shown(repr(prompt))} is not a text that can be written as UTF-8")
     limit = context_length(model_config)

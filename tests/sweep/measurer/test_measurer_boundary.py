@@ -176,9 +176,19 @@ def test_an_error_of_any_class_fails_its_sample_and_the_others_are_measured(
         assert f", in {place}" in (tmp_path / trace[1]).read_text()
 
 
-@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
-def test_lack_of_memory_while_it_runs_is_of_the_setting(error: Exception, tmp_path: Path) -> None:
-    done, finished = measured(tmp_path, "generate_timed", {ODD: error})
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("generate_timed", MemoryError()),
+        ("generate_timed", OSError(errno.ENOMEM, "Cannot allocate memory")),
+        ("generate_timed", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+        ("prepare", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    ],
+)
+def test_lack_of_memory_while_it_runs_or_on_the_device_is_of_the_setting(
+    place: str, error: Exception, tmp_path: Path
+) -> None:
+    done, finished = measured(tmp_path, place, {ODD: error})
     assert done.failure is not None and done.failure.error == "OutOfMemory" and set(finished) == {FINE[0]}
 
 
