@@ -29,6 +29,7 @@ from experiment_core_utils.primitives.errors import (
     DeviceLost,
     MeterUnavailable,
     ProfilerError,
+    ResultsNotSaved,
     ResultsRefused,
 )
 from experiment_core_utils.records.journal import only_run_in
@@ -304,6 +305,24 @@ def test_an_error_of_a_library_fails_its_combination_and_its_traceback_is_saved(
     monkeypatch.setattr(LlamaForCausalLM, "generate", broken)
     with pytest.raises(DeviceLost):
         measured({**values, "max_output_tokens": [3, 5]}, tmp_path / "results")
+
+
+@pytest.mark.parametrize("gone", ["results", "lock"])
+def test_what_is_removed_under_a_run_ends_it_before_anything_is_saved(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    whole, folder = LlamaForCausalLM.generate, tmp_path / "results"
+    lock = folder / PARTS_FOLDER / "lock"
+
+    def removed_meanwhile(self: Any, **given: Any) -> Any:
+        if lock.exists():
+            shutil.rmtree(folder) if gone == "results" else lock.unlink()
+        return whole(self, **given)
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", removed_meanwhile)
+    with pytest.raises(ResultsNotSaved, match="lock was removed or moved while this run writes it; "):
+        measured(values, folder)
+    assert not list(folder.glob("*.json"))
 
 
 def test_what_prompts_and_model_do_not_allow_is_found_before_loading(values: dict[str, Any], tmp_path: Path) -> None:
