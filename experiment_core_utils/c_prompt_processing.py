@@ -10,7 +10,8 @@ import torch
 
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.meters.stability import shuffled
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.models.common.text_generation import is_surely_longer
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
@@ -97,9 +98,11 @@ def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool)
 def _readable(task: Task, sample_ids: Sequence[int]) -> Iterator[Sample]:
     for sample_id in sample_ids:
         try:
-            yield task[sample_id]
+            with library_faults_named(f"sample {sample_id}"):
+                sample = task[sample_id]
         except SampleError:  # not counted: it is recorded among the samples
             continue
+        yield sample
 
 
 def choose_latency_ids(sample_ids: Sequence[int], num_latency_samples: int | None, seed: int) -> frozenset[int]:
@@ -120,7 +123,7 @@ def fingerprint_of_ids(sample_ids: Sequence[int]) -> str:
 
 def filter_prompts_by_length(prompts: Iterable[str], tokenizer: Any, max_tokens: int) -> list[str]:
     """The prompts of at most `max_tokens` tokens, in their order; what the tokenizer adds (special tokens) counts."""
-    prompts = _listed(prompts)
+    prompts = [prompt for prompt in _listed(prompts) if not is_surely_longer(prompt, max_tokens, tokenizer)]
     lengths = _true_lengths(prompts, tokenizer)
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_tokens]
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from experiment_core_utils.models.common.text_generation import results_of_records
 from experiment_core_utils.primitives.device import MemoryReading
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsNotSaved, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.journal import JournalContent, journal_path, own_journals, read_end
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
@@ -61,6 +61,7 @@ class SharedSetting:
     fingerprint: str
     experiment_id: str  #: of the run
     shards: Mapping[int, Sequence[int]]  #: the samples of each process, by rank
+    own_rank: int | None = None  #: of this process, which does not wait for itself; None where it measured nothing
 
     def own_journals(self) -> dict[int, JournalContent]:
         """The journals of the setting with this fingerprint, by rank."""
@@ -82,8 +83,15 @@ class SharedSetting:
         return any(end is not None and end.failure and end.experiment_id == self.experiment_id for end in ends)
 
     def is_at_end(self, rank: int, growth: "_Growth") -> bool:
-        """Whether a process is at the end of its shard; a journal that has not grown is not read again."""
+        """Whether a process is at the end of its shard; a journal that has not grown is not read again.
+
+        Raises:
+            ResultsNotSaved: the journal was there and is not any more, or is this process's own and not at its end.
+        """
         path = journal_path(self.folder, self.key, rank)
+        was_there = growth.size not in (None, 0)
+        if was_there and not path.exists():
+            raise ResultsNotSaved(_removed_message(path))
         if not growth.note(path.stat().st_size if path.exists() else 0):
             return False
         end = read_end(path)
@@ -99,6 +107,11 @@ class _Growth:
         self._timeout_s = timeout_s
         self._size: object = None
         self._since_s = time.monotonic()
+
+    @property
+    def size(self) -> object:
+        """The size at the last look; None before the first."""
+        return self._size
 
     def note(self, size: object) -> bool:
         """Whether the size is another than at the last look."""
@@ -120,8 +133,12 @@ def collect_parts(shared: SharedSetting, timeout_s: float, stop: StopRequest) ->
 
     Raises:
         WorkerLost: a process that is not at its end has finished no sample for `timeout_s`.
+        ResultsNotSaved: a journal was removed, or this process's own is not at its end.
         Stopped: a stop was requested while waiting.
     """
+    own = shared.own_rank
+    if own is not None and not shared.is_at_end(own, _Growth(timeout_s)):
+        raise ResultsNotSaved(_removed_message(journal_path(shared.folder, shared.key, own)))
     waiting = {rank: _Growth(timeout_s) for rank in shared.shards}
     while waiting := {rank: each for rank, each in waiting.items() if not shared.is_at_end(rank, each)}:
         lost = sorted(rank for rank, each in waiting.items() if each.has_stopped)
@@ -141,6 +158,7 @@ def collect_finished(shared: SharedSetting, timeout_s: float, stop: StopRequest)
 
     Raises:
         WorkerLost: no journal of the setting has grown for `timeout_s`, and samples are missing.
+        ResultsNotSaved: samples of this process, which has come to its end, are missing.
         Stopped: a stop was requested while waiting.
     """
     growth = _Growth(timeout_s)
@@ -149,11 +167,20 @@ def collect_finished(shared: SharedSetting, timeout_s: float, stop: StopRequest)
         missing = {rank: ids for rank, ids in shared.missing_in(journals).items() if ids}
         if not missing or shared.is_given_up(journals):
             return shared.parts_of(journals)
+        if shared.own_rank in missing:
+            raise ResultsNotSaved(_removed_message(journal_path(shared.folder, shared.key, shared.own_rank)))
         growth.note({rank: content.num_bytes for rank, content in journals.items()})
         if growth.has_stopped:
             raise WorkerLost(_lost_message(shared.key, timeout_s, missing))
         stop.raise_if_requested("while waiting for the other processes")
         time.sleep(_ROUND_POLL_S)
+
+
+def _removed_message(path: Path) -> str:
+    return (
+        f"{path} was removed or cut while the run reads it; run the same command again to resume with what is left in "
+        f"{path.parent}"
+    )
 
 
 def _lost_message(key: str, timeout_s: float, missing: Mapping[int, Sequence[int]]) -> str:

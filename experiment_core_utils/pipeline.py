@@ -4,6 +4,7 @@ By letters: a, b, c and f once; for each setting d and e, sample by sample, then
 """
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,18 +30,21 @@ from experiment_core_utils.primitives.collectives import (
 )
 from experiment_core_utils.primitives.csv_tables import check_table_format
 from experiment_core_utils.primitives.device import release_cached_memory
+from experiment_core_utils.primitives.errors import WorkerLost
 from experiment_core_utils.primitives.files import state_folder
 from experiment_core_utils.primitives.interruption import signals_stop
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
-from experiment_core_utils.records.journal import only_run_in, remove_journals
+from experiment_core_utils.records.journal import LOCK_NAME, only_run_in, remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, SearchRecord, write_plan
+from experiment_core_utils.records.locks import MainProcessWatch, RunLock
 from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.saved_results.trackers import check_tracker, log_settings
 from experiment_core_utils.sweep.drift import fill_in_drift, wait_for_last_readings
 from experiment_core_utils.sweep.front_search import SearchRules, random_order
+from experiment_core_utils.sweep.measurer import RunContext
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
@@ -67,6 +71,7 @@ from experiment_core_utils.tasks.sampling import few_samples_caveats
 
 EXIT_CODE_FAILED_SAMPLES = 3
 FOLDER_SEEN_WITHIN_S = 90.0
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,9 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     fingerprint = agreed_fingerprint(config, requested.source, requested.task, requested.sample_ids, accelerator)
     ledger = Ledger(folder, fingerprint)
     with ExitStack() as stack:
-        broadcast_from_main(lambda: stack.enter_context(only_run_in(folder / PARTS_FOLDER)), accelerator)
+        locks: list[RunLock] = []  # of the main process alone
+        broadcast_from_main(lambda: locks.append(stack.enter_context(only_run_in(folder / PARTS_FOLDER))), accelerator)
+        watch = None if locks else MainProcessWatch(folder / PARTS_FOLDER / LOCK_NAME, config.machine.worker_timeout)
         order = requested.order
         keys = broadcast_from_main(lambda: due_keys(folder, order, ledger, is_search=is_search), accelerator)
         broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
@@ -131,7 +138,11 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         broadcast_from_main(lambda: write_plan(plan, folder), accelerator)
         if experiment_id is not None:
             run = loaded_run(requested, accelerator, ledger, experiment_id, due, energy)
+            # Looked at before each sample and while waiting: no process goes on without the others or its folder.
+            stack.enter_context(run.context.stop.watching(locks[0].refresh if watch is None else watch.check))
             failed = search_front(run, due) if is_search else measure_settings(run, due)
+            if watch is not None:
+                wait_for_main(run.context, watch)
         if not accelerator.is_main_process:
             return RunReport(experiment_id, False, (), failed, (), folder, None)
         results = tuple(result for key in requested.keys if (result := ledger.result(key)) is not None)
@@ -139,6 +150,8 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         tabled = (*results, *ledger.results_beside(requested.keys))
         csv_path = write_tables(tabled, requested.task.name, folder, config.machine.format) if results else None
         write_eval_results(results, requested.source.limits, requested.task, folder)
+        if experiment_id is not None:
+            locks[0].announce_end(experiment_id)
     if config.machine.tracker is not None and results:
         log_settings(results, config.machine.tracker, folder)
     return RunReport(
@@ -223,6 +236,24 @@ def measure_settings(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict
             if context.is_main:
                 fill_in_drift(machine.output_dir, context.ledger, [setting.key for setting in settings])
     return failed
+
+
+def wait_for_main(context: RunContext, main_process: MainProcessWatch) -> None:
+    """Other processes, at their end: wait until the main one has saved everything.
+
+    Raises:
+        WorkerLost: it has ended before, or shows no sign of life.
+        Stopped: a stop was requested while waiting.
+    """
+    with signals_stop(context.stop):
+        while not main_process.is_over(context.experiment_id):
+            try:
+                context.stop.raise_if_requested("while waiting for process 0")
+            except WorkerLost:
+                # It may have said so and ended between the two looks.
+                if not main_process.is_over(context.experiment_id):
+                    raise
+            time.sleep(_POLL_S)
 
 
 def pool_and_save(run: ProfilingRun, setting: KnobSetting) -> SettingFailure | None:

@@ -54,11 +54,19 @@ from experiment_core_utils.primitives.collectives import (
     processes_on_this_machine,
 )
 from experiment_core_utils.primitives.device import MemoryWindow, set_cpu_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    GenerationFailed,
+    SettingError,
+    UnforeseenError,
+    traceback_of,
+)
+from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
+from experiment_core_utils.records.result_files import saved_traceback
 from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
 from experiment_core_utils.text_run.plan import DueExperiment, TextPlan, any_config, plan_of
@@ -120,15 +128,22 @@ def run_text_experiments(
     refused: list[ConfigurationError] = []
     measured: list[str] = []
     with ExitStack() as stack:
-        broadcast_from_main(lambda: stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)), accelerator)
+        stop = StopRequest()
+        # In the main process: a folder or lock that is removed ends the run before the next batch.
+        broadcast_from_main(
+            lambda: stack.enter_context(
+                stop.watching(stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)).refresh)
+            ),
+            accelerator,
+        )
         plan = plan_of(grid, results_dir, accelerator)
         for line in plan.lines() if is_main else ():
             say(line)
         for due in plan.due:
             try:
-                name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources)
+                name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources, stop)
             except (SettingError, ConfigurationError) as error:
-                failed[due.title] = f"{type(error).__name__}: {error}"
+                failed[due.title] = f"{type(error).__name__}: {error}{_trace_of(error, results_dir) if is_main else ''}"
                 refused += [error] if isinstance(error, ConfigurationError) else []
                 memory.drop()
             else:
@@ -153,18 +168,28 @@ def run_text_experiments(
     )
 
 
+def _trace_of(error: SettingError | ConfigurationError, results_dir: Path) -> str:
+    """Where the traceback of the library's error behind this one is saved, as the end of a message; "" for none."""
+    cause = error.__cause__
+    if not isinstance(error, GenerationFailed | UnforeseenError) or cause is None:
+        return ""
+    return saved_traceback(traceback_of(cause), type(cause).__name__, results_dir)
+
+
 def measure_experiment(
     due: DueExperiment,
     load: Callable[[TextConfig], tuple[Any, Any]],
     accelerator: Accelerator,
     results_dir: Path,
     sources: EnergySources | None = None,
+    stop: StopRequest | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Measure an experiment; returns its name (`experiment_0001`) and its fields, which only the main process has;
     every process takes part.
 
     Args:
         sources: what energy is read with; None finds it on the machine.
+        stop: asked between two batches and before anything is saved; None never stops.
 
     Raises:
         SettingError: it cannot be run, such as OutOfMemory; in all processes, whichever it happened to.
@@ -172,7 +197,7 @@ def measure_experiment(
         MeterUnavailable: energy is required and nothing on this machine measures it; nothing was loaded then.
         WorkerLost: a process is gone or late.
     """
-    config, device = due.config, accelerator.device
+    config, device, stop = due.config, accelerator.device, stop or StopRequest()
     energy = TextEnergy(config, accelerator, sources or EnergySources())
     experiment_id = generate_unique_id(accelerator, results_dir=results_dir)
     save = partial(save_raw_results_json, experiment_id=experiment_id, accelerator=accelerator, results_dir=results_dir)
@@ -190,9 +215,10 @@ def measure_experiment(
     shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.clock)
     sampler = load_sampler()
     with MemoryWindow(device):
-        generated, power = energy.measured(lambda: _sampled(shard, accelerator, sampler), experiment_id, folder)
+        generated, power = energy.measured(lambda: _sampled(shard, accelerator, sampler, stop), experiment_id, folder)
     compute = combine_comp_metrics(model, device, tokenised, accelerator, config, generated, sampler.trace)
     own = with_batch_energy(generated, power)
+    all_or_raise(stop.raise_if_requested, accelerator)
     save(energy_metrics(experiment_id, accelerator, folder, energy.reason), result_type="local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = pool_inference_results(all_gather(own, accelerator))
@@ -218,9 +244,11 @@ def measure_experiment(
     return name, _saved(due, pooled, parts, experiment_id, caveats, save)
 
 
-def _sampled(shard: TextShard, accelerator: Accelerator, sampler: LoadSampler) -> tuple[InferenceResults, list[Window]]:
+def _sampled(
+    shard: TextShard, accelerator: Accelerator, sampler: LoadSampler, stop: StopRequest
+) -> tuple[InferenceResults, list[Window]]:
     with sampler:
-        return run_prepared(shard, accelerator)
+        return run_prepared(shard, accelerator, stop)
 
 
 def _saved(

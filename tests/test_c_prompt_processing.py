@@ -16,11 +16,26 @@ from experiment_core_utils.c_prompt_processing import (
     tokenise_prompts,
 )
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
 from experiment_core_utils.tasks.sampling import Sampling, shard_of_process
 from tests.tiny_models.tiny_text_model import PROMPTS, tiny_tokenizer
+
+
+def test_a_text_is_surely_longer_by_its_first_part_that_has_too_many_tokens() -> None:
+    def words(text: str, **_: object) -> dict[str, list[int]]:
+        return {"input_ids": [0] * len(text.split())}
+
+    # Parts of 80, 160, 320 characters; a part has to have 16 tokens more than allowed.
+    assert not is_surely_longer("a " * 40, 10, words)
+    assert is_surely_longer("a " * 41, 10, words)
+    assert not is_surely_longer("a" * 1000, 10, words)
+    assert is_surely_longer("a" * 100 + " b" * 200, 10, words)
+    # 26 tokens of the first 80 characters are not yet too many; nor is the text ever looked at as a whole.
+    assert not is_surely_longer("a " * 26 + " " * 100, 10, words)
+    assert is_surely_longer("a " * 27 + " " * 100, 10, words)
 
 
 def test_the_flags_choose_the_samples_and_their_ids_ascend() -> None:

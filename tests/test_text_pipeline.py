@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.config.text_grid import combinations
@@ -23,7 +24,14 @@ from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.text_model import validate_loadable
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ProfilerError, ResultsRefused
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    DeviceLost,
+    MeterUnavailable,
+    ProfilerError,
+    ResultsNotSaved,
+    ResultsRefused,
+)
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.saved_results.terminal import text_table
@@ -269,6 +277,52 @@ def test_a_combination_that_fails_does_not_stop_the_others(
     ((title, failure),) = report.failed.items()
     assert title.startswith("1/2 model_name=") and failure.startswith("ConfigurationError: the weights in")
     assert "contains NaN or infinity" in failure
+
+
+def test_an_error_of_a_library_fails_its_combination_and_its_traceback_is_saved(
+    values: dict[str, Any], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = LlamaForCausalLM.generate
+
+    def odd(self: Any, **given: Any) -> Any:
+        if given["generation_config"].max_new_tokens == 3:
+            raise KeyError("odd")
+        return whole(self, **given)
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", odd)
+    report = measured({**values, "max_output_tokens": [3, 4]}, tmp_path / "results")
+    assert (report.num_measured, report.exit_code) == (1, 1)
+    ((title, failure),) = report.failed.items()
+    assert title.startswith("1/2")
+    found = re.fullmatch(
+        r"GenerationFailed: generate\(\) failed: KeyError: 'odd' \(traceback: (tracebacks/KeyError-\w+\.txt)\)", failure
+    )
+    assert found is not None and ", in odd\n" in (tmp_path / "results" / found[1]).read_text()
+
+    def broken(self: Any, **given: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", broken)
+    with pytest.raises(DeviceLost):
+        measured({**values, "max_output_tokens": [3, 5]}, tmp_path / "results")
+
+
+@pytest.mark.parametrize("gone", ["results", "lock"])
+def test_what_is_removed_under_a_run_ends_it_before_anything_is_saved(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    whole, folder = LlamaForCausalLM.generate, tmp_path / "results"
+    lock = folder / PARTS_FOLDER / "lock"
+
+    def removed_meanwhile(self: Any, **given: Any) -> Any:
+        if lock.exists():
+            shutil.rmtree(folder) if gone == "results" else lock.unlink()
+        return whole(self, **given)
+
+    monkeypatch.setattr(LlamaForCausalLM, "generate", removed_meanwhile)
+    with pytest.raises(ResultsNotSaved, match="lock was removed or moved while this run writes it; "):
+        measured(values, folder)
+    assert not list(folder.glob("*.json"))
 
 
 def test_what_prompts_and_model_do_not_allow_is_found_before_loading(values: dict[str, Any], tmp_path: Path) -> None:

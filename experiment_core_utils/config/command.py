@@ -4,12 +4,22 @@ import gc
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TextIO
 
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, Stopped, first_line
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    ProfilerError,
+    Stopped,
+    UnforeseenError,
+    described,
+    first_line,
+    raise_if_device_is_lost,
+    traceback_of,
+)
 
 # What the system's loader says where a library does not fit into the memory that the process may have.
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
@@ -37,12 +47,12 @@ class _MayClose(io.FileIO):
 def run_command(main: Callable[[], int | None]) -> int:
     """Run a command's `main` and return its exit code, 1 in place of 0 where standard output took not all of it.
 
-    A reader that goes away (`| head -1`) changes nothing: what is to be saved is saved. Output that cannot be written
-    for another reason is one line on standard error.
+    Errors are reported as `reporting_errors` does. A reader that goes away (`| head -1`) changes nothing: what is to be
+    saved is saved. Output that cannot be written for another reason is one line on standard error.
     """
     output = _guarded("stdout")
     _guarded("stderr")
-    code = main() or 0
+    code = reporting_errors(main)()
     if sys.stdout is not None:
         sys.stdout.flush()
     if output is not None and output.refused is not None:
@@ -52,9 +62,10 @@ def run_command(main: Callable[[], int | None]) -> int:
 
 
 def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
-    """A command's `main` that ends in one line on standard error and an exit code where it is refused or stopped.
+    """A command's `main` that ends in one line on standard error and an exit code, whatever it raises.
 
-    Of a launcher's processes, which all are stopped, the first one says so.
+    Of a launcher's processes, which all are stopped, the first one says so. The traceback of an error that is none of
+    the project's is in a file that the line names; the exit code is 1 then.
     """
 
     @wraps(main)
@@ -64,14 +75,39 @@ def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
         except Stopped as stopped:
             _say_of_all(str(stopped))
             return stopped.exit_code
+        except UnforeseenError as error:
+            line = str(error) if error.__cause__ is None else _unforeseen(error.__cause__)
+            print(f"error: {line}", file=sys.stderr)
+            return error.exit_code
         except ProfilerError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         except KeyboardInterrupt:
             _say_of_all("stopped; what is finished is saved: run the same command again to resume")
             return 130
+        except Exception as error:
+            print(f"error: {_unforeseen(error)}", file=sys.stderr)
+            return 1
 
     return reported
+
+
+def _unforeseen(error: BaseException) -> str:
+    """The line of an error that is none of the project's; its traceback is saved."""
+    try:
+        raise_if_device_is_lost(error)
+    except ProfilerError as lost:
+        return str(lost)
+    line = described(error) + ("; this process has no memory left" if isinstance(error, MemoryError) else "")
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="knobprof-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
+        ) as file:
+            file.write(traceback_of(error))
+    except (OSError, MemoryError) as refused:
+        reason = getattr(refused, "strerror", None) or first_line(refused)
+        return f"{line} (its traceback cannot be saved: {reason})"
+    return f"{line} (unforeseen; its traceback is in {file.name}: please report it)"
 
 
 def _say_of_all(line: str) -> None:

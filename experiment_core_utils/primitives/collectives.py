@@ -10,7 +10,15 @@ from typing import Any, TypeVar, cast
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, WorkerLost, first_line
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    ProfilerError,
+    UnforeseenError,
+    WorkerLost,
+    described,
+    first_line,
+    raise_if_device_is_lost,
+)
 from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
 
 T = TypeVar("T")
@@ -22,7 +30,7 @@ def broadcast_from_main(make: Callable[[], T], accelerator: Accelerator) -> T:
     """What `make` returns in the main process, on every process. A collective call: only where a run starts.
 
     Raises:
-        ProfilerError: (in all of them) what `make` raised.
+        ProfilerError: (in all of them) what `make` raised, an UnforeseenError in place of an error of a library.
         WorkerLost: another process is gone or late.
     """
     shared: list[Any] = [_value_or_error(make) if accelerator.is_main_process else None]
@@ -52,7 +60,8 @@ def all_or_raise(make: Callable[[], T], accelerator: Accelerator) -> T:
     """What `make` returns here, once every process has come as far. A collective call.
 
     Raises:
-        ProfilerError: (in all of them) what `make` raised in one of them.
+        ProfilerError: (in all of them) what `make` raised in one of them, an UnforeseenError in place of an error of a
+            library.
         WorkerLost: another process is gone or late.
     """
     made, error = _value_or_error(make)
@@ -143,10 +152,19 @@ def _machine_id() -> str:
 
 
 def _value_or_error(make: Callable[[], T]) -> tuple[T | None, ProfilerError | None]:
+    """What `make` returns, or its error: the other processes would wait for one that raises it at once."""
     try:
         return make(), None
     except ProfilerError as error:
         return None, error
+    except Exception as error:
+        unforeseen = UnforeseenError(described(error))
+        unforeseen.__cause__ = error
+        try:
+            raise_if_device_is_lost(error)
+        except ProfilerError as lost:
+            return None, lost
+        return None, unforeseen
 
 
 @contextmanager

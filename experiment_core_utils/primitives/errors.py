@@ -1,7 +1,10 @@
 """The errors of the project: one class for each different reaction of the caller."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from experiment_core_utils.primitives.texts import shown
 
 # What the code of a library raises where what it is given is not as it expects.
 LIBRARY_ERRORS = (
@@ -37,6 +40,17 @@ class SampleTimedOut(SampleError):
     """One sample took longer than `--sample_timeout`."""
 
 
+class LibraryFault(SampleError):
+    """Code that works on one sample raised an error that is none of the project's."""
+
+    kind: str = ""  #: class of that error
+    trace: str = ""  #: its traceback, "" where there was no memory for it
+
+
+class DeviceLost(ProfilerError):
+    """The GPU refuses all further work of this process: stop, a new process can go on."""
+
+
 class SettingError(ProfilerError):
     """One knob setting cannot be run (out of memory, a knob that does not act): record it by its class and continue."""
 
@@ -55,6 +69,10 @@ class KnobDidNotAct(SettingError):
 
 class EngineRefused(KnobDidNotAct):
     """An engine cannot run the setting, or computes something else than the model's modules."""
+
+
+class UnforeseenError(SettingError):
+    """Code that works for one setting raised an error that is none of the project's, which is the cause."""
 
 
 class MeterUnavailable(ProfilerError):
@@ -96,6 +114,69 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its class where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def described(error: BaseException) -> str:
+    """An error in one line: its class and the first line of its message."""
+    name, line = type(error).__name__, shown(first_line(error))
+    return name if line == name else f"{name}: {line}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """An error's traceback with its causes; "" where there is no memory left for it."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except MemoryError:
+        return ""
+
+
+# What torch says where a kernel broke the process's context on the GPU: every later call fails, whatever it does.
+_DEVICE_LOST = ("CUDA error", "HIP error", "device-side assert", "illegal memory access")
+
+
+def raise_if_device_is_lost(error: BaseException) -> None:
+    """Raises DeviceLost where an error says that this process cannot use its GPU any more.
+
+    Lack of memory, of which the process recovers, is none.
+    """
+    if "out of memory" in str(error):
+        return
+    if type(error).__name__ == "AcceleratorError" or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _DEVICE_LOST)
+    ):
+        raise DeviceLost(
+            f"the GPU does no further work for this process ({first_line(error)}); what is finished is saved: run the "
+            "same command again to resume, with CUDA_LAUNCH_BLOCKING=1 to learn which operation it was"
+        ) from error
+
+
+@contextmanager
+def library_faults_named(what: str) -> Iterator[None]:
+    """A context in which every error that is none of the project's becomes a LibraryFault.
+
+    Libraries raise errors of nearly every class for one odd row or picture, so that no list of them is whole.
+    Interruptions, which are no `Exception`, pass, and so does torch's lack of memory on the device.
+
+    Args:
+        what: names the sample, the beginning of the message.
+
+    Raises:
+        LibraryFault: see above.
+        DeviceLost: the error is of the GPU, and not of the sample alone.
+    """
+    try:
+        yield
+    except ProfilerError:
+        raise
+    except Exception as error:
+        # By its name: this module is imported without torch.
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        raise_if_device_is_lost(error)
+        lacks_memory = "; this process has no memory left for it" if isinstance(error, MemoryError) else ""
+        fault = LibraryFault(f"{what}: {described(error)}{lacks_memory}")
+        fault.kind, fault.trace = type(error).__name__, traceback_of(error)
+        raise fault from error
 
 
 @contextmanager

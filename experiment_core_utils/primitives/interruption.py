@@ -16,6 +16,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SampleTi
 _POLL_S = 0.1
 # An exception that Python cannot deliver (it lands in a destructor) is raised again after this time.
 _AGAIN_S = 1.0
+# An interval of 0 would switch the timer off.
+_SOON_S = 1e-3
 # A launcher passes on the Ctrl-C that its processes got from the terminal already: that is not a second one.
 _SAME_PRESS_S = 1.0
 
@@ -23,6 +25,9 @@ _SAME_PRESS_S = 1.0
 @contextmanager
 def time_limit(seconds: float | None, name: str = "--sample_timeout") -> Iterator[None]:
     """Raises SampleTimedOut inside its block after that time; None sets no limit.
+
+    Inside another limit that ends sooner, that one alone counts; what is left of one that ends later counts on
+    afterwards.
 
     Args:
         name: what the caller calls the limit, for messages.
@@ -35,6 +40,12 @@ def time_limit(seconds: float | None, name: str = "--sample_timeout") -> Iterato
         return
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError(f"a time limit works in the main thread only; drop it ({name}) or run from there")
+
+    outer_s, _ = signal.getitimer(signal.ITIMER_REAL)
+    if 0.0 < outer_s <= seconds:
+        yield
+        return
+    started = time.monotonic()
 
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise SampleTimedOut(f"not done after {seconds:g} s")
@@ -50,6 +61,9 @@ def time_limit(seconds: float | None, name: str = "--sample_timeout") -> Iterato
         # Again: the limit may have run out just before the line above. The next alarm is far from here.
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+        if outer_s:
+            left_s = max(outer_s - (time.monotonic() - started), _SOON_S)
+            signal.setitimer(signal.ITIMER_REAL, left_s, _AGAIN_S)
 
 
 class StopRequest:
@@ -59,6 +73,16 @@ class StopRequest:
         self._clock = clock
         self._signal: signal.Signals | None = None
         self._came = 0.0
+        self._checks: list[Callable[[], None]] = []
+
+    @contextmanager
+    def watching(self, check: Callable[[], None]) -> Iterator[None]:
+        """Inside, this is called as well whenever a stop is asked about; it raises where the run must not go on."""
+        self._checks.append(check)
+        try:
+            yield
+        finally:
+            self._checks.remove(check)
 
     def note(self, number: int, _frame: FrameType | None) -> None:
         """Signal handler: remember the first; a second does not wait for the sample, it raises KeyboardInterrupt."""
@@ -68,12 +92,14 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def raise_if_requested(self, doing: str = "between two samples") -> None:
-        """Raises Stopped once a signal has come."""
+        """Raises Stopped once a signal has come, else what a check raises."""
         if self._signal is not None:
             raise Stopped(
                 f"stopped by {self._signal.name} {doing}; finished samples are saved: run the same command again to "
                 f"resume"
             )
+        for check in self._checks:
+            check()
 
     def sleep(self, seconds: float) -> None:
         """Wait, but not longer than until a stop is requested."""

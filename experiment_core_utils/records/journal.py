@@ -9,7 +9,7 @@ line; it is ignored when read, and cut off by the process that resumes.
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from experiment_core_utils.primitives.files import (
     shortened,
 )
 from experiment_core_utils.records.energy import SettingEnergy
-from experiment_core_utils.records.locks import is_locked, locked_file
+from experiment_core_utils.records.locks import RunLock, is_locked, locked_file, refuse_removed
 from experiment_core_utils.records.result_files import check_schema, field_fault, parsed_json
 from experiment_core_utils.records.settings import (
     ConditionsReading,
@@ -175,7 +175,8 @@ class Journal:
 
     Raises:
         ResultsRefused: another process has it open, or it belongs to another run.
-        ResultsNotSaved: (also when appending) the disk does not take it.
+        ResultsNotSaved: (also when appending) the disk does not take it, or the file was removed or moved, by itself or
+            with its folder.
     """
 
     def __init__(self, folder: Path, header: JournalHeader) -> None:
@@ -202,6 +203,7 @@ class Journal:
     def append(self, line: Line) -> None:
         """Write one line and wait until it is on the disk."""
         content = _encode(line)
+        refuse_removed(self._file, self.path)
         with failed_writes_named(self.path):
             written = 0
             while written < len(content):
@@ -209,14 +211,19 @@ class Journal:
             os.fsync(self._file)
 
 
-def only_run_in(folder: Path) -> AbstractContextManager[int]:
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[RunLock]:
     """Inside, no other run works on the journals of this folder; the main process of each run asks for this.
+
+    The lock is the main process's to refresh while it works.
 
     Raises:
         ResultsRefused: another run is at work.
         ResultsNotSaved: the folder cannot be made or written to.
     """
-    return locked_file(folder / LOCK_NAME, waits=False)
+    path = folder / LOCK_NAME
+    with locked_file(path, waits=False) as descriptor:
+        yield RunLock(path, descriptor)
 
 
 def has_run(folder: Path) -> bool | None:

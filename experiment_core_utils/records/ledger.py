@@ -99,6 +99,11 @@ class Ledger:
         }
         self._entries |= {key: LedgerEntry(name, None) for key, name in self._unlisted.items()}
 
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the results."""
+        return self._output_dir
+
     def result_path(self, key: str) -> Path | None:
         """The result file of a setting that is done, None where it is due."""
         return None if self._own_content(key) is None else self._path_of(key)

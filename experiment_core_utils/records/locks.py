@@ -1,15 +1,22 @@
-"""Locks on result files; a module of its own because the library takes 0.1 s to import."""
+"""Locks on result files, and what they show: whether a file has its name still, and whether a run's main process lives.
+
+A module of its own because the library takes 0.1 s to import.
+"""
 
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from filelock import lock_descriptor
 
-from experiment_core_utils.primitives.errors import ResultsRefused
-from experiment_core_utils.primitives.files import check_replaceable, failed_writes_named
+from experiment_core_utils.primitives.errors import ResultsNotSaved, ResultsRefused, WorkerLost
+from experiment_core_utils.primitives.files import check_replaceable, failed_writes_named, read_regular_file
+
+# How often the holder of a run's lock shows that it lives.
+_REFRESH_S = 1.0
 
 
 def locked(path: Path) -> AbstractContextManager[int]:
@@ -48,6 +55,105 @@ def locked_file(path: Path, *, waits: bool) -> Iterator[int]:
             os.close(descriptor)
 
 
+def refuse_removed(descriptor: int, path: Path) -> None:
+    """Raises ResultsNotSaved where an open file does not have this name any more: what is written to it is lost."""
+    with suppress(OSError):
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return
+    raise ResultsNotSaved(
+        f"{path} was removed or moved while this run writes it; put it back where it was moved, and run the same "
+        "command again to resume with what is in it"
+    )
+
+
+class RunLock:
+    """The lock of a run, as its main process holds it.
+
+    Args:
+        descriptor: of the locked file.
+        clock: in seconds.
+    """
+
+    def __init__(self, path: Path, descriptor: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self._clock = clock
+        self._refreshed_s = clock() - _REFRESH_S
+        self._write(b"")
+
+    def refresh(self) -> None:
+        """Show the other processes, by the file's time, that this one lives.
+
+        Raises:
+            ResultsNotSaved: the lock was removed or moved, so that another run may begin beside this one.
+        """
+        refuse_removed(self._descriptor, self._path)
+        if self._clock() - self._refreshed_s >= _REFRESH_S:
+            with failed_writes_named(self._path):
+                os.utime(self._descriptor)
+            self._refreshed_s = self._clock()
+
+    def announce_end(self, experiment_id: str) -> None:
+        """Tell the other processes that the run is complete; raises as `refresh`."""
+        refuse_removed(self._descriptor, self._path)
+        self._write(experiment_id.encode())
+
+    def _write(self, content: bytes) -> None:
+        with failed_writes_named(self._path):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, content, 0)
+
+
+class MainProcessWatch:
+    """Whether the main process of a run lives, as another process of the run sees it by the lock.
+
+    Made while the main process is known to hold the lock. Where the file system does not show locks of other machines,
+    only the file's time counts.
+
+    Args:
+        path: of the lock.
+        timeout_s: the longest time without a sign of life.
+        clock: in seconds.
+    """
+
+    def __init__(self, path: Path, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._shows_locks = is_locked(path) is True
+        self._seen: int | None = None
+        self._since_s = self._looked_s = clock()
+
+    def check(self) -> None:
+        """Raises WorkerLost where the main process has ended, or shown no sign of life for too long."""
+        todo = "finished samples are saved: run the same command again to resume"
+        if self._shows_locks and is_locked(self._path) is False:
+            raise WorkerLost(f"{self._path} is not locked any more: process 0 of the run has ended; {todo}")
+        now_s, seen = self._clock(), self._modified_ns()
+        # This process, too, may have been stopped meanwhile, and the other one with it.
+        if seen != self._seen or now_s - self._looked_s > self._timeout_s / 2:
+            self._seen, self._since_s = seen, now_s
+        self._looked_s = now_s
+        if now_s - self._since_s > self._timeout_s:
+            raise WorkerLost(
+                f"process 0 of the run has shown no sign of life for {self._timeout_s:g} s (the time of {self._path} "
+                f"does not change); {todo} (a larger --worker_timeout waits longer)"
+            )
+
+    def is_over(self, experiment_id: str) -> bool:
+        """Whether the main process has said that this run is complete."""
+        try:
+            return read_regular_file(self._path) == experiment_id.encode()
+        except OSError:
+            return False
+
+    def _modified_ns(self) -> int | None:
+        try:
+            return self._path.stat().st_mtime_ns
+        except OSError:
+            return None
+
+
 def is_locked(path: Path) -> bool | None:
     """Whether a process has the lock of a file, which is not made; None where that cannot be known."""
     try:
@@ -77,5 +183,5 @@ def _lock(descriptor: int, path: Path, waits: bool) -> None:
         ) from error
     if not is_locked:
         raise ResultsRefused(
-            f"{path} is being written by another process; wait for that run or end it, or give another --output_dir"
+            f"{path} is being written by another process; wait for that run or end it, or give another folder"
         )

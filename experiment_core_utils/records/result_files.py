@@ -1,4 +1,4 @@
-"""File names of text experiments, and strict reading of their JSON."""
+"""File names of text experiments and of tracebacks, and strict reading of JSON."""
 
 import json
 import math
@@ -11,9 +11,21 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from experiment_core_utils.primitives.csv_tables import named_rows
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsRefused, first_line
-from experiment_core_utils.primitives.files import check_file_name_part, read_regular_file, shortened
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    ResultsError,
+    ResultsRefused,
+    first_line,
+)
+from experiment_core_utils.primitives.files import (
+    check_file_name_part,
+    read_regular_file,
+    shortened,
+    write_text_atomically,
+)
+from experiment_core_utils.primitives.texts import short_digest
 
+TRACEBACKS = "tracebacks"  # folder of them, within that of the results
 LOCAL_ENERGY = "local_energy_results"
 # Published numbers of an experiment's files, by what they contain.
 PRIORITIES = {
@@ -56,6 +68,26 @@ def raw_result_path(experiment_id: str, result_type: str, results_dir: Path) -> 
         known = ", ".join(f"{each}_process_RANK" if each == LOCAL_ENERGY else each for each in PRIORITIES)
         raise ConfigurationError(f"there is no result type {result_type!r}; known are {known}")
     return results_dir / "raw_results" / experiment_id / f"{experiment_id}_{PRIORITIES[kind]}_{result_type}.json"
+
+
+def saved_traceback(trace: str, kind: str, results_dir: Path) -> str:
+    """Write a traceback to `{results_dir}/tracebacks/{kind}-{digest}.txt`, and return what an error says of it.
+
+    Equal ones are one file. The return value is empty where there is no traceback.
+
+    Args:
+        kind: class of the error.
+
+    Raises:
+        ResultsNotSaved: the disk does not take it.
+    """
+    if not trace:
+        return ""
+    name = f"{kind}-{short_digest(trace.encode('utf-8', 'backslashreplace'))}.txt"
+    # Names of files may have bytes in them that are not UTF-8.
+    text = trace.encode("utf-8", "backslashreplace").decode("utf-8")
+    write_text_atomically(text, results_dir / TRACEBACKS / name)
+    return f" (traceback: {TRACEBACKS}/{name})"
 
 
 def result_files_in(folder: Path) -> dict[str, tuple[str, str]]:

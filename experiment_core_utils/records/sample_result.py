@@ -1,7 +1,9 @@
 """One sample of a setting's result: its request, answer, score, times and energy, or how it failed."""
 
+from pathlib import Path
 from typing import Any
 
+from experiment_core_utils.primitives.errors import LibraryFault, SampleError
 from experiment_core_utils.records.json_record import (
     Count,
     Delay,
@@ -13,6 +15,7 @@ from experiment_core_utils.records.json_record import (
     TextOrNumber,
     Time,
 )
+from experiment_core_utils.records.result_files import saved_traceback
 
 
 class Metadata(Record):
@@ -146,3 +149,19 @@ class FailedSample(Record):
     sample_id: Count  #: position in the task's split
     error: Text  #: class of the error
     reason: Text  #: its message
+
+
+def failed_sample(sample_id: int, error: SampleError, results_dir: Path | None = None) -> FailedSample:
+    """The record of a sample that ended in this error; of a library's error, the traceback is saved.
+
+    Args:
+        results_dir: folder of the results; None saves no traceback.
+
+    Raises:
+        ResultsNotSaved: the disk does not take the traceback.
+    """
+    kind, more = type(error).__name__, ""
+    if isinstance(error, LibraryFault):
+        kind = error.kind
+        more = "" if results_dir is None else saved_traceback(error.trace, kind, results_dir)
+    return FailedSample(sample_id=sample_id, error=kind, reason=f"{error}{more}")

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.e_inference import sample_record
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, SampleError, SampleTimedOut
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, SampleError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import BatchedAnswer, KnobProof, PreparedRequest
-from experiment_core_utils.records.sample_result import FailedSample
+from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Sample, answer_to
@@ -49,10 +50,14 @@ class BatchAnswerer:
     Args:
         batch_size: most requests in a batch.
         sample_timeout_s: limit for the preparation of each sample, and for a batch times the samples in it.
+        results_dir: folder of the results, for tracebacks of samples that a library cannot run; None saves none.
     """
 
-    def __init__(self, bench: Bench, batch_size: int, sample_timeout_s: float | None) -> None:
+    def __init__(
+        self, bench: Bench, batch_size: int, sample_timeout_s: float | None, results_dir: Path | None = None
+    ) -> None:
         self._bench = bench
+        self._results_dir = results_dir
         self._batch_size = self._limit = batch_size
         self._timeout_s = sample_timeout_s
 
@@ -84,27 +89,29 @@ class BatchAnswerer:
         failed: list[FailedSample] = []
         for sample_id in sample_ids:
             try:
-                with time_limit(self._timeout_s):
-                    sample, request = self._bench.requests.take(sample_id, setting.vision.crops)
-                # As for measured samples: one that no metric could score is not worth the time.
-                self._bench.metric.score([answer_to(sample, "")])
+                with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
+                    with time_limit(self._timeout_s):
+                        sample, request = self._bench.requests.take(sample_id, setting.vision.crops)
+                    # As for measured samples: one that no metric could score is not worth the time.
+                    self._bench.metric.score([answer_to(sample, "")])
             except SampleError as error:
-                failed.append(failed_sample(sample_id, error))
+                failed.append(failed_sample(sample_id, error, self._results_dir))
             else:
                 prepared.append((sample, request))
         return prepared, failed
 
     def _answer(self, setting: KnobSetting, prepared: Sequence[Prepared]) -> list[MeasuredSample | FailedSample]:
-        """A batch that is out of time is answered one by one, so that only the samples that take long fail."""
+        """A batch that is out of time, or that a library refuses, is answered one by one, so that only the samples at
+        fault fail."""
         done: list[MeasuredSample | FailedSample] = []
         size = self._limit
         while len(done) < len(prepared):
             part = prepared[len(done) : len(done) + min(size, self._limit)]
             try:
-                answers = self._together([request for _, request in part])
-            except SampleTimedOut as error:
+                answers = self._together(part)
+            except SampleError as error:
                 if len(part) == 1:
-                    done.append(failed_sample(part[0][0].sample_id, error))
+                    done.append(failed_sample(part[0][0].sample_id, error, self._results_dir))
                 size = 1
                 continue
             if answers is None:
@@ -112,15 +119,26 @@ class BatchAnswerer:
                 release_cached_memory(self._bench.model.device)
                 continue
             done += [
-                sample_record(self._bench.model, setting, sample, request, answer=answer)
+                self._record(setting, sample, request, answer)
                 for (sample, request), answer in zip(part, answers, strict=True)
             ]
         return done
 
-    def _together(self, requests: Sequence[PreparedRequest]) -> list[BatchedAnswer] | None:
-        """The answers to several samples together; None where memory ran out for more than one."""
+    def _record(
+        self, setting: KnobSetting, sample: Sample, request: PreparedRequest, answer: BatchedAnswer
+    ) -> MeasuredSample | FailedSample:
         try:
-            with out_of_memory_named(), time_limit(self._timeout_s and self._timeout_s * len(requests)):
+            with library_faults_named(f"sample {sample.sample_id}"), out_of_memory_named():
+                return sample_record(self._bench.model, setting, sample, request, answer=answer)
+        except SampleError as error:
+            return failed_sample(sample.sample_id, error, self._results_dir)
+
+    def _together(self, prepared: Sequence[Prepared]) -> list[BatchedAnswer] | None:
+        """The answers to several samples together; None where memory ran out for more than one."""
+        requests = [request for _, request in prepared]
+        limit = time_limit(self._timeout_s and self._timeout_s * len(requests))
+        try:
+            with library_faults_named(f"sample {prepared[0][0].sample_id}"), out_of_memory_named(), limit:
                 inputs = [self._bench.model.to_device(request.inputs) for request in requests]
                 answers = self._bench.model.answer_batch(inputs, self._bench.max_new_tokens)
         except OutOfMemory:
@@ -129,11 +147,6 @@ class BatchAnswerer:
             return None
         ends = self._bench.model.eos_token_ids
         return [BatchedAnswer(tokens, tokens[-1] in ends, len(requests), self._limit) for tokens in answers]
-
-
-def failed_sample(sample_id: int, error: SampleError) -> FailedSample:
-    """The record of a sample that ended in this error."""
-    return FailedSample(sample_id=sample_id, error=type(error).__name__, reason=str(error))
 
 
 GroupKey = tuple[CropRange, int | None, tuple[int, ...]]

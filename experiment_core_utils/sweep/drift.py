@@ -21,7 +21,7 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.meters.stability import DRIFT_LIMIT, drift_ratio, needs_another_run
 from experiment_core_utils.primitives.device import out_of_memory_named
-from experiment_core_utils.primitives.errors import ResultsRefused, SampleError, SettingError
+from experiment_core_utils.primitives.errors import ResultsRefused, SampleError, SettingError, library_faults_named
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
@@ -100,7 +100,8 @@ class ControlRuns:
                     break
                 self.context.stop.raise_if_requested()
                 try:
-                    totals[sample_id] = self._total_s(sample_id, is_first=not totals)
+                    with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
+                        totals[sample_id] = self._total_s(sample_id, is_first=not totals)
                 except SampleError:  # not counted: the sample is measured, and so recorded, at every setting
                     continue
         self.sample_ids = self.sample_ids or tuple(totals)

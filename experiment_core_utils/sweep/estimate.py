@@ -26,7 +26,7 @@ from experiment_core_utils.models.hf.tilings import Tiling, tilings_within
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.costs import activation_elements, parameter_count
 from experiment_core_utils.models.molmoe.loader import load_processor
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.requests import RequestShape, RequestSize, StageFlops
@@ -253,7 +253,8 @@ def of_first_samples(task: Task, sample_ids: Sequence[int], look: Callable[[Samp
     seen, reason = [], ""
     for sample_id in sample_ids[:INSPECTED_SAMPLES]:
         try:
-            seen.append(look(task[sample_id]))
+            with library_faults_named(f"sample {sample_id}"):
+                seen.append(look(task[sample_id]))
         except SampleError as error:
             reason = str(error)
     if not seen:

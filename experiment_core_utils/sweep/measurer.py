@@ -20,14 +20,20 @@ from experiment_core_utils.primitives.device import (
     release_cached_memory,
     synchronize,
 )
-from experiment_core_utils.primitives.errors import KnobDidNotAct, SampleError, SettingError, Stopped
+from experiment_core_utils.primitives.errors import (
+    KnobDidNotAct,
+    SampleError,
+    SettingError,
+    Stopped,
+    library_faults_named,
+)
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape
-from experiment_core_utils.records.sample_result import FailedSample
+from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import (
     FinishedSample,
     JournalHeader,
@@ -36,7 +42,7 @@ from experiment_core_utils.records.settings import (
     SettingLoad,
     ShardDone,
 )
-from experiment_core_utils.sweep.batches import BatchAnswerer, Bench, failed_sample
+from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.steadiness import disturbances
 from experiment_core_utils.tasks.interface import Sample, answer_to
@@ -150,7 +156,7 @@ class RunContext:
 
     def shared_setting(self, key: str, shards: Mapping[int, Sequence[int]]) -> SharedSetting:
         """A setting of the run, of which each process measures the samples under its rank."""
-        return SharedSetting(self.journals, key, self.fingerprint, self.experiment_id, shards)
+        return SharedSetting(self.journals, key, self.fingerprint, self.experiment_id, shards, self.rank)
 
 
 @dataclass
@@ -173,7 +179,8 @@ class ShardMeasurer:
 
     def __post_init__(self) -> None:
         config, context = self.config, self.context
-        self._answerer = BatchAnswerer(self.bench, config.accuracy_batch_size, config.sample_timeout)
+        folder = context.ledger.output_dir
+        self._answerer = BatchAnswerer(self.bench, config.accuracy_batch_size, config.sample_timeout, folder)
         device = self.bench.model.device
         self._conditions = self.conditions or conditions_meter(context.experiment_id, context.rank, device)
         self._energy = None if self.energy is None else replace(self.energy, stop=context.stop)
@@ -256,9 +263,10 @@ class ShardMeasurer:
         """What `use` makes of the first sample that can be read and run; None where there is none."""
         for sample_id in sample_ids:
             try:
-                with time_limit(self.config.sample_timeout):
-                    request = self.bench.requests.take(sample_id, setting.vision.crops)[1]
-                return use(sample_id, request)
+                with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
+                    with time_limit(self.config.sample_timeout):
+                        request = self.bench.requests.take(sample_id, setting.vision.crops)[1]
+                    return use(sample_id, request)
             except SampleError:  # not counted: it is recorded among the samples
                 continue
         return None
@@ -304,17 +312,20 @@ class ShardMeasurer:
                     continue
                 self.context.stop.raise_if_requested()
                 try:
-                    with time_limit(self.config.sample_timeout):
-                        sample, request = self.bench.requests.take(sample_id, setting.vision.crops)
-                    if proof is None:
-                        with progress.step("warming up"):
-                            proof = self._warm_up(setting, request, journal)
-                    if not is_finished:
+                    # Whatever a library raises for this sample ends here, and the run goes on with the next one.
+                    with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
                         with time_limit(self.config.sample_timeout):
-                            measured = self._measure_sample(setting, sample, request)
+                            sample, request = self.bench.requests.take(sample_id, setting.vision.crops)
+                        if proof is None:
+                            with progress.step("warming up"):
+                                proof = self._warm_up(setting, request, journal)
+                        if not is_finished:
+                            with time_limit(self.config.sample_timeout):
+                                measured = self._measure_sample(setting, sample, request)
+                    if measured is not None:
                         note(measured)
                 except SampleError as error:
-                    note(failed_sample(sample_id, error))
+                    note(failed_sample(sample_id, error, self.context.ledger.output_dir))
                 if measured is not None and self.profiles is not None and self.profiles.needs(setting.key):
                     # One more run of a sample that is on the disk already, outside its time limit.
                     inputs = self.bench.model.to_device(request.inputs)

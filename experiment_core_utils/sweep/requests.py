@@ -21,7 +21,7 @@ import torch
 
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import available_memory_bytes
-from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.errors import SampleError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.records.provenance import Preparation
@@ -221,12 +221,13 @@ class SamplePreparer:
     samples: dict[int, Sample] = field(default_factory=dict)  #: those that are kept, by id
 
     def prepare(self, key: RequestKey) -> PrefetchedRequest:
-        """Raises SampleError for a sample that cannot be read or used."""
-        sample = self._sample(key.sample_id)
-        prompt = self.task.prompt(sample)
-        request = self.model.prepare(sample, prompt, key.crops)
-        prompted = replace(sample, image=None, metadata={**sample.metadata, "prompt": prompt})
-        return PrefetchedRequest(prompted, replace(request, inputs=dict(request.inputs)))
+        """Raises SampleError for a sample that cannot be read or used, whatever is raised for it."""
+        with library_faults_named(f"sample {key.sample_id}"):
+            sample = self._sample(key.sample_id)
+            prompt = self.task.prompt(sample)
+            request = self.model.prepare(sample, prompt, key.crops)
+            prompted = replace(sample, image=None, metadata={**sample.metadata, "prompt": prompt})
+            return PrefetchedRequest(prompted, replace(request, inputs=dict(request.inputs)))
 
     def _sample(self, sample_id: int) -> Sample:
         if sample_id in self.samples:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import DocstringHelp
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.primitives.knobs import token_target
@@ -161,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -15,7 +15,8 @@ from torch import nn
 from tqdm import tqdm
 
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.device import out_of_memory_named
+from experiment_core_utils.primitives.errors import SampleError, library_faults_named
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.tasks.interface import Sample
 from experiments.block_importance.answers import DrawnTask
@@ -126,8 +127,9 @@ def _of_all_samples(
         rows, image_ids = [], []
         for sample_id in tqdm(each.sample_ids, desc=each.task.name, unit="sample"):
             try:
-                sample, request = each.requests.take(sample_id, vision.crops)
-                rows.append(of_sample(each, sample, model.to_device(request.inputs)))
+                with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
+                    sample, request = each.requests.take(sample_id, vision.crops)
+                    rows.append(of_sample(each, sample, model.to_device(request.inputs)))
             except SampleError:
                 continue
             image_ids.append(sample.image_id)

@@ -18,6 +18,9 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_TIMES, check_fraction, check_within
+from experiment_core_utils.records.journal import only_run_in
+from experiment_core_utils.records.ledger import PARTS_FOLDER
+from experiment_core_utils.records.locks import RunLock
 from experiments.controller.training.environment import RewardRecipe
 from experiments.controller.training.grpo import GrpoRecipe
 from experiments.controller.training.jobs import TrainingJob, open_job
@@ -124,7 +127,11 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
 
 
 def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
-    """Train and write all results."""
+    """Train and write all results.
+
+    Raises:
+        ResultsRefused: another training is at work in the folder.
+    """
     plan, folder = plan_of(given), given.controller_dir
     checkpoint = folder / CHECKPOINT
     if checkpoint.exists() and not given.resume:
@@ -135,26 +142,34 @@ def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
         )
     started = time.perf_counter()
     writer = summary_writer() if given.tensorboard else None
-    job = open_job(given, rest, plan)
-    if not checkpoint.exists():
-        job.run_warm_start(plan)
-    run = TrainingRun(job.networks, job.environment, plan, start_of(given.init_from))
-    if checkpoint.exists():
-        run.resume(checkpoint)
-    opened_s, done = time.perf_counter() - started, len(run.rows)
-    curves = None if writer is None else TensorboardCurves(writer, folder, run.rows)
-    run_updates(run, given.checkpoint_every, folder, job.caption, curves)
-    trained_s = time.perf_counter() - started - opened_s
-    write_summary(job, run, folder, {"opened_s": opened_s, "trained_s": trained_s, "updates": len(run.rows) - done})
+    with only_run_in(folder / PARTS_FOLDER) as lock:
+        job = open_job(given, rest, plan)
+        if not checkpoint.exists():
+            job.run_warm_start(plan)
+        run = TrainingRun(job.networks, job.environment, plan, start_of(given.init_from))
+        if checkpoint.exists():
+            run.resume(checkpoint)
+        opened_s, done = time.perf_counter() - started, len(run.rows)
+        curves = None if writer is None else TensorboardCurves(writer, folder, run.rows)
+        run_updates(run, given.checkpoint_every, folder, job.caption, curves, lock)
+        trained_s = time.perf_counter() - started - opened_s
+        write_summary(job, run, folder, {"opened_s": opened_s, "trained_s": trained_s, "updates": len(run.rows) - done})
 
 
-def run_updates(run: TrainingRun, every: int, folder: Path, caption: str, curves: TensorboardCurves | None) -> None:
-    """Run all remaining updates, with a checkpoint and the curves after each `every` of them and at the end."""
+def run_updates(
+    run: TrainingRun, every: int, folder: Path, caption: str, curves: TensorboardCurves | None, lock: RunLock
+) -> None:
+    """Run all remaining updates, with a checkpoint and the curves after each `every` of them and at the end.
+
+    Raises:
+        ResultsNotSaved: the disk does not take a file, or the lock of the folder was removed or moved.
+    """
     if run.is_finished:
         # It may have been stopped between its last checkpoint and the curves.
         write_curves(run.rows, folder, caption)
     while not run.is_finished:
         row = run.step()
+        lock.refresh()
         if curves is not None:
             curves.add(row)
         if len(run.rows) % every == 0 or run.is_finished:

@@ -21,8 +21,12 @@ NUM_DRAWS = 200
 
 
 def closing_lines(report: RunReport) -> list[str]:
-    """The lines of a finished run: the table, what it shows, caveats, what failed or was left out, and where it is."""
-    lines = []
+    """The lines of a finished run: settings that failed first, then the table, what it shows, caveats, what was left
+    out, and where it is."""
+    lines = [
+        f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}"
+        for key, failure in report.failed.items()
+    ]
     if report.results:
         # A search has its own last sentence, and measures most settings on fewer samples than others.
         if report.search is not None:
@@ -34,8 +38,6 @@ def closing_lines(report: RunReport) -> list[str]:
         if warning is not None:
             lines.append(f"warning: {warning}")
     lines += [*caveat_lines(report.results), *failed_sample_lines(report.results)]
-    for key, failure in report.failed.items():
-        lines.append(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")
     for values in report.left_out:
         lines.append(f"left out by the sampling strategy: {values} (--sampling_strategy full measures all)")
     if report.search is not None:

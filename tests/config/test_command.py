@@ -1,17 +1,24 @@
 """Output whose reader goes away or that the system refuses, seen from outside, and the line of a stopped command."""
 
 import gc
+import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.config.command import libraries_loading, reporting_errors
+from experiment_core_utils.config.command import libraries_loading, reporting_errors, run_command
 from experiment_core_utils.primitives.errors import Stopped
+from experiment_core_utils.primitives.files import REPOSITORY
+from tests.sweep.measurer.every_error import every_error
 
 PROGRAM = """
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from experiment_core_utils.config.command import run_command
 
@@ -76,3 +83,63 @@ def test_garbage_is_looked_for_again_after_the_imports() -> None:
     with pytest.raises(ImportError), libraries_loading():
         raise ImportError("No module named torch")
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("run", [run_command, lambda main: reporting_errors(main)()])
+def test_an_error_of_any_class_is_one_line_with_its_traceback_in_a_file(
+    run: Callable[[Callable[[], int]], int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for error in every_error():
+
+        def main(error: Exception = error) -> int:
+            raise error
+
+        assert run(main) == 1
+        line = capsys.readouterr().err
+        name = re.fullmatch(rf"error: {type(error).__name__}\b.* its traceback is in (.*): please report it\)\n", line)
+        assert name is not None and line[:-1].isprintable(), line
+        assert ", in main\n" in Path(name[1]).read_text()
+
+
+def test_where_no_traceback_can_be_saved_the_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+
+    @reporting_errors
+    def main() -> int:
+        raise KeyError("x")
+
+    assert main() == 1
+    line = "error: KeyError: 'x' (its traceback cannot be saved: No such file or directory)\n"
+    assert capsys.readouterr().err == line
+
+
+def test_a_broken_gpu_is_one_line_that_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    @reporting_errors
+    def main() -> int:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nfor debugging")
+
+    assert main() == 1
+    assert capsys.readouterr().err == (
+        "error: the GPU does no further work for this process (CUDA error: an illegal memory access was encountered); "
+        "what is finished is saved: run the same command again to resume, with CUDA_LAUNCH_BLOCKING=1 to learn which "
+        "operation it was\n"
+    )
+
+
+def test_every_module_that_is_a_command_reports_its_errors() -> None:
+    """By the text of the modules: what runs as a script goes through `run_command`, or hands over to one that does."""
+    bare, number = [], 0
+    for folder in ("experiment_core_utils", "experiments", "knob_profiler", "scripts"):
+        for path in (REPOSITORY / folder).rglob("*.py"):
+            above, is_script, below = path.read_text().rpartition('if __name__ == "__main__":')
+            number += bool(is_script)
+            called = f"{above.rpartition('def ')[2]}{below}"
+            if is_script and not any(each in called for each in ("run_command(", "run_module(")):
+                bare.append(path.name)
+    assert bare == [] and number > 40

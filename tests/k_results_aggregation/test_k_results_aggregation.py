@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from experiment_core_utils.k_results_aggregation import (
     SharedSetting,
+    collect_finished,
     collect_parts,
     load_and_aggregate_per_process_energy_results,
     merge_memory,
@@ -22,7 +23,13 @@ from experiment_core_utils.k_results_aggregation import (
     whole_window,
 )
 from experiment_core_utils.primitives.device import MemoryReading
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, Stopped, WorkerLost
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    ResultsError,
+    ResultsNotSaved,
+    Stopped,
+    WorkerLost,
+)
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.settings import (
@@ -34,6 +41,7 @@ from experiment_core_utils.records.settings import (
 )
 from experiment_core_utils.tasks.sampling import shard_of_process
 from tests.hand_made_records import PROOF, SETTING, failed_sample, measured_sample, part
+from tests.processes.deadline import ends_within
 
 KEY = SETTING.key
 
@@ -177,6 +185,29 @@ def test_a_process_that_comes_to_no_end_is_named_with_what_it_owes_after_the_tim
     ):
         collect(tmp_path, timeout_s=0.2)
     assert 0.2 <= time.monotonic() - started < 5.0
+
+
+def test_no_process_waits_for_itself(tmp_path: Path) -> None:
+    shared = SharedSetting(tmp_path, KEY, "f00d", "0007", SHARDS, own_rank=0)
+    keep(tmp_path, header(1), 3)
+    for make in (lambda: None, lambda: keep(tmp_path, header(0), 1, ends=False)):
+        make()
+        with ends_within(10.0):
+            for call in (collect_parts, collect_finished):
+                with pytest.raises(ResultsNotSaved, match=r"rank0\.jsonl was removed or cut while the run reads it; "):
+                    call(shared, 3600.0, StopRequest())
+    keep(tmp_path, header(0), 5)
+    assert ids_of(collect_parts(shared, 3600.0, StopRequest())) == [[1, 5], [3]]
+
+
+def test_another_process_whose_journal_is_removed_is_not_waited_for(tmp_path: Path) -> None:
+    keep(tmp_path, header(0), 1, 5)
+    path = keep(tmp_path, header(1), 3, ends=False)
+    remover = threading.Timer(0.3, path.unlink)
+    remover.start()
+    with ends_within(20.0), pytest.raises(ResultsNotSaved, match=r"rank1\.jsonl was removed or cut"):
+        collect(tmp_path, 3600.0)
+    remover.join()
 
 
 def test_a_process_that_still_finishes_samples_is_not_lost(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Collective calls of a single process, and which processes share a local main process."""
 
 import os
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,15 @@ from accelerate import Accelerator
 from experiment_core_utils.primitives.collectives import (
     _appears_with,
     all_gather,
+    all_or_raise,
     broadcast_from_main,
     local_gather,
     local_group,
     processes_on_this_machine,
 )
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import DeviceLost, ResultsError, UnforeseenError
 from tests.processes.deadline import ends_within
+from tests.sweep.measurer.every_error import every_error
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,26 @@ def test_an_error_of_the_main_process_is_raised_there_too(accelerator: Accelerat
 
     with pytest.raises(ResultsError, match="another run"):
         broadcast_from_main(fail, accelerator)
+
+
+@pytest.mark.parametrize("call", [broadcast_from_main, all_or_raise])
+def test_an_error_of_a_library_reaches_the_other_processes_as_one_that_can_be_sent(
+    accelerator: Accelerator, call: Callable[[Callable[[], None], Accelerator], None]
+) -> None:
+    for cause in every_error():
+
+        def fail(cause: Exception = cause) -> None:
+            raise cause
+
+        with pytest.raises(UnforeseenError, match=rf"^{type(cause).__name__}\b") as found:
+            call(fail, accelerator)
+        assert found.value.__cause__ is cause and str(pickle.loads(pickle.dumps(found.value))).isprintable()
+
+    def fail_on_gpu() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    with pytest.raises(DeviceLost):
+        call(fail_on_gpu, accelerator)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "pipe", "other text", "no text"])

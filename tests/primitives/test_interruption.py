@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleTimedOut, Stopped
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleTimedOut, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest, signals_stop, time_limit
 
 
@@ -32,6 +32,28 @@ def test_a_limit_that_was_kept_leaves_nothing_behind(seconds: float | None) -> N
         pass
     time.sleep(0.1)
     assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_of_a_limit_inside_another_the_sooner_one_counts_and_the_outer_one_goes_on() -> None:
+    with pytest.raises(SampleTimedOut, match="after 0.1 s"), time_limit(20.0), time_limit(0.1):
+        time.sleep(20)
+    with pytest.raises(SampleTimedOut, match="after 0.1 s"), time_limit(0.1), time_limit(20.0):
+        time.sleep(20)
+
+    def after_an_inner_one_is_up() -> None:
+        with pytest.raises(SampleTimedOut, match="after 0.1 s"), time_limit(0.1):
+            time.sleep(20)
+        time.sleep(20)
+
+    def after_an_inner_one_was_kept() -> None:
+        with time_limit(0.2):
+            pass
+        time.sleep(20)
+
+    for program in (after_an_inner_one_is_up, after_an_inner_one_was_kept):
+        with pytest.raises(SampleTimedOut, match="after 0.4 s"), time_limit(0.4):
+            program()
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
@@ -80,6 +102,23 @@ def test_a_second_signal_does_not_wait_unless_it_is_the_first_one_passed_on(numb
     now[0] = 101.0
     with pytest.raises(KeyboardInterrupt):
         stop.note(number, None)
+
+
+def test_whoever_asks_about_a_stop_hears_what_is_watched_after_a_signal() -> None:
+    request = StopRequest()
+    request.raise_if_requested()
+
+    def is_gone() -> None:
+        raise WorkerLost("process 0 has ended")
+
+    with request.watching(is_gone):
+        for ask in (request.raise_if_requested, lambda: request.sleep(60.0)):
+            with pytest.raises(WorkerLost, match="process 0 has ended"):
+                ask()
+    request.raise_if_requested()
+    request.note(signal.SIGINT, None)
+    with pytest.raises(Stopped):
+        request.raise_if_requested()
 
 
 def test_a_pause_lasts_as_long_as_requested() -> None:

@@ -192,6 +192,21 @@ def test_one_run_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("how", ["removed", "moved", "moved with its folder", "replaced"])
+def test_a_journal_that_is_removed_or_moved_takes_no_further_line(tmp_path: Path, how: str) -> None:
+    folder, elsewhere = tmp_path / "parts", tmp_path / "elsewhere"
+    with Journal(folder, HEADER) as journal:
+        journal.append(MEASURED)
+        if how == "moved with its folder":
+            folder.rename(elsewhere)
+        else:
+            journal.path.unlink() if how == "removed" else journal.path.rename(elsewhere)
+        if how == "replaced":
+            journal.path.write_bytes(elsewhere.read_bytes())
+        with pytest.raises(ResultsNotSaved, match=f"{PATH_NAME} was removed or moved while this run writes it; put it"):
+            journal.append(FAILED)
+
+
 def test_a_full_disk_is_one_line_and_what_was_finished_stays(tmp_path: Path) -> None:
     """The system refuses to let the file grow, in the middle of a line: a limit of file size stands for the disk."""
     path = written(tmp_path, MEASURED)

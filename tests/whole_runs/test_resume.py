@@ -8,6 +8,8 @@ import random
 import re
 import shutil
 import signal
+import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,8 +215,10 @@ def test_a_dead_process_does_not_hold_up_the_other_and_both_go_on(sweep: Sweep) 
     assert first.seconds < 60
     assert re.search(r"no sample finished within 4 s by process 1 \(\d+ samples missing: ", sweep.log())
     remember(sweep.output_dir, seen)
-    first, second = sweep.run_two("--drift_check_every", "0", first={"kill_at_call": 16})
-    assert (first.code, second.code) == (KILLED, 0), sweep.log(1)
+    first, second = sweep.run_two("--drift_check_every", "0", first={"kill_at_call": 18})
+    assert (first.code, second.code) == (KILLED, 1), sweep.log(1)
+    line = sweep.log(1).strip().splitlines()[-1]
+    assert line.startswith("error: ") and "lock is not locked any more: process 0 of the run has ended; " in line
     remember(sweep.output_dir, seen)
     for ended in sweep.run_two():
         assert ended.code == 0, sweep.log()
@@ -224,6 +228,47 @@ def test_a_dead_process_does_not_hold_up_the_other_and_both_go_on(sweep: Sweep) 
     result = json.loads(next(sweep.output_dir.glob("*topk*.json")).read_text())
     assert result["provenance"]["num_processes"] == 2
     assert "2 processes share the CPU cores" in result["provenance"]["caveats"][0]
+
+
+def test_a_main_process_that_is_stopped_is_missed_after_the_time_out(sweep: Sweep) -> None:
+    """Neither process has an end then: the first one is killed later, for this test to end."""
+    begun = f"{sweep.output_dir}/.parts/*rank0.jsonl"
+    first, second = sweep.run_two(
+        "--worker_timeout", "2", first={"signal_when": (begun, signal.SIGSTOP), "kill_after_s": 18.0}
+    )
+    assert (first.code, second.code) == (KILLED, 1), sweep.log(1)
+    assert second.seconds < 18.0
+    line = sweep.log(1).strip().splitlines()[-1]
+    assert line.startswith("error: process 0 of the run has shown no sign of life for 2 s (")
+
+
+@pytest.mark.parametrize("gone", ["folder", "moved", ".parts", "lock", "journal"])
+def test_what_is_removed_under_a_run_ends_it_with_a_line(sweep: Sweep, gone: str) -> None:
+    parts, began = sweep.output_dir / ".parts", threading.Event()
+
+    def remove() -> None:
+        while not (journals := list(parts.glob("*.jsonl"))):
+            time.sleep(0.001)
+        began.set()
+        if gone == "moved":
+            sweep.output_dir.rename(sweep.output_dir.with_name("elsewhere"))
+        elif gone in ("folder", ".parts"):
+            shutil.rmtree(sweep.output_dir if gone == "folder" else parts)
+        else:
+            (parts / "lock" if gone == "lock" else journals[0]).unlink()
+
+    # Enough runs of each sample that some are left.
+    shutil.rmtree(sweep.output_dir.with_name("elsewhere"), ignore_errors=True)
+    remover = threading.Thread(target=remove, daemon=True)
+    remover.start()
+    (ended,) = sweep.server.run(
+        Run([*sweep.arguments, "--num_runs_per_sample", "40", "--drift_check_every", "0"], sweep.log_path())
+    )
+    assert began.is_set() and ended.code == 1 and ended.seconds < 60, sweep.log()
+    lines = [each for each in sweep.log().splitlines() if each.startswith("error: ")]
+    assert len(lines) == 1 and " was removed or moved while this run writes it; " in lines[0], sweep.log()
+    assert "Traceback" not in sweep.log()
+    assert not list(sweep.output_dir.glob("*.json"))
 
 
 def test_an_error_of_the_main_process_at_the_start_ends_all(sweep: Sweep) -> None:

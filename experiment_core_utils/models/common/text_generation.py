@@ -15,7 +15,13 @@ from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, S
 from experiment_core_utils.config.text import Batching, Decoding, TextConfig
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
-from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed, first_line
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    GenerationFailed,
+    ProfilerError,
+    described,
+    raise_if_device_is_lost,
+)
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
@@ -217,6 +223,26 @@ def context_fault(prompt_tokens: int, model_config: PreTrainedConfig, max_output
     return f"of {prompt_tokens} tokens{answer} is longer than the model's context of {limit}"
 
 
+# Of ordinary texts four; a text of more than so many for each token allowed is looked at part by part.
+_CHARACTERS_A_TOKEN = 8
+# By so many tokens the first part of a text may differ from the beginning of the whole.
+_AT_THE_CUT = 16
+
+
+def is_surely_longer(text: str, most_tokens: int, tokenizer: Any) -> bool:
+    """Whether a part at the beginning of a text has more tokens than allowed, so that the rest need not be looked at.
+
+    A tokenizer works on megabytes for minutes, which nothing can interrupt. False for a text that is short enough to be
+    tokenised as a whole.
+    """
+    end = _CHARACTERS_A_TOKEN * max(most_tokens, 1)
+    while end < len(text):
+        if len(tokenizer(text[:end], add_special_tokens=False)["input_ids"]) > most_tokens + _AT_THE_CUT:
+            return True
+        end *= 2
+    return False
+
+
 def check_context(prompts: TokenisedPrompts, max_output_tokens: int, model_config: PreTrainedConfig) -> None:
     """Raises ConfigurationError where the longest prompt with its answer exceeds the model's context."""
     lengths = prompts["attention_mask"].sum(dim=1).tolist()
@@ -243,11 +269,14 @@ def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[flo
 
 @contextmanager
 def _failures_named() -> Iterator[None]:
-    """A context in which errors of torch and transformers from running a model become one line."""
+    """A context in which whatever running a model raises becomes one line: GenerationFailed, or DeviceLost."""
     try:
         yield
-    except (RuntimeError, IndexError, ValueError) as error:
-        raise GenerationFailed(f"generate() failed: {first_line(error)}") from error
+    except ProfilerError:
+        raise
+    except Exception as error:
+        raise_if_device_is_lost(error)
+        raise GenerationFailed(f"generate() failed: {described(error)}") from error
 
 
 @contextmanager

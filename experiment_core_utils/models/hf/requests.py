@@ -2,6 +2,7 @@
 
 import math
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -12,17 +13,20 @@ from jinja2 import TemplateError
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
-from experiment_core_utils.models.common.text_generation import context_fault
+from experiment_core_utils.models.common.text_generation import context_fault, context_length, is_surely_longer
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.vision_tokens import kind_of, known_kinds, vision_options_of
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut, first_line
+from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
 
 _PROBE = "probe of the template"
+# A template takes milliseconds; one that takes so long never ends.
+RENDERING_S = 10.0
 
 # What tokenizers, templates and processors raise for one prompt or picture that they cannot use.
 UNUSABLE = (
@@ -58,10 +62,15 @@ def refuse_longer_prompt(sample_id: int, tokens: int, model_config: PreTrainedCo
         raise SampleError(f"sample {sample_id}: its prompt {fault}")
 
 
-def check_prompt(prompt: Any) -> None:
-    """Raises SampleError for a prompt that no tokenizer takes."""
+def check_prompt(prompt: Any, tokenizer: Any, model_config: PreTrainedConfig) -> None:
+    """Raises SampleError for a prompt that no tokenizer takes, or whose first part alone exceeds the context."""
     if not is_text(prompt):
         raise SampleError(f"its prompt {shown(repr(prompt))} is not a text that can be written as UTF-8")
+    limit = context_length(model_config)
+    if limit is not None and is_surely_longer(prompt, limit, tokenizer):
+        raise SampleError(
+            f"its prompt of {len(prompt)} characters is longer than the model's context of {limit} tokens"
+        )
 
 
 @dataclass(frozen=True)
@@ -97,12 +106,18 @@ class PromptLayout:
         return self.template is not None and begin is not None and text.startswith(begin)
 
     def _render(self, content: Any) -> str:
-        text: str = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}],
-            chat_template=self.template,
-            tokenize=False,
-            add_generation_prompt=True,
-        )
+        # A template is a program: it may loop. Where Python delivers no signals it is not interrupted.
+        in_main = threading.current_thread() is threading.main_thread()
+        try:
+            with time_limit(RENDERING_S if in_main else None):
+                text: str = self.tokenizer.apply_chat_template(
+                    [{"role": "user", "content": content}],
+                    chat_template=self.template,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+        except SampleTimedOut as error:
+            raise SampleTimedOut(f"the chat template was {error}; correct or remove it") from error
         return text
 
 
@@ -120,6 +135,8 @@ def prompt_layout_of(tokenizer: Any, template: str | None, image_token: str | No
         layout = PromptLayout(tokenizer, template, image_token, takes_parts)
         try:
             text = layout.text(_PROBE, has_picture=image_token is not None)
+        except SampleTimedOut as error:
+            raise ConfigurationError(f"{name}: {error}") from error
         except (TemplateError, TypeError, ValueError) as error:
             reason = reason or first_line(error)
             continue
@@ -210,7 +227,7 @@ class HFRequests:
         clock = HostClock()
         started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its prompt"):
-            check_prompt(prompt)
+            check_prompt(prompt, self._tokenizer, self._config)
             text = self._layout.text(prompt, has_picture=image is not None)
             inputs = self._text_inputs(text) if image is None else self._picture_inputs(text, image, crops)
         preprocess_s = clock.now_s() - started_s

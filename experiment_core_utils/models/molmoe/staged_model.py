@@ -112,7 +112,7 @@ class MolmoeStagedModel:
         clock = HostClock()
         started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its picture or prompt"):
-            check_prompt(prompt)
+            check_prompt(prompt, self.processor.tokenizer, self.model.config)
             inputs = self.processor(prompt, sample.image, crops)
         preprocess_s = clock.now_s() - started_s
         tokens = inputs["input_ids"].shape[1]

@@ -57,7 +57,10 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
                 if picture.width * picture.height == 0:
                     raise SampleError(f"picture {name} is empty: {size}")
                 picture.load()
-                return _rgb(ImageOps.exif_transpose(picture), name)
+                upright = _rgb(ImageOps.exif_transpose(picture), name)
+                # It is turned already: a processor that looks again would turn it twice, or fail on a broken header.
+                upright.info.pop("exif", None)
+                return upright
     except _HUGE as error:
         raise SampleError(f"picture {name} is too large: {first_line(error)}, at most {MAX_PIXELS}") from error
     except UnidentifiedImageError as error:
@@ -106,6 +109,8 @@ class PictureFolders:
             raise SampleError("the row has a picture without bytes and without a path")
         if not isinstance(path, str):
             raise SampleError(f"the picture's path is {shown(repr(path))}, not a text")
+        if "\0" in path:
+            raise SampleError(f"the picture's path {shown(path)} contains a NUL, which no file name has; correct it")
         return self.find(path)
 
     def find(self, path: str) -> Path:

@@ -35,6 +35,7 @@ from experiments.controller.running.live import (
     LiveRequest,
     prepare_requests,
     requests_of,
+    requests_that_run,
     scores_of_choices,
     warm_up,
 )
@@ -112,7 +113,9 @@ def open_live(
         block_choice_of(config.knobs, config.model.random_weights, source.folder),
         max_new_tokens_of(config.task, task),
     )
-    requests, failed = prepare_requests(model, task, drawn.sample_ids, space.tiers)
+    prepared, failed = prepare_requests(model, task, drawn.sample_ids, space.tiers)
+    requests, refused = requests_that_run(model, space, blocks, prepared)
+    failed |= refused
     chosen = choose_latency_ids(
         [each.sample.sample_id for each in requests], config.measuring.num_latency_samples, config.task.seed
     )

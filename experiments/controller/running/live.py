@@ -10,8 +10,8 @@ import numpy as np
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.device import synchronize
-from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.device import out_of_memory_named, synchronize
+from experiment_core_utils.primitives.errors import SampleError, library_faults_named
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared
@@ -96,7 +96,8 @@ def prepare_requests(
     requests, failed = [], {}
     for sample_id in sample_ids:
         try:
-            requests.append(_prepare(model, task, task[sample_id], tiers))
+            with library_faults_named(f"sample {sample_id}"):
+                requests.append(_prepare(model, task, task[sample_id], tiers))
         except SampleError as error:
             failed[sample_id] = str(error)
     return requests, failed
@@ -113,6 +114,29 @@ def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str
     text_tokens = prepared[tiers[0]].shape.text_tokens
     features = RequestFeatures(task.name, sample.sample_id, text_tokens, shapes, None, prompt)
     return LiveRequest(sample, prompt, prepared, features)
+
+
+def requests_that_run(
+    model: StagedModel, space: KnobSpace, blocks: BlockChoice, requests: Sequence[LiveRequest]
+) -> tuple[list[LiveRequest], dict[int, str]]:
+    """The requests whose first token can be computed with all knobs at their highest values; the others -> the reason.
+
+    Raises:
+        OutOfMemory: the device has no memory for one of them.
+        DeviceLost: the GPU does no further work for this process.
+    """
+    running, failed = [], {}
+    model.apply(space.setting(space.full, blocks))
+    for request in requests:
+        sample_id = request.sample.sample_id
+        try:
+            with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
+                run_staged(model, model.to_device(request.prepared[space.full.tier].inputs), 1)
+        except SampleError as error:
+            failed[sample_id] = str(error)
+        else:
+            running.append(request)
+    return running, failed
 
 
 def warm_up(

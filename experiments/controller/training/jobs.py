@@ -27,7 +27,7 @@ from experiments.controller.provenance import (
     refuse_other_weights,
     split_caveats,
 )
-from experiments.controller.running.live import prepare_requests
+from experiments.controller.running.live import prepare_requests, requests_that_run
 from experiments.controller.running.loaded_molmoe import find_molmoe, load_model
 from experiments.controller.training.environment import Environment
 from experiments.controller.training.grpo import warm_start
@@ -193,7 +193,9 @@ def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) ->
     config, model = loaded.config, loaded.model
     networks = loaded.networks(published_space(loaded.source.limits), plan.seed, given.init_from)
     space, task = networks.space, open_task(config.task)
-    requests, failed = prepare_requests(model, task, draw_samples(task, config.task).sample_ids, space.knobs.tiers)
+    prepared, failed = prepare_requests(model, task, draw_samples(task, config.task).sample_ids, space.knobs.tiers)
+    requests, refused = requests_that_run(model, space.knobs, loaded.blocks, prepared)
+    failed |= refused
     if not requests:
         raise ConfigurationError(f"none of {len(failed)} samples can be used; give others")
     left_out = {f"{task.name} {at}": why for at, why in failed.items()}

@@ -19,7 +19,8 @@ from PIL import Image
 from experiment_core_utils.models.hf.requests import check_prompt
 from experiment_core_utils.models.molmoe.eager.paused_prefill import TracedPrefill
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
-from experiment_core_utils.primitives.errors import ResultsError, SampleError
+from experiment_core_utils.primitives.device import out_of_memory_named
+from experiment_core_utils.primitives.errors import ResultsError, SampleError, library_faults_named
 from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.primitives.progress import LogLines
 from experiment_core_utils.tasks.interface import Sample, Task
@@ -63,14 +64,15 @@ def questions_by_picture(
     failed: dict[SampleKey, str] = {}
     for task, sample_id in {(task.name, sample_id): (task, sample_id) for task, sample_id in sample_keys}.values():
         try:
-            sample = task[sample_id]
-            prompt = task.prompt(sample)
-            check_prompt(prompt)
+            with library_faults_named(f"sample {sample_id}"):
+                sample = task[sample_id]
+                prompt = task.prompt(sample)
+                check_prompt(prompt, model.processor.tokenizer, model.model.config)
+                question = PictureQuestion(task, sample_id, prompt_ids(model, prompt))
+                picture = question.key if sample.image is None else picture_digest(sample.image)
         except SampleError as error:
             failed[task.name, sample_id] = str(error)
             continue
-        question = PictureQuestion(task, sample_id, prompt_ids(model, prompt))
-        picture = question.key if sample.image is None else picture_digest(sample.image)
         by_picture.setdefault(picture, []).append(question)
     return list(by_picture.values()), failed
 
@@ -204,7 +206,8 @@ class _Recorder:
     def states(self, questions: Sequence[PictureQuestion]) -> tuple[dict[SampleKey, _States], dict[SampleKey, str]]:
         """The states of each sample, or why there are none."""
         try:
-            return dict(zip((each.key for each in questions), self._of_picture(questions), strict=True)), {}
+            with library_faults_named(f"sample {questions[0].sample_id}"), out_of_memory_named():
+                return dict(zip((each.key for each in questions), self._of_picture(questions), strict=True)), {}
         except SampleError as error:
             if len(questions) == 1:
                 return {}, {questions[0].key: str(error)}

@@ -31,8 +31,14 @@ class FileKind:
 
 def write_tensor_file(path: Path, of: FileKind, content: Mapping[str, Any]) -> None:
     """Write beside `path` and rename over it; raises ResultsNotSaved where the disk refuses."""
-    with replaced_whole(path) as temporary:
-        torch.save({"kind": of.kind, "version": of.version, **content}, temporary)
+    with replaced_whole(path) as temporary, temporary.open("wb") as file:
+        try:
+            torch.save({"kind": of.kind, "version": of.version, **content}, file)
+        except RuntimeError as error:
+            # torch closes its archive after the write that was refused, and complains of that.
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
 
 
 @contextmanager

@@ -12,17 +12,26 @@ from pathlib import Path
 import numpy as np
 
 from experiment_core_utils.primitives.csv_tables import Cell
-from experiment_core_utils.primitives.errors import ResultsError
-from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape, Pair, algorithm_named
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsRefused
+from experiment_core_utils.primitives.files import shortened
+from experiments.performance_prediction.algorithms.convolution import (
+    ALGORITHMS,
+    AlgorithmName,
+    ConvShape,
+    Pair,
+    algorithm_named,
+)
 from experiments.performance_prediction.networks.registry import LAYER_SETS
 from experiments.performance_prediction.profiling.tables import (
     LAYER_COLUMNS,
     OVERALL_COLUMNS,
     rows_with_columns,
-    whole_number,
 )
 
 Row = Mapping[str, Cell]
+_ADVICE = "correct it, leave the table out, or profile again"
+# Of a count, and of a time in milliseconds, an energy or a power: far above any, and a float still tells neighbours.
+_MOST = 10**12
 # How often a kernel ran, behind its name.
 _REPEATS = re.compile(r" x\d+(?= \+ |$)")
 
@@ -129,79 +138,117 @@ def _overall_tables(path: Path) -> list[Path]:
 
 
 def _inferences(overall: Path) -> Iterable[MeasuredInference]:
-    measured = [row for row in _rows(overall, OVERALL_COLUMNS) if row["status"] == "ok"]
+    measured = [row for row in _rows(overall, OVERALL_COLUMNS) if row.cells["status"] == "ok"]
     if not measured:
         return
-    layers: dict[Cell, list[MeasuredLayer]] = {}
+    layers: dict[int, list[MeasuredLayer]] = {}
     for row in _rows(overall.with_name(overall.name.replace("_overall.csv", "_layers.csv")), LAYER_COLUMNS):
-        layers.setdefault(row["input_size"], []).append(_layer(row))
+        layers.setdefault(row.count("input_size"), []).append(_layer(row))
     for row in measured:
-        if row["input_size"] not in layers:
-            raise ResultsError(
-                f"{overall} has size {row['input_size']} without its layers; the table next to it is incomplete"
+        size = row.count("input_size")
+        if size not in layers:
+            raise ResultsRefused(
+                f"{row.where} is of size {size}, of which the table of layers next to it has none; {_ADVICE}"
             )
-        yield _inference(row, tuple(layers[row["input_size"]]))
+        yield _inference(row, tuple(layers[size]))
 
 
-def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Cell]]:
+@dataclass(frozen=True)
+class _TableRow:
+    """A row of a table; what cannot be is refused by the file, the row and the column."""
+
+    cells: Row
+    where: str  #: the file and the row
+
+    def refused(self, column: str, allowed: str) -> ResultsRefused:
+        """The error of a cell that is not what is allowed there."""
+        value = shortened(self.cells[column])
+        return ResultsRefused(f"{self.where}: {column} is {value}, and it should be {allowed}; {_ADVICE}")
+
+    def count(self, column: str) -> int:
+        """A whole number of 1 and more."""
+        value = self.cells[column]
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+            raise self.refused(column, f"a whole number from 1 to {_MOST}")
+        return value
+
+    def positive(self, column: str) -> float:
+        """A number above 0."""
+        value = self.cells[column]
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= _MOST:
+            raise self.refused(column, f"a number above 0, at most {_MOST}")
+        return float(value)
+
+    def pair(self, column: str) -> Pair:
+        """A pair from its cell, such as "3x3"."""
+        vertical, _, horizontal = str(self.cells[column]).partition("x")
+        if not (vertical.isdecimal() and horizontal.isdecimal() and len(vertical) < 10 > len(horizontal)):
+            raise self.refused(column, "a pair of whole numbers such as 3x3")
+        return int(vertical), int(horizontal)
+
+    def algorithm(self, column: str) -> AlgorithmName:
+        """A published name."""
+        try:
+            return algorithm_named(str(self.cells[column]))
+        except ConfigurationError:
+            raise self.refused(column, f"one of {', '.join(ALGORITHMS)}") from None
+
+
+def _rows(path: Path, columns: Sequence[str]) -> list[_TableRow]:
     if not path.exists():
         raise ResultsError(f"{path} is not there; the two tables of a combination belong together")
-    return rows_with_columns(path, columns, "profile again")
+    # As editors of tables count, the header is row 1.
+    return [
+        _TableRow(row, f"{path}, row {number}")
+        for number, row in enumerate(rows_with_columns(path, columns, _ADVICE), start=2)
+    ]
 
 
-def _inference(row: Row, layers: tuple[MeasuredLayer, ...]) -> MeasuredInference:
-    joules, watts = row["energy_per_inference_j"], row["power_mean_w"]
+def _inference(row: _TableRow, layers: tuple[MeasuredLayer, ...]) -> MeasuredInference:
+    has_energy = row.cells["energy_per_inference_j"] is not None and row.cells["power_mean_w"] is not None
+    joules = row.positive("energy_per_inference_j") if has_energy else None
     return MeasuredInference(
-        device=str(row["device_name"]),
-        precision=str(row["precision"]),
-        model=str(row["model"]),
-        requested=algorithm_named(str(row["algorithm"])),
-        input_size=whole_number(row["input_size"]),
-        batch_size=whole_number(row["batch_size"]),
+        device=str(row.cells["device_name"]),
+        precision=str(row.cells["precision"]),
+        model=str(row.cells["model"]),
+        requested=row.algorithm("algorithm"),
+        input_size=row.count("input_size"),
+        batch_size=row.count("batch_size"),
         layers=layers,
-        device_s=_number(row["layer_pass_mean_ms"]) / 1e3,
-        whole_s=_number(row["mean"]) / 1e3,
-        energy_j=None if joules is None or watts is None else _number(joules),
-        energy_s=None if joules is None or watts is None else _number(joules) / _number(watts),
+        device_s=row.positive("layer_pass_mean_ms") / 1e3,
+        whole_s=row.positive("mean") / 1e3,
+        energy_j=joules,
+        energy_s=None if joules is None else joules / row.positive("power_mean_w"),
     )
 
 
-def _layer(row: Row) -> MeasuredLayer:
+def _layer(row: _TableRow) -> MeasuredLayer:
+    cells = row.cells
+    try:
+        shape = ConvShape(
+            batch=row.count("batch_size"),
+            in_channels=row.count("in_channels"),
+            height=row.count("input_height"),
+            width=row.count("input_width"),
+            out_channels=row.count("out_channels"),
+            kernel=row.pair("kernel_size"),
+            stride=row.pair("stride"),
+            padding=row.pair("padding"),
+            dilation=row.pair("dilation"),
+            groups=row.count("groups"),
+        )
+    except ConfigurationError as error:
+        raise ResultsRefused(f"{row.where} is of no convolution: {error}; {_ADVICE}") from error
     return MeasuredLayer(
-        layer=str(row["layer"]),
-        shape=ConvShape(
-            batch=whole_number(row["batch_size"]),
-            in_channels=whole_number(row["in_channels"]),
-            height=whole_number(row["input_height"]),
-            width=whole_number(row["input_width"]),
-            out_channels=whole_number(row["out_channels"]),
-            kernel=_pair(row["kernel_size"]),
-            stride=_pair(row["stride"]),
-            padding=_pair(row["padding"]),
-            dilation=_pair(row["dilation"]),
-            groups=whole_number(row["groups"]),
-        ),
-        requested=algorithm_named(str(row["algorithm_asked"])),
-        runs=algorithm_named(str(row["algorithm_run"])),
-        fell_back=row["fell_back"] is True,
-        refusal=None if row["refusal"] is None else str(row["refusal"]),
-        latency_s=_number(row["mean_ms"]) / 1e3,
-        kernels=None if row["kernel_names"] is None else _REPEATS.sub("", str(row["kernel_names"])),
+        layer=str(cells["layer"]),
+        shape=shape,
+        requested=row.algorithm("algorithm_asked"),
+        runs=row.algorithm("algorithm_run"),
+        fell_back=cells["fell_back"] is True,
+        refusal=None if cells["refusal"] is None else str(cells["refusal"]),
+        latency_s=row.positive("mean_ms") / 1e3,
+        kernels=None if cells["kernel_names"] is None else _REPEATS.sub("", str(cells["kernel_names"])),
     )
-
-
-def _pair(cell: Cell) -> Pair:
-    """A pair from its cell, such as "3x3"."""
-    vertical, _, horizontal = str(cell).partition("x")
-    if not (vertical.isdecimal() and horizontal.isdecimal()):
-        raise ResultsError(f"{cell!r} is not a pair such as 3x3; the table is not one of this version's")
-    return int(vertical), int(horizontal)
-
-
-def _number(cell: Cell) -> float:
-    if not isinstance(cell, int | float):
-        raise ResultsError(f"{cell!r} is not a number; the table is not one of this version's")
-    return float(cell)
 
 
 # Times the median of the other tables.

@@ -19,6 +19,8 @@ from experiment_core_utils.primitives.errors import (
     first_line,
 )
 from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.records.journal import only_run_in
+from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiments.performance_prediction.algorithms.convolution import AlgorithmRefused
 from experiments.performance_prediction.algorithms.support import CombinationReport
 from experiments.performance_prediction.networks.registry import build_model
@@ -157,6 +159,7 @@ def run_profiles(config: ProfileConfig, stop: StopRequest) -> int:
 
     Raises:
         ConfigurationError: the device here is not the one that was requested.
+        ResultsRefused: another run profiles into this folder, and the two would disturb each other's times.
         MeterUnavailable: energy is required and nothing measures it.
         Stopped, ResultsError, ResultsNotSaved: as `sweep`.
     """
@@ -169,11 +172,13 @@ def run_profiles(config: ProfileConfig, stop: StopRequest) -> int:
     monitor = _monitor(config, device)
     code = 0
     model, built = "", nn.Module()
-    for combination in config.combinations:
-        if combination.settings.model != model:
-            model = combination.settings.model
-            built = build_model(model, combination.settings.seed)
-        code = max(code, _run_one(UnifiedProfiler(built, combination.settings, monitor), combination, config, stop))
+    with only_run_in(config.output_dir / PARTS_FOLDER) as lock, stop.watching(lock.refresh):
+        for combination in config.combinations:
+            if combination.settings.model != model:
+                model = combination.settings.model
+                built = build_model(model, combination.settings.seed)
+            profiler = UnifiedProfiler(built, combination.settings, monitor)
+            code = max(code, _run_one(profiler, combination, config, stop))
     return code
 
 

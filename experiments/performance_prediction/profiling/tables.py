@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from experiment_core_utils.primitives.csv_tables import Cell, csv_of_rows, read_table_file
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.primitives.units import milliseconds
@@ -254,10 +254,14 @@ def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Cell]]:
 
 
 def rows_with_columns(path: Path, columns: Sequence[str], advice: str) -> list[dict[str, Cell]]:
-    """The rows of a table with just these columns; raises ResultsError for another one, with the advice."""
-    rows = read_table_file(path)
+    """The rows of a table with just these columns; raises ResultsRefused for another or a broken one, with the
+    advice."""
+    try:
+        rows = read_table_file(path)
+    except ResultsError as error:
+        raise ResultsRefused(f"{error}; {advice}") from error
     if rows and tuple(rows[0]) != tuple(columns):
-        raise ResultsError(f"{path} has other columns than this version's; {advice}")
+        raise ResultsRefused(f"{path} has other columns than this version's; {advice}")
     return rows
 
 

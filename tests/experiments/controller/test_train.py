@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.journal import only_run_in
 from experiments.controller.train import build_parser, main, plan_of
 from experiments.controller.training.jobs import open_job
 from experiments.controller.training.run import TrainingRun
@@ -70,6 +72,27 @@ def test_an_existing_run_is_not_overwritten_and_resumes_on_request(
     assert torch.load(tmp_path / "checkpoint.pt", weights_only=True)["rows"] == before
     assert main([*flags, "--resume", "--training_seed", "1"]) == 2
     assert "another plan (seed)" in capsys.readouterr().err
+
+
+def test_a_second_training_in_the_folder_is_refused_and_a_removed_folder_ends_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = [*SMALL, "--controller_dir", str(tmp_path / "a"), "--updates", "3"]
+    with only_run_in(tmp_path / "a" / ".parts"):
+        assert main(flags) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}/a/.parts/lock is being written by another process; wait for that run")
+    assert error.count("\n") == 1 and not (tmp_path / "a" / "checkpoint.pt").exists()
+    whole = TrainingRun.step
+
+    def removed_meanwhile(self: TrainingRun) -> dict[str, float]:
+        shutil.rmtree(tmp_path / "a")
+        return whole(self)
+
+    monkeypatch.setattr(TrainingRun, "step", removed_meanwhile)
+    assert main(flags) == 1
+    assert "lock was removed or moved while this run writes it; " in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
 
 
 def test_missing_curves_of_a_finished_training_are_written_when_it_resumes(tmp_path: Path) -> None:

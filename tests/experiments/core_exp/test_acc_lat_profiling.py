@@ -24,6 +24,7 @@ from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric, get_metric_for_dataset, load_task
 from experiments.core_exp.acc_lat_profiling import main
+from experiments.core_exp.closing_lines import closing_lines
 from tests.hand_made_records import drawn, failed_sample, measured_sample, part, result_of
 from tests.processes.one_process import run_alone
 
@@ -143,9 +144,26 @@ def test_the_vendors_lack_of_memory_is_recorded_by_its_name(config: ProfilingCon
     assert failed == {KEY: SettingFailure(OutOfMemory.__name__, "CUDA out of memory", 3)}
 
 
-def test_a_program_error_is_not_swallowed(config: ProfilingConfig) -> None:
-    with pytest.raises(ZeroDivisionError):
-        profile(config, ScriptedTask({1: [ZeroDivisionError()]}))
+def test_a_program_error_of_one_sample_is_recorded_with_its_traceback(config: ProfilingConfig) -> None:
+    failed, ledger = profile(config, ScriptedTask({1: [ZeroDivisionError("by zero") for _ in range(3)]}))
+    assert failed == {}
+    (sample,) = saved(ledger)["failed_samples"]
+    assert (sample["sample_id"], sample["error"]) == (1, "ZeroDivisionError")
+    reason, _, name = sample["reason"].rstrip(")").partition(" (traceback: ")
+    assert reason == "sample 1: ZeroDivisionError: by zero"
+    assert "in __getitem__" in (config.machine.output_dir / name).read_text()
+
+
+def test_a_program_error_of_every_sample_fails_the_setting_and_comes_first(config: ProfilingConfig) -> None:
+    config = config.replaced(max_config_retries=0)
+    failed, _ = profile(config, ScriptedTask({each: [ZeroDivisionError("by zero")] for each in range(4)}))
+    failure = failed[KEY]
+    assert (failure.error, failure.attempts) == ("ZeroDivisionError", 1)
+    assert failure.reason.startswith(
+        "all 4 samples failed, the first with: sample 0: ZeroDivisionError: by zero (trace"
+    )
+    line = closing_lines(RunReport("0001", True, (), failed, (), config.machine.output_dir, None))[0]
+    assert line == f"failed: {KEY}: ZeroDivisionError after 1 attempts: {failure.reason}"
 
 
 # --- time limits, requests to stop, retries of samples -------------------------------------------------------------

@@ -35,14 +35,14 @@ def test_every_line_in_its_place() -> None:
         left_out=("top-k 8",),
         csv_path=Path("results/signs/signs_settings.csv"),
     )
-    table, *lines = closing_lines(report)
+    failed, table, *lines = closing_lines(report)
+    assert failed == "failed: tier-high_topk4_blocks2: OutOfMemory after 3 attempts: no memory"
     assert table == closing_table(results, None, {setting_key(each): "within noise" for each in results})
     assert lines == [
         "not shown: which setting is faster: the mean end-to-end latency needs 6 pictures for a verdict and has 2; "
         "differences in accuracy of settings that agree on 99% of the scores, as the median pair, with 2 samples",
         "warning: only 2 samples per setting: use --num_samples 500 or more before comparing accuracy",
         "failed samples: tier-low_topk4_blocks2: 1 SampleError of 3; the first: torn picture",
-        "failed: tier-high_topk4_blocks2: OutOfMemory after 3 attempts: no memory",
         "left out by the sampling strategy: top-k 8 (--sampling_strategy full measures all)",
         "run 0007: 2 settings in results/signs",
         "table of settings: results/signs/signs_settings.csv",

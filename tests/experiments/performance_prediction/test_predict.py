@@ -1,7 +1,9 @@
 """predict.py on profiles of an H200 that are kept as test data, and its error lines."""
 
+import csv
 import json
 import re
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -130,6 +132,52 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "m.json").write_text('{"schema": "convolution-latency/1"' + devices + "}")
     assert main(["predict", "vgg16", "--input-size", "300", "--from", str(tmp_path / "m.json")]) == 1
     assert re.fullmatch(r"error: \S+m\.json is damaged \(.+\); fit again\n", capsys.readouterr().err)
+
+
+ABOVE_0, FROM_1 = "a number above 0, at most 1000000000000", "a whole number from 1 to 1000000000000"
+PAIR = "a pair of whole numbers such as 3x3"
+# Of which table, in which column, what stands in its second row, and what is allowed there.
+ODD_CELLS = [
+    *(("overall", name, odd, ABOVE_0)
+      for name in ("mean", "layer_pass_mean_ms") for odd in ("-1", "0", "nan", "-inf", "1e400", "", "fast", "True")),
+    *(("layers", "mean_ms", odd, ABOVE_0) for odd in ("-0.5", "0.0", "NaN", "", "x")),
+    *(("layers", "in_channels", odd, FROM_1) for odd in ("0", "-3", "2.5", "nan", "")),
+    ("overall", "input_size", "224.5", FROM_1),
+    ("overall", "batch_size", "0", FROM_1),
+    *(("layers", "kernel_size", odd, PAIR) for odd in ("3", "-1x3", "axb", "3x" + 99 * "9")),
+    ("layers", "algorithm_run", "magic", "one of direct, gemm, "),
+    ("overall", "algorithm", "", "one of direct, gemm, "),
+]  # fmt: skip
+
+
+def test_a_cell_that_cannot_be_is_named_by_file_row_and_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fit_with(kind: str, change: Callable[[list[list[str]]], object]) -> str:
+        for table in (PROFILES / "alexnet_guess_h200").glob("*.csv"):
+            rows = list(csv.reader(table.read_text().splitlines()))
+            if table.name.endswith(f"_{kind}.csv"):
+                change(rows)
+            with (tmp_path / table.name).open("w", newline="") as file:
+                csv.writer(file).writerows(rows)
+        assert main(["fit", str(tmp_path), "--output", str(tmp_path / "m.json")]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    for kind, column, odd, allowed in ODD_CELLS:
+        error = fit_with(kind, lambda rows: rows[2].__setitem__(rows[0].index(column), odd))  # noqa: B023
+        found = re.fullmatch(
+            rf"error: \S+_{kind}\.csv, row 3: {column} is (.+), and it should be {allowed}.*; (.+)\n", error
+        )
+        assert found is not None, error
+        assert found[2] == "correct it, leave the table out, or profile again"
+    torn = fit_with("layers", lambda rows: rows[2].pop())
+    assert re.fullmatch(r"error: \S+_layers\.csv, row 3 has \d+ cells, .* it is torn; correct it, .*\n", torn)
+    small = fit_with("layers", lambda rows: rows[2].__setitem__(rows[0].index("kernel_size"), "999x9"))
+    assert re.match(r"error: \S+_layers\.csv, row 3 is of no convolution: an input of ", small)
+    other = fit_with("overall", lambda rows: rows[2].__setitem__(rows[0].index("input_size"), "999"))
+    assert re.match(r"error: \S+_overall\.csv, row 3 is of size 999, of which the table of layers", other)
 
 
 def test_thin_layers_have_the_colour_of_their_kernel() -> None:

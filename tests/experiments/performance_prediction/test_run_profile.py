@@ -13,6 +13,7 @@ import torch
 from experiment_core_utils.primitives.csv_tables import read_table
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.journal import only_run_in
 from experiments.performance_prediction.profile_status import status_lines
 from experiments.performance_prediction.profiling.config import build_parser, profile_config
 from experiments.performance_prediction.run_profile import main
@@ -78,6 +79,15 @@ def test_another_gpu_than_the_requested_one_is_refused(tmp_path: Path, capsys: p
     argv = ["--model", "alexnet", "--algorithm", "gemm", "--gpu", "l40s", "--output-dir", str(tmp_path), *SHORT]
     assert main(argv) == 2
     assert "--gpu l40s was given, but the device here is cpu" in capsys.readouterr().err
+
+
+def test_a_second_profile_in_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--model", "alexnet", "--algorithm", "gemm", "--test", "--sizes", "64", "--output-dir", str(tmp_path)]
+    with only_run_in(tmp_path / ".parts"):
+        assert main([*argv, *SHORT]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}/.parts/lock is being written by another process; wait for that run")
+    assert error.count("\n") == 1 and not list(tmp_path.rglob("*.csv"))
 
 
 def test_a_killed_sweep_resumes_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Requests of real processors, written and read offline: what they hold, how the tiers turn it, that models take it."""
 
+import copy
 import json
 import pickle
 import shutil
@@ -17,14 +18,16 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from experiment_core_utils.models.hf import requests as hf_requests
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.processor import load_hf_processor
 from experiment_core_utils.models.hf.requests import HFRequests
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut
 from experiment_core_utils.primitives.knobs import TIERS, CropRange
 from experiment_core_utils.records.requests import VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.tiny_checkpoints import TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
+from tests.processes.deadline import ends_within
 from tests.same_floats import assert_same_floats
 
 LOW = TIERS["low"]
@@ -223,6 +226,32 @@ def test_a_template_that_cannot_be_used_is_refused_at_once(checkpoint_of: Made, 
         HFRequests(processor, AutoConfig.from_pretrained(folder), "copy")
 
 
+# jinja lets a range have at most 100,000 numbers.
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_template_that_loops_is_left_after_a_while(
+    checkpoint_of: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, always: bool
+) -> None:
+    """At once, or for one prompt: that is one failed sample."""
+    monkeypatch.setattr(hf_requests, "RENDERING_S", 0.3)
+    folder = shutil.copytree(checkpoint_of("llava_next").folder, tmp_path / "copy")
+    loop = LOOP if always else f"{{% if 'loop' in messages[0]['content'] %}}{LOOP}{{% endif %}}"
+    (folder / "chat_template.jinja").write_text(loop + "{{ messages[0]['content'] }}")
+    processor, config = load_hf_processor(folder), AutoConfig.from_pretrained(folder)
+    line = r"the chat template was not done after 0\.3 s; correct or remove it$"
+    with ends_within(30.0):
+        if always:
+            with pytest.raises(ConfigurationError, match=f"^copy: {line}"):
+                HFRequests(processor, config, "copy")
+            return
+        requests = HFRequests(processor, config, "copy")
+        with pytest.raises(SampleTimedOut, match=f"^sample 7: {line}"):
+            requests.make(sample(), "loop", LOW)
+        assert requests.make(sample(), "Why?", LOW).shape.prompt_tokens > 0
+
+
 def test_generated_ids_become_text(checkpoint_of: Made) -> None:
     requests = checkpoint_of("olmoe").requests
     ids = requests.make(sample(), "Why?", LOW).inputs["input_ids"][0].tolist()
@@ -236,6 +265,27 @@ def test_a_prompt_longer_than_the_context_is_refused(checkpoint_of: Made) -> Non
     with pytest.raises(SampleError, match="sample 7: its prompt of 4097 tokens is longer than .* 4096"):
         checkpoint_of("llama").requests.make(sample(), "x" * 4097, LOW)
     assert checkpoint_of("llama").requests.make(sample(), "x" * 4096, LOW).shape.text_tokens == 4096
+
+
+def test_a_prompt_of_megabytes_is_refused_by_its_beginning(checkpoint_of: Made) -> None:
+    made = checkpoint_of("llama")
+    tokenised: list[int] = []
+
+    class Counting:
+        """The tokenizer, which notes how long the texts are that it is given."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(made.requests._tokenizer, name)
+
+        def __call__(self, text: str, **options: Any) -> Any:
+            tokenised.append(len(text))
+            return made.requests._tokenizer(text, **options)
+
+    requests = copy.copy(made.requests)
+    requests._tokenizer = Counting()
+    with pytest.raises(SampleError, match="sample 7: its prompt of 30000000 characters is longer than .* 4096 tokens$"):
+        requests.make(sample(), "x y" * 10_000_000, LOW)
+    assert tokenised == [8 * 4096]
 
 
 def test_a_prompt_without_tokens_is_refused(checkpoint_of: Made) -> None:

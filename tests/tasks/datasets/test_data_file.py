@@ -136,10 +136,11 @@ def test_a_broken_row_fails_alone_and_names_its_line(folder: Path) -> None:
         good | {"answers": ["red"]}, good | {"image": "photos/blue.png"}, good | {"image": "../my.jsonl"},
         good | {"answer": 2.5}, good | {"answer": ["red"]}, good | {"question": 7}, good | {"image": 7},
         good | {"answer": None, "answers": "[]"}, good | {"image": "red.png"},
+        good | {"image": "photos/red.png\0"},
     )  # fmt: skip
     (folder.parent / "my.jsonl").write_text("outside")
     task = load_data_file(path)
-    assert len(task) == 14 and task[0].answers == ("red",)
+    assert len(task) == 15 and task[0].answers == ("red",)
     assert reason(task, 1).startswith("my.jsonl line 3: it is not JSON (")
     assert reason(task, 2) == "my.jsonl line 4: it is [1, 2], not an object"
     assert reason(task, 3) == "my.jsonl line 5: it has no question; its columns are answer"
@@ -154,8 +155,10 @@ def test_a_broken_row_fails_alone_and_names_its_line(folder: Path) -> None:
     assert reason(task, 12) == "my.jsonl line 14: its answers are an empty list; give at least one"
     # Its name alone does not find it in a folder below.
     assert reason(task, 13).startswith("my.jsonl line 15: picture red.png is missing")
-    with pytest.raises(IndexError, match="samples 0 to 13, not 14"):
-        task[14]
+    assert "path photos/red.png\\x00 contains a NUL" in reason(task, 14)
+    assert task.source
+    with pytest.raises(IndexError, match="samples 0 to 14, not 15"):
+        task[15]
 
 
 def test_a_broken_line_of_csv(folder: Path) -> None:

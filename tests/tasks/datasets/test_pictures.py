@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.datasets.pictures import FORMATS, MAX_PIXELS, PictureFolders, open_picture
@@ -32,6 +32,17 @@ def test_a_picture_is_turned_upright() -> None:
     # Clockwise, the left half comes to the top.
     top, bottom = upright.getpixel((10, 5)), upright.getpixel((10, 35))
     assert top[0] > 200 > 60 > top[2] and bottom[2] > 200 > 60 > bottom[0]
+
+
+def test_a_picture_that_was_turned_is_not_turned_again_and_a_broken_header_goes_no_further() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    content = encoded(Image.new("RGB", (40, 20), RED), "JPEG", exif=exif)
+    header = content.index(b"Exif\0\0MM") + 6
+    broken = content[:header] + b"XX" + content[header + 2 :]
+    # Processors turn what they are given by its header.
+    for given, size in ((content, (20, 40)), (broken, (40, 20))):
+        assert ImageOps.exif_transpose(open_picture(given, "turned")).size == size
 
 
 def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:

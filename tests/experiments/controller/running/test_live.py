@@ -1,5 +1,6 @@
 """Requests that are really run: whose setting is in force, what is counted, and grouped answers against single ones."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from experiments.controller.running.live import (
     ChosenBefore,
     prepare_requests,
     requests_of,
+    requests_that_run,
     run_live,
     scores_of_choices,
     warm_up,
@@ -105,6 +107,29 @@ def test_answers_in_groups_score_as_answers_one_by_one(model, requests):
         for choice, request in zip(choices, requests, strict=True)
     ]
     assert grouped.tolist() == [outcomes[0].scores[0, 0] for outcomes in alone]
+
+
+def test_a_request_that_the_model_cannot_run_is_left_out_with_its_reason(model, requests):
+    first, second, third = requests
+    # A token of the tokenizer that the embedding lacks.
+    beyond = {
+        tier: replace(each, inputs={**each.inputs, "input_ids": torch.full_like(each.inputs["input_ids"], 10**6)})
+        for tier, each in second.prepared.items()
+    }
+    running, failed = requests_that_run(model, SPACE, BLOCKS, [first, replace(second, prepared=beyond), third])
+    assert running == [first, third] and list(failed) == [1]
+    assert failed[1].startswith("sample 1: IndexError: ")
+
+
+def test_a_task_that_breaks_at_a_sample_leaves_that_sample_out(model):
+    class Odd:
+        name, prompt = TASK.name, TASK.prompt
+
+        def __getitem__(self, index):
+            return TASK[index] if index != 2 else {}["odd"]
+
+    made, failed = prepare_requests(model, Odd(), [1, 2], SPACE.tiers)
+    assert [each.sample.sample_id for each in made] == [1] and failed == {2: "sample 2: KeyError: 'odd'"}
 
 
 def test_warm_up_runs_each_tiling_once(model, requests):

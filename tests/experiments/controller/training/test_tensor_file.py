@@ -1,6 +1,8 @@
 """Checkpoints and states come back from their files; any other file is named in one line, whatever torch says of it."""
 
 import pickle
+import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from zipfile import ZipFile
@@ -8,7 +10,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ResultsError, ResultsNotSaved
 from experiments.controller.evaluate_controller import main as evaluate
 from experiments.controller.train import main as train
 from experiments.controller.training.run import (
@@ -119,6 +121,23 @@ def test_content_that_lacks_something_is_named_with_its_file(tmp_path: Path, err
         raise error
     output = str(caught.value)
     assert output.startswith(f"{path} is a broken {STATES.kind} (") and output.endswith(STATES.advice)
+
+
+@pytest.mark.parametrize("size", [10, 100, 100_000])
+def test_a_full_disk_is_one_line_and_the_file_before_stays(tmp_path: Path, size: int) -> None:
+    """A limit of file size stands for the disk; small, middle and large tensors are refused at different calls."""
+    path = tmp_path / "states.pt"
+    write_tensor_file(path, STATES, {"a": torch.zeros(1)})
+    before = path.read_bytes()
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, limits[1]))
+        with pytest.raises(ResultsNotSaved, match=r"states\.pt cannot be written \(File too large\); make room, then"):
+            write_tensor_file(path, STATES, {"a": torch.zeros(size)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert [each.name for each in tmp_path.iterdir()] == ["states.pt"] and path.read_bytes() == before
 
 
 def test_a_checkpoint_without_its_parts_is_one_line(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -164,6 +165,7 @@ EXPORTED = re.compile(r'extern "C" \w+ (\w+)\(')
 # The C types of the kernels' arguments.
 POINTER, INT64, FLOAT, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 MOST_S = 60.0  # that a run of the compiler may take
+SAYS_AFTER_S = 15.0  # that a run of the compiler is waited for
 
 
 def built(source: str, **constants: int) -> ctypes.CDLL:
@@ -297,6 +299,11 @@ def _loaded(library: Path, source: str) -> ctypes.CDLL:
 
 def _run(command: list[str], source: str) -> str:
     """The output of the compiler; raises ConfigurationError with its first error."""
+    what = f"the C++ compiler ({shlex.join(command[:1])}) for {source}"
+    # On time it says nothing; where it hangs, a reader knows what is waited for.
+    notice = threading.Timer(SAYS_AFTER_S, LOGGER.warning, ("waiting for %s, at most %g s", what, MOST_S))
+    notice.daemon = True
+    notice.start()
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=MOST_S).stdout
     except OSError as error:
@@ -307,3 +314,5 @@ def _run(command: list[str], source: str) -> str:
         lines = error.stderr.splitlines() or [f"exit code {error.returncode}"]
         message = next((line for line in lines if "error:" in line), lines[0])
         raise ConfigurationError(f"the C++ compiler refuses {source}: {message}") from None
+    finally:
+        notice.cancel()

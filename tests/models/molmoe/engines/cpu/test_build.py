@@ -110,8 +110,16 @@ def test_a_temporary_folder_that_is_not_there_is_reported(tmp_path: Path, monkey
         built("vision_block.cpp")
 
 
-def test_a_compiler_that_does_not_end_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_does_not_end_is_stopped_after_a_line_that_says_what_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("CXX", "sh -c 'exec sleep 30'")
-    monkeypatch.setattr(building, "MOST_S", 0.1)
-    with pytest.raises(ConfigurationError, match=r"^the C\+\+ compiler takes more than 0\.1 s for an empty file$"):
-        built("vision_block.cpp")
+    monkeypatch.setattr(building, "MOST_S", 0.5)
+    for after_s, lines in ((0.01, 1), (15.0, 0)):
+        monkeypatch.setattr(building, "SAYS_AFTER_S", after_s)
+        caplog.clear()
+        with pytest.raises(ConfigurationError, match=r"^the C\+\+ compiler takes more than 0\.5 s for an empty file$"):
+            built("vision_block.cpp")
+        known = [each.getMessage() for each in caplog.records]
+        shell = shutil.which("sh")
+        assert known == [f"waiting for the C++ compiler ({shell}) for an empty file, at most 0.5 s"] * lines
