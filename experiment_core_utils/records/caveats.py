@@ -139,7 +139,6 @@ Caveat.KINDS = {
     "simulated_waiting": CaveatKind(
         "note", "the energy of the whole run contains {waiting_s:.3g} s of simulated waiting".format_map
     ),
-    "model_output": CaveatKind("warning", "{problem}".format_map),
 }
 
 caveat = Caveat.of

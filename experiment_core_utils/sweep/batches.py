@@ -5,9 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiment_core_utils.e_inference import sample_record
+from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, SampleError, SampleTimedOut
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    GenerationFailed,
+    OutOfMemory,
+    SampleError,
+    SampleTimedOut,
+)
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.caveats import Caveat, caveat
@@ -65,6 +72,7 @@ class BatchAnswerer:
 
         Raises:
             OutOfMemory: for a single request; what was yielded before is valid.
+            GenerationFailed: the logits of a sample are not finite; what was yielded before is valid.
         """
         self._limit = self._batch_size
         left = list(sample_ids)
@@ -94,13 +102,21 @@ class BatchAnswerer:
         return prepared, failed
 
     def _answer(self, setting: KnobSetting, prepared: Sequence[Prepared]) -> list[MeasuredSample | FailedSample]:
-        """A batch that is out of time is answered one by one, so that only the samples that take long fail."""
+        """A batch that is out of time, or whose logits are not finite, is answered one by one, which tells its samples
+        apart.
+        """
         done: list[MeasuredSample | FailedSample] = []
         size = self._limit
         while len(done) < len(prepared):
             part = prepared[len(done) : len(done) + min(size, self._limit)]
             try:
-                answers = self._together([request for _, request in part])
+                with failure_named(f"sample {part[0][0].sample_id}", self._bench.model.describe):
+                    answers = self._together([request for _, request in part])
+            except GenerationFailed:
+                if len(part) == 1:
+                    raise
+                size = 1
+                continue
             except SampleTimedOut as error:
                 if len(part) == 1:
                     done.append(failed_sample(part[0][0].sample_id, error))
@@ -157,6 +173,7 @@ def answer_prepared(
     Raises:
         ConfigurationError: a setting that the model does not have, or `max_batch_size` below 1.
         OutOfMemory: a batch does not fit; give a smaller `max_batch_size`.
+        GenerationFailed: logits are not finite.
     """
     answers: dict[int, tuple[int, ...]] = {}
     with model.restored_afterwards():

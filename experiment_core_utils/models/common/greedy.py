@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from experiment_core_utils.models.common.finite_logits import checked_tokens, usable_token
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import Marks, TokenCopies
 from experiment_core_utils.records.requests import StageName, TimedTokens
@@ -19,6 +20,9 @@ def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: 
     """The greedy answer of at most `max_new_tokens` tokens, by the stages one after the other.
 
     The choice of a token and its copy to the host belong to the interval that it ends.
+
+    Raises:
+        GenerationFailed: logits are not finite.
     """
     spans: list[StageName] = []
     marks.mark()
@@ -30,13 +34,13 @@ def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: 
     # As in `generate()`, the switch is made while the device still runs the prefill, and belongs to that.
     with model.decoding():
         token = logits.argmax(dim=-1, keepdim=True)
-        token_ids = [int(token)]
+        token_ids = [usable_token(int(checked_tokens(token, logits)))]
         marks.mark()
         spans.append("prefill")
         while token_ids[-1] not in model.eos_token_ids and len(token_ids) < max_new_tokens:
             logits = model.decode_step(token, state)
             token = logits.argmax(dim=-1, keepdim=True)
-            token_ids.append(int(token))
+            token_ids.append(usable_token(int(checked_tokens(token, logits))))
             marks.mark()
             spans.append("decode")
     return TimedTokens(tuple(token_ids), tuple(spans))
@@ -46,7 +50,10 @@ class BatchAnswers:
     """Token ids of a batch's answers; rows whose answers have ended still run and are ignored.
 
     Args:
-        tokens: the first of each answer, in any shape of B elements.
+        tokens: the first of each answer, in any shape of B elements, as `checked_tokens` gives them.
+
+    Raises:
+        GenerationFailed: the logits of a token of an answer that has not ended were not finite.
     """
 
     def __init__(self, tokens: torch.Tensor, eos_token_ids: frozenset[int]) -> None:
@@ -66,10 +73,10 @@ class BatchAnswers:
         return [tuple(answer) for answer in self._answers]
 
     def add(self, tokens: torch.Tensor) -> None:
-        """Add the next token of each answer that has not ended."""
+        """Add the next token of each answer that has not ended, as `checked_tokens` gives them."""
         chosen = tokens.flatten().tolist()
         for row in tuple(self._running):
-            self._answers[row].append(chosen[row])
+            self._answers[row].append(usable_token(chosen[row]))
             if chosen[row] in self._eos_token_ids:
                 self._running.remove(row)
 
@@ -83,7 +90,7 @@ class AsyncStages(Protocol):
 
     @property
     def last_token(self) -> torch.Tensor:
-        """The id [1] of the last token; the next step overwrites it."""
+        """The last token [1] as `checked_tokens` gives it; the next step overwrites it."""
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The vision stage; None for a request without a picture."""
@@ -107,6 +114,9 @@ def generate_async(
 
     A mark is set after the copy of each token to the host. The step after the last token is launched in vain and comes
     after the last mark.
+
+    Raises:
+        GenerationFailed: logits are not finite.
     """
     tokens = TokenCopies(stages.device, max_new_tokens)
     spans: list[StageName] = []
@@ -126,7 +136,7 @@ def generate_async(
             stages.advance()
             tokens.send(len(token_ids) + 1, stages.last_token)
             marks.mark()
-        token_ids.append(tokens.arrived(len(token_ids)))
+        token_ids.append(usable_token(tokens.arrived(len(token_ids))))
         if is_last:
             break
         if token_ids[-1] in eos_token_ids:

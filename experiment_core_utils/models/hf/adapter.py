@@ -26,6 +26,7 @@ from experiment_core_utils.models.common.describe import (
     quantisation_in_force,
     stored_bytes,
 )
+from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
@@ -216,6 +217,7 @@ class TransformersModel:
         Raises:
             KnobDidNotAct: it does not, and graphs were requested (under `auto` the setting runs eagerly then); or a
                 block is given another mask, position or window than in the full model.
+            GenerationFailed: logits are not finite.
         """
         self.apply(setting)
         features = self.encode_image(inputs)
@@ -230,6 +232,7 @@ class TransformersModel:
             with ran_decode:
                 after = self._stages.decode_step(token, state)
             decode_blocks = tuple(counted.blocks)
+        refuse_not_finite(logits, after)
         execution, reason = self._compared(inputs, features, token, (logits, after))
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
@@ -277,6 +280,7 @@ class TransformersModel:
             "replayed prefill": logits.clone(),
             "replayed decode step": self._graphed.decode_step(token, state),
         }
+        refuse_not_finite(*found.values())
         try:
             refuse_other_logits(found, expected, "the modules at this setting", self.model.dtype)
         except KnobDidNotAct as error:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.models.common.text_generation import up_to_end
 
 # Along the prompt, with the padding value of each; the ids get the pad token.
@@ -28,14 +29,19 @@ def answer_together(
 
     Args:
         requests: tensors on the model's device, as `generate()` takes them.
+
+    Raises:
+        GenerationFailed: logits are not finite.
     """
     answers: dict[int, tuple[int, ...]] = {}
     for places in _alike(requests):
         merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
         prompt_tokens = merged["input_ids"].shape[1]
-        rows = model.generate(**merged, max_new_tokens=max_new_tokens)[:, prompt_tokens:].tolist()
+        with logits_watched(model) as watch:
+            rows = model.generate(**merged, max_new_tokens=max_new_tokens)[:, prompt_tokens:].tolist()
         # Rows that ended before the longest are padded after their end.
-        ended = (up_to_end(row, eos_token_ids)[0] for row in rows)
+        ended = [up_to_end(row, eos_token_ids)[0] for row in rows]
+        watch.refuse_not_finite([len(row) for row in ended])
         answers |= {place: tuple(row) for place, row in zip(places, ended, strict=True)}
     return [answers[place] for place in range(len(requests))]
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts
+from experiment_core_utils.models.common.finite_logits import checked_tokens, refuse_not_finite
 from experiment_core_utils.models.common.greedy import BatchAnswers
 from experiment_core_utils.models.hf.batch import merge_requests
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed
@@ -107,14 +108,15 @@ class EagerStages:
             active_blocks=knobs.blocks,
         )
         tokens = logits.argmax(dim=-1, keepdim=True)
-        answers = BatchAnswers(tokens, eos_token_ids)
+        answers = BatchAnswers(checked_tokens(tokens, logits), eos_token_ids)
         with self.decoding():
             for step in range(1, max_new_tokens):
                 if answers.have_ended:
                     break
                 seen = mask[:, : length + step] if is_padded else None
-                tokens = model.decode_step(tokens, state, attention_mask=seen).argmax(dim=-1, keepdim=True)
-                answers.add(tokens)
+                logits = model.decode_step(tokens, state, attention_mask=seen)
+                tokens = logits.argmax(dim=-1, keepdim=True)
+                answers.add(checked_tokens(tokens, logits))
         return answers.token_ids
 
     @torch.inference_mode()
@@ -128,8 +130,9 @@ class EagerStages:
             experts, blocks = dict(counted.experts), tuple(counted.blocks)
             counted.clear()
             with ran_decode:
-                self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+                after = self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
             decode_blocks = tuple(counted.blocks)
+        refuse_not_finite(logits, after)
         return KnobProof(
             experts_per_token=tuple(experts[block] for block in blocks),
             blocks_run=blocks,

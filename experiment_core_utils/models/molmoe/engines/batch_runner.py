@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.models.common.finite_logits import checked_tokens
 from experiment_core_utils.models.common.greedy import BatchAnswers
 from experiment_core_utils.models.molmoe.engines.api import DecodeEngine, EngineKnobs
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
@@ -36,16 +37,17 @@ class BatchedExecution:
         for row, request in enumerate(requests):
             logits, state = self._stages.prefill(knobs, request, self._stages.encode_image(request))
             self._stages.place_in(kv_cache, row, state)
-            kv_cache.next_tokens[row : row + 1] = logits.argmax(dim=-1)
+            kv_cache.next_tokens[row : row + 1] = token = logits.argmax(dim=-1)
+            kv_cache.checked_tokens[row : row + 1] = checked_tokens(token, logits)
         kv_cache.set_lengths(lengths)
         decode.warm_up(knobs, kv_cache)
-        answers = BatchAnswers(kv_cache.next_tokens, eos_token_ids)
+        answers = BatchAnswers(kv_cache.checked_tokens, eos_token_ids)
         for _ in range(max_new_tokens - 1):
             if answers.have_ended:
                 break
             decode.step(knobs, kv_cache)
             kv_cache.note_step()
-            answers.add(kv_cache.next_tokens)
+            answers.add(kv_cache.checked_tokens)
         return answers.token_ids
 
     def release(self) -> None:

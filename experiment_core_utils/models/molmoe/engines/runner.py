@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.cuda_graphs import refuse_other_logits
+from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.greedy import AsyncStages
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
@@ -243,6 +244,7 @@ class EngineStages:
 
         Raises:
             KnobDidNotAct: a block used more or fewer experts than it should, or the two are not the same.
+            GenerationFailed: logits are not finite.
         """
         self.warm_up(knobs, inputs, 2)
         prefill, decode = self.engines.prefill, self.engines.decode
@@ -253,6 +255,7 @@ class EngineStages:
         token = logits.argmax(dim=-1)
         self.kv_cache.keys[:, :, :, state.length] = torch.nan
         found = [logits.clone(), self.decode_step(token, state).clone()]
+        refuse_not_finite(*found)
         filled = self.kv_cache.keys[:, 0, :, state.length - 1].isfinite().flatten(1).all(dim=1)
         used, used_decode = prefill.topk_expert_ids, decode.topk_expert_ids
         experts_per_token = count_experts("prefill", used, self.decoder, knobs)
@@ -290,6 +293,7 @@ class EngineStages:
         kv_cache.set_lengths([tokens])
         kv_cache.next_tokens.copy_(token)
         expected.append(decode.step(knobs, kv_cache))
+        refuse_not_finite(*expected)
         named = dict(zip((self._named("prefill"), self._named("decode")), found, strict=True))
         same = [
             last_experts_agree(mine, theirs)
@@ -327,14 +331,14 @@ class AsyncRequest(AsyncStages):
 
     @property
     def last_token(self) -> torch.Tensor:
-        return self._kv_cache.next_tokens
+        return self._kv_cache.checked_tokens
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         return self._stages.encode_image(inputs)
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
         logits, self._state = self._stages.prefill(self._knobs, inputs, features)
-        self._kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
+        self._kv_cache.put_likeliest(logits)
 
     def advance(self) -> None:
         assert self._state is not None

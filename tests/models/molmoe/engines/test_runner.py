@@ -21,7 +21,7 @@ from experiment_core_utils.models.molmoe.engines.runner import EngineStages
 from experiment_core_utils.models.molmoe.engines.select import decode_engine
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import HostMarks, NoMarks, out_of_memory_named
-from experiment_core_utils.primitives.errors import KnobDidNotAct, OutOfMemory, SettingError
+from experiment_core_utils.primitives.errors import GenerationFailed, KnobDidNotAct, OutOfMemory, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.registry import load_task
 from tests.conftest import tiny_config
@@ -185,6 +185,30 @@ def test_an_engine_that_computes_something_else_is_refused(
         each.eos_token_ids = frozenset()
         each.apply(SETTINGS[2])
     assert run_staged(by_itself, requests[0], 3).token_ids == run_staged(eager, requests[0], 3).token_ids
+
+
+@pytest.mark.parametrize("execution", ["auto", "graph", "eager"])
+def test_logits_that_are_not_finite_fail_every_way_to_generate(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], execution: ExecutionMode
+) -> None:
+    """`auto` does not try the modules instead."""
+    model = staged(wide, models["eager"], execution)
+    stages = model._engine_stages
+    with torch.no_grad():
+        (model.model.lm_head.weight if stages is None else stages.decoder.head)[5] = float("inf")
+    model.apply(SETTINGS[2])
+    ways: dict[str, Callable[[], Any]] = {
+        "proof": lambda: model.prove(SETTINGS[2], requests[0]),
+        "alone": lambda: run_staged(model, requests[0], NEW_TOKENS),
+        "batch": lambda: model.answer_batch(requests, NEW_TOKENS),
+    }
+    if stages is not None:
+        ahead = stages.async_stages(model._knobs)
+        ways["ahead"] = lambda: generate_async(ahead, requests[0], NEW_TOKENS, frozenset(), HostMarks())
+    for way in ways.values():
+        with pytest.raises(GenerationFailed, match="^logits are not finite$"):
+            way()
+    assert model.refused_settings == {}
 
 
 def test_auto_takes_engines_where_every_stage_has_one(models: dict[str, MolmoeStagedModel]) -> None:
