@@ -4,7 +4,7 @@
 that choose the next token on the device, as CUDA graphs do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from experiment_core_utils.models.common.finite_logits import checked_tokens, usable_token
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import Marks, TokenCopies
-from experiment_core_utils.records.requests import StageName, TimedTokens
+from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedTokens
 
 
 @torch.inference_mode()
@@ -79,6 +79,44 @@ class BatchAnswers:
             self._answers[row].append(usable_token(chosen[row]))
             if chosen[row] in self._eos_token_ids:
                 self._running.remove(row)
+
+
+# Of each answer, whose logits are kept to be compared.
+MOST_POSITIONS = 8
+
+
+class BatchFollower:
+    """Takes the logits of a batch along given answers, one position after the other.
+
+    Args:
+        answers: ids of each row, at least one.
+    """
+
+    def __init__(self, answers: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        self._lengths = [len(answer) for answer in answers]
+        self.num_positions = max(self._lengths)
+        # A row whose answer has ended goes on with its last token, and is ignored.
+        filled = [[*answer, *[answer[-1]] * (self.num_positions - len(answer))] for answer in answers]
+        self._tokens = torch.tensor(filled, device=device)
+        self._likeliest: list[torch.Tensor] = []
+        self._logits: list[torch.Tensor] = []
+
+    def follow(self, logits: torch.Tensor) -> torch.Tensor:
+        """Note the logits [B, V] of the next position; returns the answers' tokens there, [B, 1]."""
+        place = len(self._likeliest)
+        self._likeliest.append(logits.argmax(dim=-1))
+        if place < MOST_POSITIONS:
+            self._logits.append(logits.float().clone())
+        return self._tokens[:, place : place + 1]
+
+    @property
+    def followed(self) -> list[FollowedAnswer]:
+        """What was noted of each row, up to the end of its answer."""
+        likeliest, logits = torch.stack(self._likeliest, dim=1).tolist(), torch.stack(self._logits, dim=1)
+        return [
+            FollowedAnswer(tuple(likeliest[row][:length]), logits[row, :length])
+            for row, length in enumerate(self._lengths)
+        ]
 
 
 class AsyncStages(Protocol):

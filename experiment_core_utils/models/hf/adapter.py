@@ -31,7 +31,7 @@ from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
-from experiment_core_utils.models.hf.batch import answer_together
+from experiment_core_utils.models.hf.batch import answer_together, follow_together
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, generate_timed, greedy_config
 from experiment_core_utils.models.hf.graphed_stages import AsyncRequests, GraphedGeneration, graphs_unsupported_reason
 from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
@@ -42,7 +42,14 @@ from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, Componen
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
+from experiment_core_utils.records.requests import (
+    FollowedAnswer,
+    KnobProof,
+    PreparedRequest,
+    RequestShape,
+    StageFlops,
+    TimedTokens,
+)
 from experiment_core_utils.tasks.interface import Sample
 
 
@@ -201,6 +208,12 @@ class TransformersModel:
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
         return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens)
+
+    def follow_batch(
+        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        """See `StagedModel.follow_batch`."""
+        return follow_together(self.model, inputs_list, answers)
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""

@@ -1,11 +1,11 @@
 """The staged interface of MolmoE, by engines or by its modules."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidN
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.vision_tokens import tokens_of_crops
 from experiment_core_utils.records.requests import (
+    FollowedAnswer,
     KnobProof,
     PreparedRequest,
     RequestShape,
@@ -54,6 +55,7 @@ from experiment_core_utils.records.requests import (
 from experiment_core_utils.tasks.interface import Sample
 
 LOGGER = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class MolmoeStagedModel:
@@ -279,22 +281,40 @@ class MolmoeStagedModel:
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        given = self._knobs, inputs_list, max_new_tokens, self.eos_token_ids
+        knobs, ends = self._knobs, self.eos_token_ids
+        return self._together(
+            inputs_list, max_new_tokens, lambda stages: stages.answer_batch(knobs, inputs_list, max_new_tokens, ends)
+        )
+
+    def follow_batch(
+        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        """See `StagedModel.follow_batch`."""
+        knobs, longest = self._knobs, max(map(len, answers))
+        return self._together(inputs_list, longest, lambda stages: stages.follow_batch(knobs, inputs_list, answers))
+
+    def _together(
+        self,
+        inputs_list: Sequence[Mapping[str, Any]],
+        max_new_tokens: int,
+        run: Callable[[EagerStages | BatchedExecution], list[T]],
+    ) -> list[T]:
+        """What `run` makes of a batch by engines, or by the modules where there are none or they lack memory."""
         together = self._batched
         if self._stages is self._eager or together is None or self._knobs in self._unbatched:
-            return self._eager.answer_batch(*given)
+            return run(self._eager)
         # Where several are too much, whoever gave them gives fewer.
         alone = refused_without_memory(inputs_list[0]["input_ids"].shape[1], max_new_tokens)
         try:
             with alone if len(inputs_list) == 1 else nullcontext():
-                return together.answer_batch(*given)
+                return run(together)
         except ConfigurationError as error:
             self._unbatched[self._knobs] = f"answers in batches: {error}"
             LOGGER.warning("answers in batches run eagerly at this setting: %s", error)
         # Not in the handler: until its end the error holds what was half made.
         together.release()
         release_cached_memory(self.device)
-        return self._eager.answer_batch(*given)
+        return run(self._eager)
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""

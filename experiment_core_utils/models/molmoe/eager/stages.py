@@ -1,6 +1,6 @@
 """The three stages of a MolmoE model run by its modules, with a cache that grows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts
 from experiment_core_utils.models.common.finite_logits import checked_tokens, refuse_not_finite
-from experiment_core_utils.models.common.greedy import BatchAnswers
+from experiment_core_utils.models.common.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.models.hf.batch import merge_requests
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed
 from experiment_core_utils.models.hf.knobs.routers import Counted
@@ -18,7 +18,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
-from experiment_core_utils.records.requests import KnobProof
+from experiment_core_utils.records.requests import FollowedAnswer, KnobProof
 
 DROPPED = -100
 
@@ -94,6 +94,39 @@ class EagerStages:
         eos_token_ids: frozenset[int],
     ) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
+        answers: BatchAnswers | None = None
+
+        def choose(logits: torch.Tensor) -> torch.Tensor | None:
+            nonlocal answers
+            tokens = logits.argmax(dim=-1, keepdim=True)
+            checked = checked_tokens(tokens, logits)
+            if answers is None:
+                answers = BatchAnswers(checked, eos_token_ids)
+            else:
+                answers.add(checked)
+            return None if answers.have_ended else tokens
+
+        self._run_together(knobs, requests, max_new_tokens, choose)
+        assert answers is not None
+        return answers.token_ids
+
+    @torch.inference_mode()
+    def follow_batch(
+        self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        """See `StagedModel.follow_batch`."""
+        follower = BatchFollower(answers, requests[0]["input_ids"].device)
+        self._run_together(knobs, requests, follower.num_positions, follower.follow)
+        return follower.followed
+
+    def _run_together(
+        self,
+        knobs: EngineKnobs,
+        requests: Sequence[Mapping[str, Any]],
+        max_new_tokens: int,
+        choose: Callable[[torch.Tensor], torch.Tensor | None],
+    ) -> None:
+        """Prefill and decode a batch; `choose` gives tokens [B, 1] after logits [B, V], and None to stop."""
         model, prompts = self._model, [request["input_ids"] for request in requests]
         alone = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in prompts]
         ids, mask = merge_requests(alone, model.config.pad_token_id).values()
@@ -107,17 +140,13 @@ class EagerStages:
             top_k=knobs.top_k,
             active_blocks=knobs.blocks,
         )
-        tokens = logits.argmax(dim=-1, keepdim=True)
-        answers = BatchAnswers(checked_tokens(tokens, logits), eos_token_ids)
+        tokens = choose(logits)
         with self.decoding():
             for step in range(1, max_new_tokens):
-                if answers.have_ended:
+                if tokens is None:
                     break
                 seen = mask[:, : length + step] if is_padded else None
-                logits = model.decode_step(tokens, state, attention_mask=seen)
-                tokens = logits.argmax(dim=-1, keepdim=True)
-                answers.add(checked_tokens(tokens, logits))
-        return answers.token_ids
+                tokens = choose(model.decode_step(tokens, state, attention_mask=seen))
 
     @torch.inference_mode()
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
