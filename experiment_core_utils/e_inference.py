@@ -11,6 +11,8 @@ from accelerate import Accelerator
 
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
 from experiment_core_utils.meters.power import NOT_REQUESTED, no_energy
+from experiment_core_utils.models.common.describe import computing_dtype
+from experiment_core_utils.models.common.finite_logits import remedy
 from experiment_core_utils.models.common.text_generation import (
     GeneratedBatch,
     PlannedBatch,
@@ -26,7 +28,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise
 from experiment_core_utils.primitives.device import new_marks, release_cached_memory, synchronize
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed, OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.requests import (
@@ -117,6 +119,7 @@ class TextShard:
 
         Raises:
             OutOfMemory: a batch does not fit.
+            GenerationFailed: the model broke off, or the logits of a prompt are not finite.
             Stopped: a stop was requested.
         """
         planned = self._planned()
@@ -146,6 +149,7 @@ class TextShard:
         except OutOfMemory as error:
             out_of_memory_hint = first_line(error)
         else:
+            self._refuse_not_finite(batch, generated)
             yield batch, generated
             return
         # Only here, after the handler, is nothing left that holds the memory of the attempt.
@@ -154,6 +158,12 @@ class TextShard:
             raise OutOfMemory(self._too_large(batch, prompts["input_ids"].shape[1], out_of_memory_hint))
         for half in batch.halves():
             yield from self._generated(half, max_new_tokens)
+
+    def _refuse_not_finite(self, batch: PlannedBatch, generated: GeneratedBatch) -> None:
+        if generated.rows_not_finite:
+            prompt = self.prompts.indices[batch.places[generated.rows_not_finite[0]]]
+            advice = remedy(computing_dtype(self.generator.model), "fp_precision ")
+            raise GenerationFailed(f"logits are not finite at prompt {prompt} ({advice})")
 
     def _too_large(self, batch: PlannedBatch, longest: int, out_of_memory_hint: str) -> str:
         first, last = (self.prompts.indices[batch.places[end]] for end in (0, -1))
@@ -274,6 +284,7 @@ def run_gen_inference(
         ConfigurationError: a value is not allowed, the prompts are not as above, or one of them together with
             `max_output_tokens` is longer than the model's context; nothing has run then.
         OutOfMemory: a batch does not fit (one prompt alone, with `halve_on_out_of_memory`).
+        GenerationFailed: the model broke off, or the logits of a prompt are not finite.
         Stopped: a stop was requested.
         WorkerLost: another process is gone or late.
     """

@@ -42,6 +42,7 @@ from experiment_core_utils.records.setting_result import SettingResult, setting_
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.saved_results.trackers import check_tracker, log_settings
+from experiment_core_utils.sweep.batches import alone_caveats
 from experiment_core_utils.sweep.drift import fill_in_drift, wait_for_last_readings
 from experiment_core_utils.sweep.front_search import SearchRules, random_order
 from experiment_core_utils.sweep.measurer import RunContext
@@ -287,6 +288,7 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
         setting.key, requested.order, config.measuring.until_precision, merged, is_search=is_search
     )
     caveats = conditions_caveats(steadiness.conditions) + discarded_caveats(merged.samples) + energy_caveats(energy)
+    caveats += alone_caveats(merged.samples)
     if is_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(

@@ -46,7 +46,6 @@ from experiment_core_utils.k_results_aggregation import (
 )
 from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
-from experiment_core_utils.models.common.text_generation import logits_fault
 from experiment_core_utils.primitives.collectives import (
     all_gather,
     all_or_raise,
@@ -62,7 +61,7 @@ from experiment_core_utils.primitives.errors import (
     traceback_of,
 )
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.records.caveats import Caveat, caveat
+from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
@@ -239,8 +238,6 @@ def measure_experiment(
     if config.memory_timeline:
         save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
     caveats += waiting_caveats(pooled, config.energy_mode)
-    if problem := logits_fault(model, tokenised, device):
-        caveats.append(caveat("model_output", problem=problem))
     return name, _saved(due, pooled, parts, experiment_id, caveats, save)
 
 

@@ -10,7 +10,14 @@ from torch import nn
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
+from experiment_core_utils.records.requests import (
+    FollowedAnswer,
+    KnobProof,
+    PreparedRequest,
+    RequestShape,
+    StageFlops,
+    TimedTokens,
+)
 from experiment_core_utils.tasks.interface import Sample
 
 Component = Literal["attention", "ffn", "routing", "experts", "norm", "head"]
@@ -133,7 +140,20 @@ class StagedModel(Stages, Protocol):
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """Greedy answers to several requests together, under the setting in force; never timed.
 
-        In float32 the tokens are those of `encode_image`, `prefill` and `decode_step` one request at a time.
+        In float32 the tokens should be those of one request at a time, which `follow_batch` shows: blocks of some
+        families of transformers look at the padding, or at the other requests of a batch.
+
+        Raises:
+            GenerationFailed: logits are not finite.
+        """
+
+    def follow_batch(
+        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        """What `answer_batch` would choose after each beginning of these answers, one a request; never timed.
+
+        Args:
+            answers: ids of at least one token.
         """
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:

@@ -60,7 +60,7 @@ class OutOfMemory(SettingError):
 
 
 class GenerationFailed(SettingError):
-    """The model broke off while it generated (weights that are not finite, a kernel that refuses)."""
+    """The model broke off while it generated (logits that are not finite, a kernel that refuses)."""
 
 
 class KnobDidNotAct(SettingError):

@@ -81,6 +81,14 @@ Caveat.KINDS = {
         "{num_batched} of {num_samples} samples are answered in batches: in {dtype} some answers may differ".format_map,
         "use --precision float32 for the same answers",
     ),
+    "answered_one_by_one": CaveatKind(
+        "warning",
+        lambda found: (
+            f"batches: {found['num_alone']} of {found['num_samples']} samples were answered one by one, because "
+            f"{found['reason']}"
+        ),
+        "their answers are right; --num_latency_samples saves little time with this model",
+    ),
     "few_samples": CaveatKind(
         "warning",
         lambda found: (
@@ -139,7 +147,6 @@ Caveat.KINDS = {
     "simulated_waiting": CaveatKind(
         "note", "the energy of the whole run contains {waiting_s:.3g} s of simulated waiting".format_map
     ),
-    "model_output": CaveatKind("warning", "{problem}".format_map),
 }
 
 caveat = Caveat.of

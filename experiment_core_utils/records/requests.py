@@ -234,6 +234,16 @@ class BatchedAnswer:
     ended: bool  #: whether it came before the limit
     batch_size: int  #: requests that were answered together
     batch_limit: int  #: most that were allowed together; less than what was requested where memory had run out
+    #: why it was answered alone though batches were requested: in one, answers were wrong; None where they were right
+    alone_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class FollowedAnswer:
+    """What a model makes of a given answer, token by token."""
+
+    likeliest: tuple[int, ...]  #: the most likely token in the place of each of the answer's
+    logits: Any  #: [n, V] float32 on the model's device, from which the first n of them were chosen; n is 8 at most
 
 
 class TokenisedPrompts(TypedDict):

@@ -1,23 +1,37 @@
-"""Answers of samples whose latency is not measured, computed in batches or in groups of settings."""
+"""Answers of samples whose latency is not measured, computed in batches or in groups of settings.
 
+Blocks of some families of transformers look at the padding of a prompt, or at the other requests of a batch. So
+batching is proven, in each process and for each setting: see `BatchProof`.
+"""
+
+import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.e_inference import sample_record
+from experiment_core_utils.models.common.finite_logits import failure_named
+from experiment_core_utils.models.common.greedy import MOST_POSITIONS
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, SampleError, library_faults_named
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    GenerationFailed,
+    OutOfMemory,
+    SampleError,
+    library_faults_named,
+)
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.requests import BatchedAnswer, KnobProof, PreparedRequest
+from experiment_core_utils.records.requests import BatchedAnswer, FollowedAnswer, KnobProof, PreparedRequest
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Sample, answer_to
 
+LOGGER = logging.getLogger(__name__)
 Prepared = tuple[Sample, PreparedRequest]
 # Batches whose samples are put in order of length together; more would pad less and take more memory of the host.
 _BATCHES_PREPARED = 4
@@ -29,6 +43,128 @@ def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: s
         return []
     answered = num_samples - num_latency_samples
     return [caveat("batched_answers", num_batched=answered, num_samples=num_samples, dtype=dtype)]
+
+
+def alone_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
+    """The caveat of samples that were answered one by one because batches of this setting gave other answers."""
+    reasons = [each.answer.alone_reason for each in samples if each.answer is not None and each.answer.alone_reason]
+    if not reasons:
+        return []
+    return [caveat("answered_one_by_one", num_alone=len(reasons), num_samples=len(samples), reason=reasons[0])]
+
+
+# Mean distance of logits by which a batch may differ from its requests alone, as a fraction of their norm. Rounding was
+# seen to make 1e-6 in float32 on a CPU and 4e-4 on a GPU, and in bfloat16 1.6 %, or up to 12 % at single positions
+# whose token went to other experts; batches that are wrong made 12 % and more in every position.
+MOST_BATCH_ERROR, MOST_ROUNDED_BATCH_ERROR = 0.01, 0.08
+
+
+def batch_fault(together: FollowedAnswer, alone: FollowedAnswer, is_exact: bool) -> str | None:
+    """What is wrong with a request's part of a batch, against the same request alone; None where nothing is.
+
+    Args:
+        together: tokens and logits of the batch's own answer.
+        alone: what the request alone makes of that answer.
+        is_exact: whether the model computes in float32; else rounding may choose other tokens, and only logits count.
+    """
+    if is_exact and together.likeliest != alone.likeliest:
+        return "tokens are others than those of the request alone"
+    errors = (together.logits - alone.logits).norm(dim=-1) / alone.logits.norm(dim=-1)
+    error = float(errors.mean())
+    if not error <= (MOST_BATCH_ERROR if is_exact else MOST_ROUNDED_BATCH_ERROR):
+        return f"logits differ by {error:.1%} from those of the request alone"
+    return None
+
+
+class BatchProof:
+    """Answers in batches at one setting, as long as they are those of each request alone.
+
+    Of the first batch, the most padded request and another one are answered alone too; so they are of every later batch
+    with a longer padded prompt, more padding or more differing pictures than those before. The setting must be in force
+    whenever this is used.
+
+    Attributes:
+        reason: why requests have to be answered one by one; None while batches are right.
+    """
+
+    def __init__(self, model: StagedModel, max_new_tokens: int) -> None:
+        self.reason: str | None = None
+        self._model = model
+        self._max_new_tokens = max_new_tokens
+        self._proven = (-1, -1, -1)
+
+    def answer(self, requests: Sequence[PreparedRequest]) -> list[tuple[int, ...]] | None:
+        """Token ids of the greedy answer to each request, end-of-sequence included where it came.
+
+        None for several requests where batches are wrong: from then on only single ones are answered.
+
+        Raises:
+            GenerationFailed: the logits of a single request are not finite.
+        """
+        if len(requests) > 1 and self.reason is not None:
+            return None
+        inputs = [self._model.to_device(request.inputs) for request in requests]
+        try:
+            answers = self._model.answer_batch(inputs, self._max_new_tokens)
+        except GenerationFailed as error:
+            if len(requests) == 1:
+                raise
+            self.reason = f"in a batch of {len(requests)} {error}"
+            return None
+        extent = _extent(requests)
+        if len(requests) == 1 or all(new <= old for new, old in zip(extent, self._proven, strict=True)):
+            return answers
+        fault = self._fault(requests, inputs, answers)
+        if fault is not None:
+            self.reason = f"in a batch of {len(requests)} {fault}"
+            LOGGER.warning("requests are answered one by one at this setting: %s", self.reason)
+            return None
+        first, second, third = map(max, extent, self._proven)
+        self._proven = first, second, third
+        return answers
+
+    def answer_all(self, requests: Sequence[PreparedRequest]) -> list[tuple[int, ...]]:
+        """The answers of `answer`, one by one where batches are wrong."""
+        together = self.answer(requests)
+        if together is not None:
+            return together
+        return [answer for request in requests for answer in self.answer([request]) or ()]
+
+    def _fault(
+        self,
+        requests: Sequence[PreparedRequest],
+        inputs: Sequence[Mapping[str, Any]],
+        answers: Sequence[tuple[int, ...]],
+    ) -> str | None:
+        described = self._model.describe()
+        is_exact = described.get("dtype") in (None, "float32") and not described.get("quantisation")
+        together = self._model.follow_batch(inputs, [answer[:MOST_POSITIONS] for answer in answers])
+        for row in _rows_to_prove(requests):
+            (alone,) = self._model.follow_batch([inputs[row]], [answers[row]])
+            fault = batch_fault(FollowedAnswer(answers[row], together[row].logits), alone, is_exact)
+            if fault is not None:
+                return fault
+        return None
+
+
+def _rows_to_prove(requests: Sequence[PreparedRequest]) -> tuple[int, int]:
+    """The shortest prompt of a batch of at least 2, and the longest of the others that is padded, else the longest.
+
+    Sparse attention goes wrong in long prompts with little padding too, and in short ones not at all.
+    """
+    lengths = [request.shape.prompt_tokens for request in requests]
+    shortest, *others = sorted(range(len(lengths)), key=lengths.__getitem__)
+    padded = [row for row in others if lengths[row] < max(lengths)]
+    return shortest, (padded or others)[-1]
+
+
+def _extent(requests: Sequence[PreparedRequest]) -> tuple[int, int, int]:
+    """The longest padded prompt of a batch (0 without any), the most padding, and by how many crops pictures differ."""
+    tokens = [request.shape.prompt_tokens for request in requests]
+    crops = [0 if request.shape.actual is None else request.shape.actual.num_crops for request in requests]
+    longest = max(tokens)
+    padded = max((length for length in tokens if length < longest), default=0)
+    return padded, longest - min(tokens), max(crops) - min(crops)
 
 
 @dataclass(frozen=True)
@@ -45,7 +181,7 @@ class Bench:
 
 
 class BatchAnswerer:
-    """Answers samples in batches, smaller ones where memory runs out.
+    """Answers samples in batches, smaller ones where memory runs out, and one by one where batches are wrong.
 
     Args:
         batch_size: most requests in a batch.
@@ -60,6 +196,7 @@ class BatchAnswerer:
         self._results_dir = results_dir
         self._batch_size = self._limit = batch_size
         self._timeout_s = sample_timeout_s
+        self._proofs: dict[str, BatchProof] = {}
 
     def outcomes(
         self, setting: KnobSetting, sample_ids: Sequence[int]
@@ -71,6 +208,7 @@ class BatchAnswerer:
 
         Raises:
             OutOfMemory: for a single request; what was yielded before is valid.
+            GenerationFailed: the logits of a sample are not finite; what was yielded before is valid.
         """
         self._limit = self._batch_size
         left = list(sample_ids)
@@ -105,18 +243,22 @@ class BatchAnswerer:
         fault fail."""
         done: list[MeasuredSample | FailedSample] = []
         size = self._limit
+        proof = self._proofs.setdefault(setting.key, BatchProof(self._bench.model, self._bench.max_new_tokens))
         while len(done) < len(prepared):
+            size = size if proof.reason is None else 1
             part = prepared[len(done) : len(done) + min(size, self._limit)]
             try:
-                answers = self._together(part)
+                with failure_named(f"sample {part[0][0].sample_id}", self._bench.model.describe):
+                    answers = self._together(proof, part)
             except SampleError as error:
                 if len(part) == 1:
                     done.append(failed_sample(part[0][0].sample_id, error, self._results_dir))
                 size = 1
                 continue
             if answers is None:
-                self._limit = len(part) // 2
-                release_cached_memory(self._bench.model.device)
+                if proof.reason is None:
+                    self._limit = len(part) // 2
+                    release_cached_memory(self._bench.model.device)
                 continue
             done += [
                 self._record(setting, sample, request, answer)
@@ -133,20 +275,22 @@ class BatchAnswerer:
         except SampleError as error:
             return failed_sample(sample.sample_id, error, self._results_dir)
 
-    def _together(self, prepared: Sequence[Prepared]) -> list[BatchedAnswer] | None:
-        """The answers to several samples together; None where memory ran out for more than one."""
+    def _together(self, proof: BatchProof, prepared: Sequence[Prepared]) -> list[BatchedAnswer] | None:
+        """The answers to several samples; None where memory ran out for more than one, or batches are wrong."""
         requests = [request for _, request in prepared]
         limit = time_limit(self._timeout_s and self._timeout_s * len(requests))
         try:
             with library_faults_named(f"sample {prepared[0][0].sample_id}"), out_of_memory_named(), limit:
-                inputs = [self._bench.model.to_device(request.inputs) for request in requests]
-                answers = self._bench.model.answer_batch(inputs, self._bench.max_new_tokens)
+                answers = proof.answer(requests)
         except OutOfMemory:
             if len(requests) == 1:
                 raise
             return None
+        if answers is None:
+            return None
         ends = self._bench.model.eos_token_ids
-        return [BatchedAnswer(tokens, tokens[-1] in ends, len(requests), self._limit) for tokens in answers]
+        limit = self._limit if proof.reason is None else 1
+        return [BatchedAnswer(tokens, tokens[-1] in ends, len(requests), limit, proof.reason) for tokens in answers]
 
 
 GroupKey = tuple[CropRange, int | None, tuple[int, ...]]
@@ -165,21 +309,29 @@ def answer_prepared(
 ) -> list[tuple[int, ...]]:
     """Token ids of each answer in the order of the questions, end-of-sequence included where it came.
 
-    In float32 they are those of each question alone at its setting. The setting in force before comes back, also after
-    an error.
+    In float32 they are those of each question alone at its setting; where batches turn out to give others, questions of
+    that setting are answered one by one. The setting in force before comes back, also after an error.
 
     Raises:
         ConfigurationError: a setting that the model does not have, or `max_batch_size` below 1.
         OutOfMemory: a batch does not fit; give a smaller `max_batch_size`.
+        GenerationFailed: logits are not finite.
     """
     answers: dict[int, tuple[int, ...]] = {}
+    proofs: dict[GroupKey, BatchProof] = {}
     with model.restored_afterwards():
         for places in batches_of(questions, max_batch_size):
-            model.apply(questions[places[0]].setting)
+            setting = questions[places[0]].setting
+            model.apply(setting)
+            proof = proofs.setdefault(_group_key(setting), BatchProof(model, max_new_tokens))
             with out_of_memory_named():
-                inputs: list[Mapping[str, Any]] = [model.to_device(questions[place].request.inputs) for place in places]
-                answers.update(zip(places, model.answer_batch(inputs, max_new_tokens), strict=True))
+                found = proof.answer_all([questions[place].request for place in places])
+            answers.update(zip(places, found, strict=True))
     return [answers[place] for place in range(len(questions))]
+
+
+def _group_key(setting: KnobSetting) -> GroupKey:
+    return setting.vision.crops, setting.top_k, setting.active_blocks
 
 
 def batches_of(questions: Sequence[PreparedQuestion], max_batch_size: int) -> list[tuple[int, ...]]:
@@ -195,8 +347,7 @@ def batches_of(questions: Sequence[PreparedQuestion], max_batch_size: int) -> li
         raise ConfigurationError(f"batches of {max_batch_size} contain nothing; give a max_batch_size of at least 1")
     groups: dict[GroupKey, list[int]] = {}
     for place, question in enumerate(questions):
-        setting = question.setting
-        groups.setdefault((setting.vision.crops, setting.top_k, setting.active_blocks), []).append(place)
+        groups.setdefault(_group_key(question.setting), []).append(place)
     batches = []
     for places in groups.values():
         places.sort(key=lambda place: questions[place].request.shape.prompt_tokens)

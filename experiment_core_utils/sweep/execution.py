@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from experiment_core_utils.models.interface import MODULES, StagedModel
 from experiment_core_utils.primitives.collectives import all_gather
 from experiment_core_utils.primitives.device import out_of_memory_named
-from experiment_core_utils.primitives.errors import EngineRefused, SampleError, SettingError
+from experiment_core_utils.primitives.errors import EngineRefused, SampleError, SettingError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.requests import KnobProof
@@ -73,7 +73,7 @@ def _proof_of(
     model.apply(setting)
     for sample_id in sample_ids:
         try:
-            with out_of_memory_named(), time_limit(sample_timeout_s):
+            with library_faults_named(f"sample {sample_id}"), out_of_memory_named(), time_limit(sample_timeout_s):
                 inputs = model.to_device(requests.take(sample_id, setting.vision.crops)[1].inputs)
                 model.warm_up(inputs, max_new_tokens)
                 return model.prove(setting, inputs)

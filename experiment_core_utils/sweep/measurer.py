@@ -1,7 +1,7 @@
 """One process's shard of the samples of a setting, measured and written to its journal."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from experiment_core_utils.k_results_aggregation import SharedSetting
 from experiment_core_utils.meters.load import ConditionsMeter, LoadSampler, conditions_meter, load_sampler
 from experiment_core_utils.meters.stability import PrecisionGoal, needs_another_run, warm_up_of
 from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
     MemoryWindow,
@@ -21,6 +22,7 @@ from experiment_core_utils.primitives.device import (
     synchronize,
 )
 from experiment_core_utils.primitives.errors import (
+    GenerationFailed,
     KnobDidNotAct,
     SampleError,
     SettingError,
@@ -266,7 +268,8 @@ class ShardMeasurer:
                 with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
                     with time_limit(self.config.sample_timeout):
                         request = self.bench.requests.take(sample_id, setting.vision.crops)[1]
-                    return use(sample_id, request)
+                    with self._failure_named(sample_id):
+                        return use(sample_id, request)
             except SampleError:  # not counted: it is recorded among the samples
                 continue
         return None
@@ -282,7 +285,8 @@ class ShardMeasurer:
                 proof, window = self._measure(setting, journal, shard, progress, is_last)
             except SettingError as error:
                 release_cached_memory(self.bench.model.device)
-                if is_last or isinstance(error, KnobDidNotAct):
+                # Neither depends on when it is tried.
+                if is_last or isinstance(error, KnobDidNotAct | GenerationFailed):
                     failure = SettingFailure(type(error).__name__, str(error), attempt)
                     return ShardDone(self.context.experiment_id, None, None, failure)
             else:
@@ -316,12 +320,13 @@ class ShardMeasurer:
                     with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
                         with time_limit(self.config.sample_timeout):
                             sample, request = self.bench.requests.take(sample_id, setting.vision.crops)
-                        if proof is None:
-                            with progress.step("warming up"):
-                                proof = self._warm_up(setting, request, journal)
-                        if not is_finished:
-                            with time_limit(self.config.sample_timeout):
-                                measured = self._measure_sample(setting, sample, request)
+                        with self._failure_named(sample_id):
+                            if proof is None:
+                                with progress.step("warming up"):
+                                    proof = self._warm_up(setting, request, journal)
+                            if not is_finished:
+                                with time_limit(self.config.sample_timeout):
+                                    measured = self._measure_sample(setting, sample, request)
                     if measured is not None:
                         note(measured)
                 except SampleError as error:
@@ -341,6 +346,9 @@ class ShardMeasurer:
             self._answer_the_rest(setting, shard, note)
         journal.append(self._conditions.read("close"))
         return proof, window
+
+    def _failure_named(self, sample_id: int) -> AbstractContextManager[None]:
+        return failure_named(f"sample {sample_id}", self.bench.model.describe)
 
     def _announce(self, setting: KnobSetting, shard: Shard) -> None:
         """Say which requests will be taken: the first for the warm-up, then those of samples not yet finished."""

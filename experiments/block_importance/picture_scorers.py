@@ -7,6 +7,8 @@ from itertools import product
 import torch
 from tqdm import tqdm
 
+from experiment_core_utils.models.common.describe import dtype_name
+from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, VisionTarget
@@ -65,7 +67,11 @@ class PackedPictureScorer:
 
     @torch.inference_mode()
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
-        """See `BlockSetScorer.measured`."""
+        """See `BlockSetScorer.measured`.
+
+        Raises:
+            GenerationFailed: logits are not finite.
+        """
         values: dict[Blocks, dict[str, list[float]]] = {
             blocks: {task.name: [] for task in self.tasks} for blocks in sets
         }
@@ -75,7 +81,9 @@ class PackedPictureScorer:
             pack = _Pack(self, tasks, picture)
             for task_name, image_id in pack.samples:
                 images[task_name].append(image_id)
-            for blocks, likelihoods in pack.likelihoods(list(values)).items():
+            with failure_named(f"picture {picture}", lambda: {"dtype": dtype_name(self.model.dtype)}):
+                measured = pack.likelihoods(list(values))
+            for blocks, likelihoods in measured.items():
                 for (task_name, _), value in zip(pack.samples, likelihoods, strict=True):
                     values[blocks][task_name].append(value)
         return [
@@ -137,6 +145,8 @@ class _Pack:
         values = []
         for first, answer in self._answers:
             normed = self._model.model.language_model.norm(states[first : first + len(answer)])
-            loss = torch.nn.functional.cross_entropy(self._model.lm_head(normed).float(), answer.to(self._model.device))
+            logits = self._model.lm_head(normed).float()
+            refuse_not_finite(logits)
+            loss = torch.nn.functional.cross_entropy(logits, answer.to(self._model.device))
             values.append(-float(loss))
         return values

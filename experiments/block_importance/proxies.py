@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import SampleError, library_faults_named
@@ -41,7 +42,8 @@ def activation_changes(
             changes[block] = 1.0 - float(cosines.mean())
 
         with watched_blocks(model.decoder_blocks, seen):
-            model.prefill(inputs, model.encode_image(inputs))
+            logits, _ = model.prefill(inputs, model.encode_image(inputs))
+        refuse_not_finite(logits)
         return changes
 
     return _of_all_samples(model, drawn, vision, of_sample)
@@ -107,19 +109,25 @@ def _answer_tokens(
 
 def _answer_loss(model: StagedModel, inputs: Mapping[str, Any], features: Any, target: Sequence[int]) -> torch.Tensor:
     logits, state = model.prefill(inputs, features)
+    refuse_not_finite(logits.detach())
     loss = logits.new_zeros((), dtype=torch.float32)
     for place, token in enumerate(target):
         expected = torch.tensor([token], device=logits.device)
         loss = loss + nn.functional.cross_entropy(logits.float(), expected)
         if place + 1 < len(target):
             logits = model.decode_step(expected[None], state)
+            refuse_not_finite(logits.detach())
     return loss
 
 
 def _of_all_samples(
     model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget, of_sample: OfSample
 ) -> dict[int, Measured]:
-    """Every block active. Samples that cannot be read or used are left out."""
+    """Every block active. Samples that cannot be read or used are left out.
+
+    Raises:
+        GenerationFailed: the logits of a sample are not finite.
+    """
     blocks = tuple(range(model.num_total_blocks))
     model.apply(KnobSetting(vision, model.default_top_k, blocks))
     found: dict[int, dict[str, TaskValues]] = {block: {} for block in blocks}
@@ -129,7 +137,8 @@ def _of_all_samples(
             try:
                 with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
                     sample, request = each.requests.take(sample_id, vision.crops)
-                    rows.append(of_sample(each, sample, model.to_device(request.inputs)))
+                    with failure_named(f"sample {sample_id}", model.describe):
+                        rows.append(of_sample(each, sample, model.to_device(request.inputs)))
             except SampleError:
                 continue
             image_ids.append(sample.image_id)

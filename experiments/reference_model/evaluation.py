@@ -13,6 +13,8 @@ from itertools import accumulate, chain, product
 import torch
 from transformers import Cache
 
+from experiment_core_utils.models.common.describe import dtype_name
+from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
@@ -53,7 +55,11 @@ def answer_pictures(
     pictures: Sequence[int],
     settings: Sequence[KnobSetting],
 ) -> Iterator[Answered]:
-    """Greedy answers to every family's questions about the pictures, at every setting."""
+    """Greedy answers to every family's questions about the pictures, at every setting.
+
+    Raises:
+        GenerationFailed: logits are not finite.
+    """
     by_crops: dict[CropRange, list[KnobSetting]] = {}
     for setting in settings:
         by_crops.setdefault(setting.vision.crops, []).append(setting)
@@ -67,7 +73,8 @@ def answer_pictures(
                 _, state = model.prefill(
                     inputs["input_ids"], features, top_k=setting.top_k, active_blocks=setting.active_blocks
                 )
-                answers = _answers(model, processor, samples, state.past_key_values)
+                with failure_named(f"picture {picture}", lambda: {"dtype": dtype_name(model.dtype)}):
+                    answers = _answers(model, processor, samples, state.past_key_values)
                 for (task, sample), answer in zip(samples, answers, strict=True):
                     expected = str(sample.metadata["answer"])
                     yield Answered(task.name, setting, sample.sample_id, expected, answer_to(sample, answer))
@@ -142,6 +149,7 @@ def _answers(
         ).logits[0]
         cache.crop(before - total)
         chosen = logits.argmax(dim=-1).tolist()
+        refuse_not_finite(logits)
         for each, end_of_row in zip(open_ones, accumulate(widths), strict=True):
             each.take(chosen[end_of_row - len(each.draft) - 1 : end_of_row])
     return [str(processor.decode(each.answered)).strip() for each in questions]

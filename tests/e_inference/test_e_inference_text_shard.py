@@ -4,13 +4,14 @@ import time
 from typing import Any
 
 import pytest
+import torch
 
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.e_inference import WARM_UP_TOKENS, OwnPrompts, TextShard, run_shard
 from experiment_core_utils.models.common.text_generation import TextGenerator, generation_values
-from experiment_core_utils.primitives.errors import OutOfMemory, Stopped
+from experiment_core_utils.primitives.errors import GenerationFailed, OutOfMemory, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
-from tests.tiny_models.tiny_text_model import EOS, PAD, NumberTokenizer, ScriptedTextModel, left_padded
+from tests.tiny_models.tiny_text_model import EOS, PAD, NumberTokenizer, ScriptedTextModel, left_padded, tiny_text_model
 
 # The first id of a prompt chooses the answer.
 SCRIPTS = {60: (1, 2, EOS), 61: (EOS,), 62: (1, 2, 3, 4), 63: (1, EOS, 5, EOS), 64: (6,)}
@@ -158,3 +159,15 @@ def test_a_process_without_prompts_has_empty_results() -> None:
     assert (results["output_tokens"].shape, results["output_text"]) == ((0, 0), [])
     assert (results["total_inference_time_s"], results["num_prompts_processed"]) == (0.0, 0)
     assert results["tokens_per_second"] is results["queries_per_second"] is results["latency_per_query_s"] is None
+
+
+def test_a_prompt_with_logits_that_are_not_finite_ends_the_experiment() -> None:
+    """It is the third of the process's own five prompts, and has index 9 among all."""
+    model: Any = tiny_text_model()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[62] = float("nan")
+    with pytest.raises(GenerationFailed) as caught:
+        run_shard(shard(model, first=5, step=2), StopRequest())
+    assert str(caught.value) == (
+        "logits are not finite at prompt 9 (float32; check the weights and how they were converted)"
+    )

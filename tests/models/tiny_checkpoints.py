@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AriaConfig,
@@ -340,9 +341,50 @@ TEXT_FAMILIES = ("olmoe", "llama")
 VISION_FAMILIES = tuple(name for name in _FAMILIES if name not in TEXT_FAMILIES)
 
 
+def _latent_sparse(config: str) -> _Family:
+    """Latent attention to the 4 positions that an indexer chooses."""
+    latent = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    experts = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    groups = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 8, "num_key_value_heads": 4}
+    index = {"index_topk": 4, "index_head_dim": 16, "index_n_heads": 2}
+    return _named(config, **latent, **experts, **groups, **index)
+
+
+def _named(config: str, **values: Any) -> _Family:
+    """A text model by the name of its config, which older versions of transformers may lack."""
+    return _Family(lambda ids: getattr(transformers, config)(**{**ids.text, **values}))
+
+
+# Their blocks look at the padding, or at the other rows of a batch, in transformers 5.23.
+UNBATCHABLE_FAMILIES: dict[str, _Family] = {
+    "doge": _named("DogeConfig", is_moe=True, num_experts=16, num_experts_per_tok=2),
+    "deepseek_v32": _latent_sparse("DeepseekV32Config"),
+    "glm_moe_dsa": _latent_sparse("GlmMoeDsaConfig"),
+    "deepseek_v4": _named(
+        "DeepseekV4Config",
+        **{"head_dim": 16, "num_key_value_heads": 1, "q_lora_rank": 16, "o_groups": 2, "o_lora_rank": 8},
+        **{
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_layer_types": ["moe"] * 3,
+        },
+        **{"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "sliding_window": 8, "hc_mult": 2},
+        layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+    ),
+    "minimax_m3": _named(
+        "MiniMaxM3VLTextConfig",
+        **{"head_dim": 8, "rotary_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+        **{"dense_intermediate_size": 24, "shared_intermediate_size": 24, "mlp_layer_types": ["sparse"] * 3},
+        **{"index_n_heads": 2, "index_head_dim": 8, "index_block_size": 4, "index_topk_blocks": 2},
+        layer_types=["minimax_m3_sparse"] * 3,
+    ),
+}
+
+
 def write_checkpoint(family: str, folder: Path) -> Path:
-    """A whole checkpoint of a family of `TEXT_FAMILIES` or `VISION_FAMILIES` with random weights; gives the folder."""
-    made = _FAMILIES[family]
+    """A whole checkpoint of a family named here, with random weights; gives the folder."""
+    made = (_FAMILIES | UNBATCHABLE_FAMILIES)[family]
     tokenizer = _tokenizer(made.specials)
     config = made.config(_Ids(tokenizer))
     maker = AutoModelForCausalLM if made.image_processor is None else AutoModelForImageTextToText

@@ -13,7 +13,14 @@ from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
+from experiment_core_utils.records.requests import (
+    FollowedAnswer,
+    KnobProof,
+    PreparedRequest,
+    RequestShape,
+    StageFlops,
+    TimedTokens,
+)
 from experiment_core_utils.tasks.interface import Sample
 
 EOS = 9
@@ -119,6 +126,13 @@ class ScriptedModel:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         time.sleep(self.batch_s * len(inputs_list))
         return [self.script[:max_new_tokens] for _ in inputs_list]
+
+    def follow_batch(
+        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        self.calls.append(f"follow_batch of {len(inputs_list)}")
+        scripts = [self.script[: len(answer)] for answer in answers]
+        return [FollowedAnswer(script, torch.cat([self._logits(token) for token in script])) for script in scripts]
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         return " ".join(str(token) for token in token_ids if token != EOS)

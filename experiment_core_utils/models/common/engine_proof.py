@@ -18,13 +18,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
+from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.private_apis import (
     attention_implementation,
     experts_implementation,
     set_implementations,
 )
 from experiment_core_utils.models.common.quantisation import dequantisation_of
-from experiment_core_utils.primitives.errors import EngineRefused, GenerationFailed
+from experiment_core_utils.primitives.errors import EngineRefused
 
 # An engine may be this many times as far from the judge as the modules are, in the mean over all positions.
 MOST_TIMES_THE_MODULES = 2.0
@@ -261,7 +262,7 @@ def judged_by_modules(
     rounded = repeat(plain)
     with modules_in(model, higher_precision(dtype)):
         exact = repeat(judge)
-    _refuse_infinite(rounded.logits, exact.logits, dtype)
+    refuse_not_finite(*rounded.logits)
     mine, theirs = ([*map(relative_distance, found.logits, exact.logits)] for found in (run.computed, rounded))
     engine, modules = sum(mine) / len(mine), sum(theirs) / len(theirs)
     if not is_right(engine, modules, dtype):
@@ -405,15 +406,6 @@ def _comparable(scores: torch.Tensor) -> torch.Tensor:
     """Scores [T, E] as float64, as logarithms where all are positive: a probability's rounding is relative."""
     scores = scores.double()
     return scores.log() if bool((scores > 0).all()) else scores
-
-
-def _refuse_infinite(plain: Sequence[Logits], judge: Sequence[Logits], dtype: torch.dtype) -> None:
-    if all(bool(logits.isfinite().all()) for logits in plain):
-        return
-    remedy = "give --precision bfloat16 or float32" if dtype == torch.float16 else "check the weights"
-    is_exact = all(bool(logits.isfinite().all()) for logits in judge)
-    cause = f"{_name(dtype)} overflows" if is_exact else "also in higher precision"
-    raise GenerationFailed(f"the logits are not finite ({cause}); {remedy}")
 
 
 def _name(dtype: torch.dtype) -> str:

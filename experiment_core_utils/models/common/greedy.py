@@ -4,14 +4,15 @@
 that choose the next token on the device, as CUDA graphs do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
+from experiment_core_utils.models.common.finite_logits import checked_tokens, usable_token
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import Marks, TokenCopies
-from experiment_core_utils.records.requests import StageName, TimedTokens
+from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedTokens
 
 
 @torch.inference_mode()
@@ -19,6 +20,9 @@ def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: 
     """The greedy answer of at most `max_new_tokens` tokens, by the stages one after the other.
 
     The choice of a token and its copy to the host belong to the interval that it ends.
+
+    Raises:
+        GenerationFailed: logits are not finite.
     """
     spans: list[StageName] = []
     marks.mark()
@@ -30,13 +34,13 @@ def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: 
     # As in `generate()`, the switch is made while the device still runs the prefill, and belongs to that.
     with model.decoding():
         token = logits.argmax(dim=-1, keepdim=True)
-        token_ids = [int(token)]
+        token_ids = [usable_token(int(checked_tokens(token, logits)))]
         marks.mark()
         spans.append("prefill")
         while token_ids[-1] not in model.eos_token_ids and len(token_ids) < max_new_tokens:
             logits = model.decode_step(token, state)
             token = logits.argmax(dim=-1, keepdim=True)
-            token_ids.append(int(token))
+            token_ids.append(usable_token(int(checked_tokens(token, logits))))
             marks.mark()
             spans.append("decode")
     return TimedTokens(tuple(token_ids), tuple(spans))
@@ -46,7 +50,10 @@ class BatchAnswers:
     """Token ids of a batch's answers; rows whose answers have ended still run and are ignored.
 
     Args:
-        tokens: the first of each answer, in any shape of B elements.
+        tokens: the first of each answer, in any shape of B elements, as `checked_tokens` gives them.
+
+    Raises:
+        GenerationFailed: the logits of a token of an answer that has not ended were not finite.
     """
 
     def __init__(self, tokens: torch.Tensor, eos_token_ids: frozenset[int]) -> None:
@@ -66,12 +73,50 @@ class BatchAnswers:
         return [tuple(answer) for answer in self._answers]
 
     def add(self, tokens: torch.Tensor) -> None:
-        """Add the next token of each answer that has not ended."""
+        """Add the next token of each answer that has not ended, as `checked_tokens` gives them."""
         chosen = tokens.flatten().tolist()
         for row in tuple(self._running):
-            self._answers[row].append(chosen[row])
+            self._answers[row].append(usable_token(chosen[row]))
             if chosen[row] in self._eos_token_ids:
                 self._running.remove(row)
+
+
+# Of each answer, whose logits are kept to be compared.
+MOST_POSITIONS = 8
+
+
+class BatchFollower:
+    """Takes the logits of a batch along given answers, one position after the other.
+
+    Args:
+        answers: ids of each row, at least one.
+    """
+
+    def __init__(self, answers: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        self._lengths = [len(answer) for answer in answers]
+        self.num_positions = max(self._lengths)
+        # A row whose answer has ended goes on with its last token, and is ignored.
+        filled = [[*answer, *[answer[-1]] * (self.num_positions - len(answer))] for answer in answers]
+        self._tokens = torch.tensor(filled, device=device)
+        self._likeliest: list[torch.Tensor] = []
+        self._logits: list[torch.Tensor] = []
+
+    def follow(self, logits: torch.Tensor) -> torch.Tensor:
+        """Note the logits [B, V] of the next position; returns the answers' tokens there, [B, 1]."""
+        place = len(self._likeliest)
+        self._likeliest.append(logits.argmax(dim=-1))
+        if place < MOST_POSITIONS:
+            self._logits.append(logits.float().clone())
+        return self._tokens[:, place : place + 1]
+
+    @property
+    def followed(self) -> list[FollowedAnswer]:
+        """What was noted of each row, up to the end of its answer."""
+        likeliest, logits = torch.stack(self._likeliest, dim=1).tolist(), torch.stack(self._logits, dim=1)
+        return [
+            FollowedAnswer(tuple(likeliest[row][:length]), logits[row, :length])
+            for row, length in enumerate(self._lengths)
+        ]
 
 
 class AsyncStages(Protocol):
@@ -83,7 +128,7 @@ class AsyncStages(Protocol):
 
     @property
     def last_token(self) -> torch.Tensor:
-        """The id [1] of the last token; the next step overwrites it."""
+        """The last token [1] as `checked_tokens` gives it; the next step overwrites it."""
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The vision stage; None for a request without a picture."""
@@ -107,6 +152,9 @@ def generate_async(
 
     A mark is set after the copy of each token to the host. The step after the last token is launched in vain and comes
     after the last mark.
+
+    Raises:
+        GenerationFailed: logits are not finite.
     """
     tokens = TokenCopies(stages.device, max_new_tokens)
     spans: list[StageName] = []
@@ -126,7 +174,7 @@ def generate_async(
             stages.advance()
             tokens.send(len(token_ids) + 1, stages.last_token)
             marks.mark()
-        token_ids.append(tokens.arrived(len(token_ids)))
+        token_ids.append(usable_token(tokens.arrived(len(token_ids))))
         if is_last:
             break
         if token_ids[-1] in eos_token_ids:

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, StoppingCriteriaList
 
 from experiment_core_utils.config.text import Batching, Decoding, TextConfig
+from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import (
@@ -39,6 +40,8 @@ class GeneratedBatch:
     #: started_s, ended_s: the same window by the host's clock, the device synchronised at both ends
     started_s: float
     ended_s: float
+    #: rows of which the logits of a token were not finite, so that their text means nothing
+    rows_not_finite: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class TextGenerator:
             _current(device),
             _drawn_by(np.random.SeedSequence([self.random_seed, first_index]), device),
             _only_values_of(generation, self.model),
+            logits_watched(self.model, repairs=bool(generation.do_sample)) as watch,
         ):
             ids, mask = prompts["input_ids"].to(device), prompts["attention_mask"].to(device)
             marks = new_marks(device)
@@ -105,21 +109,9 @@ class TextGenerator:
             tokens = sequences[:, ids.shape[1] :].cpu()
             marks.mark()
             spans = marks.seconds()
-            return _generated(tokens.tolist(), spans, (started_s, self.clock.now_s()))
-
-
-def logits_fault(model: Any, prompts: TokenisedPrompts, device: torch.device) -> str | None:
-    """The reason why a model's text is meaningless, by one unmeasured pass over the first prompt; None where there is
-    none.
-
-    Drawing from logits that are not finite fails; the largest of them is found without a word.
-    """
-    ids = prompts["input_ids"][0][prompts["attention_mask"][0].bool()].unsqueeze(0).to(device)
-    with torch.inference_mode(), out_of_memory_named():
-        logits = model(input_ids=ids).logits[:, -1]
-    if bool(torch.isfinite(logits).any()) and not bool(torch.isnan(logits).any()):
-        return None
-    return "the logits of the first prompt are not finite: the text cannot be used; check the weights and fp_precision"
+            ended_s, rows = self.clock.now_s(), tokens.tolist()
+            lengths = [len(up_to_end(row, self.eos_token_ids)[0]) for row in rows]
+            return _generated(rows, spans, (started_s, ended_s), watch.rows_not_finite(lengths))
 
 
 class TokenMarks(StoppingCriteria):
@@ -253,7 +245,9 @@ def check_context(prompts: TokenisedPrompts, max_output_tokens: int, model_confi
         )
 
 
-def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[float, float]) -> GeneratedBatch:
+def _generated(
+    token_ids: list[list[int]], spans: list[float], window: tuple[float, float], rows_not_finite: list[int]
+) -> GeneratedBatch:
     """A batch with its times by name: start | first token | ... | last token | tokens on the host."""
     num_tokens = len(token_ids[0])
     is_marked = len(spans) == num_tokens + 1
@@ -264,6 +258,7 @@ def _generated(token_ids: list[list[int]], spans: list[float], window: tuple[flo
         inter_token_s=spans[1:num_tokens] if is_marked else [],
         started_s=window[0],
         ended_s=window[1],
+        rows_not_finite=rows_not_finite,
     )
 
 

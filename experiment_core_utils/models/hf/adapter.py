@@ -34,11 +34,12 @@ from experiment_core_utils.models.common.engine_proof import (
     TracedPasses,
     judged_by_modules,
 )
+from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
-from experiment_core_utils.models.hf.batch import answer_together
+from experiment_core_utils.models.hf.batch import answer_together, follow_together
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, generate_timed, greedy_config
 from experiment_core_utils.models.hf.graphed_stages import AsyncRequests, GraphedGeneration, graphs_unsupported_reason
 from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
@@ -49,7 +50,14 @@ from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, Componen
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import EngineRefused, KnobDidNotAct
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
+from experiment_core_utils.records.requests import (
+    FollowedAnswer,
+    KnobProof,
+    PreparedRequest,
+    RequestShape,
+    StageFlops,
+    TimedTokens,
+)
 from experiment_core_utils.tasks.interface import Sample
 
 # Room for answers to a request that was not warmed up.
@@ -223,6 +231,12 @@ class TransformersModel:
         """See `StagedModel.answer_batch`."""
         return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens)
 
+    def follow_batch(
+        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        """See `StagedModel.follow_batch`."""
+        return follow_together(self.model, inputs_list, answers)
+
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""
         return self.requests.decode_text(token_ids)
@@ -238,6 +252,7 @@ class TransformersModel:
         Raises:
             KnobDidNotAct: a block is given another mask, position or window than in the full model.
             EngineRefused: the graph does not give the logits of the modules.
+            GenerationFailed: logits are not finite.
         """
         self.apply(setting)
         features = self.encode_image(inputs)
@@ -250,8 +265,9 @@ class TransformersModel:
             counted.clear()
             token = logits.argmax(dim=-1, keepdim=True)
             with ran_decode:
-                self._stages.decode_step(token, state)
+                after = self._stages.decode_step(token, state)
             decode_blocks = tuple(counted.blocks)
+        refuse_not_finite(logits, after)
         errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
@@ -306,6 +322,7 @@ class TransformersModel:
             tokens.append(found[-1].argmax(dim=-1, keepdim=True))
             found.append(graphed.decode_step(tokens[-1], state).clone())
             experts.append(tuple(ids.clone() for ids in graphed.decode_at(setting).chosen_experts))
+        refuse_not_finite(*found)
 
         def repeat(passes: TracedPasses) -> Computed:
             with passes.next():

@@ -1,15 +1,19 @@
 """Greedy answers of a transformers model to a batch of requests with any lengths and pictures.
 
-Nothing here is timed. In float32 the answers are the same as those of one request at a time.
+Nothing here is timed. Blocks of some families look at the padding, or at the other requests: whether the answers are
+those of one request at a time, `follow_together` shows.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from experiment_core_utils.models.common.finite_logits import logits_watched
+from experiment_core_utils.models.common.greedy import BatchFollower
 from experiment_core_utils.models.common.text_generation import up_to_end
+from experiment_core_utils.records.requests import FollowedAnswer
 
 # Along the prompt, with the padding value of each; the ids get the pad token.
 _ALONG_THE_PROMPT = {"attention_mask": 0, "mm_token_type_ids": 0, "token_type_ids": 0}
@@ -28,16 +32,47 @@ def answer_together(
 
     Args:
         requests: tensors on the model's device, as `generate()` takes them.
+
+    Raises:
+        GenerationFailed: logits are not finite.
     """
     answers: dict[int, tuple[int, ...]] = {}
     for places in _alike(requests):
         merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
         prompt_tokens = merged["input_ids"].shape[1]
-        rows = model.generate(**merged, max_new_tokens=max_new_tokens)[:, prompt_tokens:].tolist()
+        with logits_watched(model) as watch:
+            rows = model.generate(**merged, max_new_tokens=max_new_tokens)[:, prompt_tokens:].tolist()
         # Rows that ended before the longest are padded after their end.
-        ended = (up_to_end(row, eos_token_ids)[0] for row in rows)
+        ended = [up_to_end(row, eos_token_ids)[0] for row in rows]
+        watch.refuse_not_finite([len(row) for row in ended])
         answers |= {place: tuple(row) for place, row in zip(places, ended, strict=True)}
     return [answers[place] for place in range(len(requests))]
+
+
+@torch.inference_mode()
+def follow_together(
+    model: PreTrainedModel, requests: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+) -> list[FollowedAnswer]:
+    """What the same `generate()` would choose after each beginning of these answers, in the same batches."""
+    found: dict[int, FollowedAnswer] = {}
+    for places in _alike(requests):
+        merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
+        follower = BatchFollower([answers[place] for place in places], merged["input_ids"].device)
+        follow = LogitsProcessorList([_Follow(follower)])
+        model.generate(**merged, max_new_tokens=follower.num_positions, logits_processor=follow)
+        found |= dict(zip(places, follower.followed, strict=True))
+    return [found[place] for place in range(len(requests))]
+
+
+class _Follow(LogitsProcessor):
+    """Leaves `generate()` no other choice than the next tokens of the answers."""
+
+    def __init__(self, follower: BatchFollower) -> None:
+        self._follower = follower
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        tokens = self._follower.follow(scores)
+        return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
 
 
 def _alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:

@@ -20,6 +20,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.generation import BaseStreamer
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
+from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.models.common.private_apis import carried_kwargs, position_ids, takes_dynamic_cache
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
 from experiment_core_utils.primitives.device import Marks
@@ -85,12 +86,16 @@ def generate_timed(model: PreTrainedModel, inputs: Mapping[str, Any], max_new_to
 
     Args:
         inputs: tensors of one request, as `generate()` takes them.
+
+    Raises:
+        GenerationFailed: logits are not finite.
     """
     stages = _StageMarks(marks)
     tokens = _TokenMarks(stages)
-    with _vision_marked(model, stages):
+    with _vision_marked(model, stages), logits_watched(model) as watch:
         stages.begin()
         model.generate(**inputs, max_new_tokens=max_new_tokens, streamer=tokens)
+    watch.refuse_not_finite([len(tokens.token_ids)])
     return TimedTokens(tuple(tokens.token_ids), tuple(stages.spans))
 
 

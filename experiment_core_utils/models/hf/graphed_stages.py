@@ -213,7 +213,7 @@ class AsyncRequests(AsyncStages):
 
     @property
     def last_token(self) -> torch.Tensor:
-        return self._decode.token.view(1)
+        return self._decode.checked_token.view(1)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         return self._stages.encode_image(inputs)

@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache, StaticLayer
 
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
 from experiment_core_utils.models.common.engine_proof import RouterTrace
+from experiment_core_utils.models.common.finite_logits import checked_tokens
 from experiment_core_utils.models.common.private_apis import set_cached_tokens
 from experiment_core_utils.models.hf.generate import GenerationState
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -24,6 +25,7 @@ class _Step:
     """The tensors that a decode step reads and writes."""
 
     token: torch.Tensor  #: [1, 1] ids, the last token; the step puts its choice there
+    checked: torch.Tensor  #: [1, 1], that choice as `checked_tokens` gives it
     #: of that token, as the family takes them, its last axis of length 1; None where it takes none
     positions: torch.Tensor | None
     logits: torch.Tensor  #: [1, V] of the token after it
@@ -96,10 +98,11 @@ class FixedCacheDecode:
         positions = prepared.get("position_ids")
         if self._step is None:
             own = None if positions is None else positions.clone()
-            self._step = _Step(token.clone(), own, torch.zeros_like(logits))
+            self._step = _Step(token.clone(), token.clone(), own, torch.zeros_like(logits))
             self._replay = self._graph_capturer.capture(self._run)
             self._set_length(self._length)
         self._step.token.copy_(token)
+        self._step.checked.copy_(checked_tokens(token, logits))
         if self._step.positions is not None:
             self._step.positions.copy_(positions)
 
@@ -124,6 +127,12 @@ class FixedCacheDecode:
         """The last token [1, 1]."""
         assert self._step is not None
         return self._step.token
+
+    @property
+    def checked_token(self) -> torch.Tensor:
+        """The last token that was chosen [1, 1], as `checked_tokens` gives it."""
+        assert self._step is not None
+        return self._step.checked
 
     def rewind(self, steps: int) -> None:
         """Forget the last so many tokens of the cache; the caller must put the last token."""
@@ -166,5 +175,6 @@ class FixedCacheDecode:
             )
         step.logits.copy_(outputs.logits[:, -1])
         step.token.copy_(step.logits.argmax(dim=-1, keepdim=True))
+        step.checked.copy_(checked_tokens(step.token, step.logits))
         if step.positions is not None:
             step.positions.add_(1)

@@ -1,10 +1,10 @@
 """The staged interface of MolmoE, by engines or by its modules."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, EngineRe
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.vision_tokens import tokens_of_crops
 from experiment_core_utils.records.requests import (
+    FollowedAnswer,
     KnobProof,
     PreparedRequest,
     RequestShape,
@@ -51,6 +52,10 @@ from experiment_core_utils.records.requests import (
     VisionGeometry,
 )
 from experiment_core_utils.tasks.interface import Sample
+
+T = TypeVar("T")
+
+T = TypeVar("T")
 
 
 class MolmoeStagedModel:
@@ -268,7 +273,7 @@ class MolmoeStagedModel:
         """See `StagedModel.generate_timed`."""
         stages = self._stages
         if isinstance(stages, EngineStages) and stages.is_graphed:
-            stages.warm_up(self._knobs, inputs, max_new_tokens)
+            self.warm_up(inputs, max_new_tokens)
             return generate_async(stages.async_stages(self._knobs), inputs, max_new_tokens, self.eos_token_ids, marks)
         return generate_greedily(self, inputs, max_new_tokens, marks)
 
@@ -281,11 +286,22 @@ class MolmoeStagedModel:
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        request = self._knobs, inputs_list, max_new_tokens, self.eos_token_ids
+        knobs, ends = self._knobs, self.eos_token_ids
+        return self._together(lambda stages: stages.answer_batch(knobs, inputs_list, max_new_tokens, ends))
+
+    def follow_batch(
+        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        """See `StagedModel.follow_batch`."""
+        knobs = self._knobs
+        return self._together(lambda stages: stages.follow_batch(knobs, inputs_list, answers))
+
+    def _together(self, run: Callable[[EagerStages | BatchedExecution], list[T]]) -> list[T]:
+        """What `run` makes of a batch by engines, or by the modules where these run the model."""
         if self._batched is None:
-            return self._eager.answer_batch(*request)
+            return run(self._eager)
         try:
-            return self._batched.answer_batch(*request)
+            return run(self._batched)
         except ConfigurationError as error:
             raise engine_refused(f"answers in batches: {error}") from error
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.interface import Component
@@ -217,6 +218,7 @@ class AdaptiveModel:
             ConfigurationError: a budget that is not a finite number above 0; or the decider chose a tier, a pause or
                 blocks that are not possible.
             SampleError: a picture that cannot be used.
+            GenerationFailed: logits are not finite.
         """
         check_budget(budget_s)
         device = self._staged.device
@@ -233,7 +235,8 @@ class AdaptiveModel:
             inputs = self._staged.to_device(prepared.inputs)
             synchronize(device)
             transfer_s = time.perf_counter() - started
-            found = self._answer(inputs, first, token, request.max_new_tokens, after)
+            with failure_named(f"sample {request.sample.sample_id}", self._staged.describe):
+                found = self._answer(inputs, first, token, request.max_new_tokens, after)
             times = _times(found, before.seconds()[0], after.seconds(), prepared.shape.preprocess_s, transfer_s)
         own = self._staged.default_top_k
         return AdaptiveRun(

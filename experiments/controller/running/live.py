@@ -9,6 +9,7 @@ import numpy as np
 
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import SampleError, library_faults_named
@@ -85,7 +86,8 @@ class ChosenBefore:
         inputs = self.model.to_device(request.prepared[choice.tier].inputs)
         self.model.warm_up(inputs, self.max_new_tokens)
         synchronize(self.model.device)
-        run = run_staged(self.model, inputs, self.max_new_tokens)
+        with failure_named(f"sample {request.sample.sample_id}", self.model.describe):
+            run = run_staged(self.model, inputs, self.max_new_tokens)
         return AdaptiveAnswer(choice, run.token_ids, run.total_s, overhead_s, run.total_s + overhead_s)
 
 
@@ -152,7 +154,8 @@ def warm_up(
                 seen.add(layout)
                 inputs = model.to_device(prepared.inputs)
                 model.warm_up(inputs, max_new_tokens)
-                run_staged(model, inputs, max_new_tokens)
+                with failure_named(f"sample {request.sample.sample_id}", model.describe):
+                    run_staged(model, inputs, max_new_tokens)
     return len(seen)
 
 

@@ -13,7 +13,6 @@ from experiment_core_utils.models.common.text_generation import (
     context_length,
     describe_decoding,
     generation_values,
-    logits_fault,
 )
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -165,10 +164,12 @@ def test_the_context_is_the_decoders() -> None:
     assert context_length(model.config) is None
 
 
-def test_logits_that_are_not_finite_are_named() -> None:
+@pytest.mark.parametrize("decoding", [{}, SAMPLING])
+def test_prompts_with_logits_that_are_not_finite_are_known(decoding: dict[str, Any]) -> None:
+    """The embedding of token 70 is not finite, which the second prompt contains; drawing from NaN would be an error."""
     model: Any = tiny_text_model()
-    prompts: Any = {"input_ids": torch.tensor([[0, 5, 6]]), "attention_mask": torch.tensor([[0, 1, 1]])}
-    assert logits_fault(model, prompts, torch.device("cpu")) is None
+    clean = generator(model, **decoding).generate(PROMPT, 0, 2)
+    assert clean.rows_not_finite == []
     with torch.no_grad():
-        model.get_output_embeddings().weight.fill_(float("nan"))
-    assert "not finite" in str(logits_fault(model, prompts, torch.device("cpu")))
+        model.get_input_embeddings().weight[70] = float("nan")
+    assert generator(model, **decoding).generate(PROMPT, 0, 2).rows_not_finite == [1]

@@ -1,6 +1,8 @@
 """`--execution graph` of a model of transformers: `generate()`'s tokens at every setting, and its description."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,8 +16,10 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, GraphCapturer, Reruns
+from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, SettingError
+from experiment_core_utils.primitives.device import NoMarks
+from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, GenerationFailed, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.models.hf.test_adapter import picture
 from tests.models.tiny_checkpoints import write_checkpoint
@@ -329,3 +333,41 @@ def test_why_a_model_runs_eagerly_is_reported(loaded: Loaded) -> None:
     _, model = loaded("llama")
     requested = TransformersModel(model.name, model.model, model.requests, "graph")
     assert (requested.describe()["execution"], requested.describe()["execution_reason"]) == ("eager", NO_GRAPHS)
+
+
+@pytest.mark.parametrize("family", ["llama", "llava"])
+def test_logits_that_are_not_finite_fail_every_way_to_generate(loaded: Loaded, family: str) -> None:
+    """The head's output is spoilt in the prefill, or from the third step of decoding on."""
+    eager, replayed = loaded(family)
+    setting = SETTINGS[family][0]
+    for model in (eager, replayed):
+        model.apply(setting)
+        inputs = inputs_of(model, setting)
+        model.warm_up(inputs, NEW_TOKENS)
+        ways: list[Callable[[], Any]] = [
+            lambda model=model, inputs=inputs: run_staged(model, inputs, NEW_TOKENS),
+            lambda model=model, inputs=inputs: generate_greedily(model, inputs, NEW_TOKENS, NoMarks()),
+            lambda model=model, inputs=inputs: model.answer_batch([inputs, inputs], NEW_TOKENS),
+        ]
+        for spoilt in (0, 3):
+            for way in ways:
+                way()
+                with spoilt_head(model, spoilt), pytest.raises(GenerationFailed, match="^logits are not finite$"):
+                    way()
+        with spoilt_head(model, 0), pytest.raises(GenerationFailed, match="^logits are not finite$"):
+            model.prove(setting, inputs)
+
+
+@contextmanager
+def spoilt_head(model: TransformersModel, call: int) -> Iterator[None]:
+    """A context in which the model's head gives infinite logits from this call on."""
+    calls = itertools.count()
+
+    def spoil(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return output + float("inf") if next(calls) >= call else output
+
+    handle = model.model.get_output_embeddings().register_forward_hook(spoil)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -157,6 +157,22 @@ def equal_logits(decoder: DecoderWeights) -> dict:
     }
 
 
+def checked_tokens(decoder: DecoderWeights) -> dict:
+    """The tokens that two requests chose, as the next step reads them and as they are checked."""
+    heads = {name: decoder.head.clone() for name in ("finite", "infinite", "nan")}
+    # One of the two rows is positive infinity, whatever the sign of what it is multiplied with.
+    heads["infinite"][77, 0], heads["infinite"][78, 0] = float("inf"), -float("inf")
+    heads["nan"].fill_(float("nan"))
+    found = {}
+    for name, head in heads.items():
+        for together in (False, True):
+            kv_cache = KVCache.allocate(decoder, MAX_SEQ_LEN, 2)
+            kv_cache.next_tokens.fill_(9)
+            any_step(replace(decoder, head=head), kv_cache, together)[0].launch(EngineKnobs(4, (0,)))
+            found[f"{name}{' together' * together}"] = [kv_cache.next_tokens.tolist(), kv_cache.checked_tokens.tolist()]
+    return {**found, "rows": len(decoder.head)}
+
+
 @torch.inference_mode()
 def main() -> None:
     plain = model_with(heads=2, kv_heads=2, width=32, experts=8, normalise=False)
@@ -171,6 +187,7 @@ def main() -> None:
                 "grouped together": against_modules(grouped, EngineKnobs(10, (0, 2)), [1, 7], 1, together=True),
                 "many": many_rows(),
                 "equal": equal_logits(fuse_decoder_weights(plain)),
+                "checked": checked_tokens(fuse_decoder_weights(plain)),
             }
         )
     )

@@ -1,13 +1,14 @@
 """The three stages of a MolmoE model run by its modules, with a cache that grows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts
-from experiment_core_utils.models.common.greedy import BatchAnswers
+from experiment_core_utils.models.common.finite_logits import checked_tokens, refuse_not_finite
+from experiment_core_utils.models.common.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.models.hf.batch import merge_requests
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed
 from experiment_core_utils.models.hf.knobs.routers import Counted
@@ -17,7 +18,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
-from experiment_core_utils.records.requests import KnobProof
+from experiment_core_utils.records.requests import FollowedAnswer, KnobProof
 
 DROPPED = -100
 
@@ -93,6 +94,39 @@ class EagerStages:
         eos_token_ids: frozenset[int],
     ) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
+        answers: BatchAnswers | None = None
+
+        def choose(logits: torch.Tensor) -> torch.Tensor | None:
+            nonlocal answers
+            tokens = logits.argmax(dim=-1, keepdim=True)
+            checked = checked_tokens(tokens, logits)
+            if answers is None:
+                answers = BatchAnswers(checked, eos_token_ids)
+            else:
+                answers.add(checked)
+            return None if answers.have_ended else tokens
+
+        self._run_together(knobs, requests, max_new_tokens, choose)
+        assert answers is not None
+        return answers.token_ids
+
+    @torch.inference_mode()
+    def follow_batch(
+        self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        """See `StagedModel.follow_batch`."""
+        follower = BatchFollower(answers, requests[0]["input_ids"].device)
+        self._run_together(knobs, requests, follower.num_positions, follower.follow)
+        return follower.followed
+
+    def _run_together(
+        self,
+        knobs: EngineKnobs,
+        requests: Sequence[Mapping[str, Any]],
+        max_new_tokens: int,
+        choose: Callable[[torch.Tensor], torch.Tensor | None],
+    ) -> None:
+        """Prefill and decode a batch; `choose` gives tokens [B, 1] after logits [B, V], and None to stop."""
         model, prompts = self._model, [request["input_ids"] for request in requests]
         alone = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in prompts]
         ids, mask = merge_requests(alone, model.config.pad_token_id).values()
@@ -106,16 +140,13 @@ class EagerStages:
             top_k=knobs.top_k,
             active_blocks=knobs.blocks,
         )
-        tokens = logits.argmax(dim=-1, keepdim=True)
-        answers = BatchAnswers(tokens, eos_token_ids)
+        tokens = choose(logits)
         with self.decoding():
             for step in range(1, max_new_tokens):
-                if answers.have_ended:
+                if tokens is None:
                     break
                 seen = mask[:, : length + step] if is_padded else None
-                tokens = model.decode_step(tokens, state, attention_mask=seen).argmax(dim=-1, keepdim=True)
-                answers.add(tokens)
-        return answers.token_ids
+                tokens = choose(model.decode_step(tokens, state, attention_mask=seen))
 
     @torch.inference_mode()
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
@@ -128,8 +159,9 @@ class EagerStages:
             experts, blocks = dict(counted.experts), tuple(counted.blocks)
             counted.clear()
             with ran_decode:
-                self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
+                after = self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
             decode_blocks = tuple(counted.blocks)
+        refuse_not_finite(logits, after)
         return KnobProof(
             experts_per_token=tuple(experts[block] for block in blocks),
             blocks_run=blocks,

@@ -76,9 +76,9 @@ class DecodeEngine(ExpertTrace, Protocol):
     def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         """Logits [B, V] after the tokens `kv_cache.next_tokens` [B]; the next call may overwrite them.
 
-        Puts the likeliest of those into `kv_cache.next_tokens` and advances `kv_cache.device_lengths` by one, all in
-        the order of the current stream and without waiting for it. The caller notes the step on the host
-        (`kv_cache.note_step`) and has made sure that there is room for the token.
+        Puts the likeliest of those into `kv_cache.next_tokens` and, checked, `kv_cache.checked_tokens`, and advances
+        `kv_cache.device_lengths` by one, all in the order of the current stream and without waiting for it. The caller
+        notes the step on the host (`kv_cache.note_step`) and has made sure that there is room for the token.
         """
 
 

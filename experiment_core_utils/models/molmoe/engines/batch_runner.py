@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.models.common.greedy import BatchAnswers
+from experiment_core_utils.models.common.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.models.molmoe.engines.api import DecodeEngine, EngineKnobs
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.runner import SLOT_STEP, EngineStages
 from experiment_core_utils.models.molmoe.engines.select import decode_engine
+from experiment_core_utils.records.requests import FollowedAnswer
 
 
 class BatchedExecution:
@@ -31,22 +32,46 @@ class BatchedExecution:
         eos_token_ids: frozenset[int],
     ) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        lengths = [request["input_ids"].shape[1] for request in requests]
-        kv_cache, decode = self._kv_cache_for(len(requests), max(lengths) + max_new_tokens)
-        for row, request in enumerate(requests):
-            logits, state = self._stages.prefill(knobs, request, self._stages.encode_image(request))
-            self._stages.place_in(kv_cache, row, state)
-            kv_cache.next_tokens[row : row + 1] = logits.argmax(dim=-1)
-        kv_cache.set_lengths(lengths)
-        decode.warm_up(knobs, kv_cache)
-        answers = BatchAnswers(kv_cache.next_tokens, eos_token_ids)
+        kv_cache, decode, _ = self._prefilled(knobs, requests, max_new_tokens)
+        answers = BatchAnswers(kv_cache.checked_tokens, eos_token_ids)
         for _ in range(max_new_tokens - 1):
             if answers.have_ended:
                 break
             decode.step(knobs, kv_cache)
             kv_cache.note_step()
-            answers.add(kv_cache.next_tokens)
+            answers.add(kv_cache.checked_tokens)
         return answers.token_ids
+
+    @torch.inference_mode()
+    def follow_batch(
+        self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        """See `StagedModel.follow_batch`."""
+        follower = BatchFollower(answers, self._stages.decoder.device)
+        kv_cache, decode, logits = self._prefilled(knobs, requests, follower.num_positions)
+        tokens = follower.follow(logits)
+        for _ in range(follower.num_positions - 1):
+            kv_cache.next_tokens.copy_(tokens.flatten())
+            tokens = follower.follow(decode.step(knobs, kv_cache))
+            kv_cache.note_step()
+        return follower.followed
+
+    def _prefilled(
+        self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], max_new_tokens: int
+    ) -> tuple[KVCache, DecodeEngine, torch.Tensor]:
+        """The KV cache of all requests with their first tokens, its decode engine, and the prefills' logits [B, V]."""
+        lengths = [request["input_ids"].shape[1] for request in requests]
+        kv_cache, decode = self._kv_cache_for(len(requests), max(lengths) + max_new_tokens)
+        rows = []
+        for row, request in enumerate(requests):
+            logits, state = self._stages.prefill(knobs, request, self._stages.encode_image(request))
+            rows.append(logits.clone())
+            self._stages.place_in(kv_cache, row, state)
+        logits = torch.cat(rows)
+        kv_cache.put_likeliest(logits)
+        kv_cache.set_lengths(lengths)
+        decode.warm_up(knobs, kv_cache)
+        return kv_cache, decode, logits
 
     def release(self) -> None:
         """Release the KV cache and the CUDA graphs that use it."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from experiment_core_utils.models.common.finite_logits import checked_tokens
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights
 
 
@@ -21,6 +22,7 @@ class KVCache:
     lengths: list[int]  # [B], positions in use, as the host knows them
     device_lengths: torch.Tensor  # [B] int64, the same beside the keys; a graphed step reads and advances it itself
     next_tokens: torch.Tensor  # [B] int64, the last token of each request: a step reads it and puts its choice there
+    checked_tokens: torch.Tensor  # [B] int64, the choices of a step as `finite_logits.checked_tokens` gives them
 
     @classmethod
     @torch.inference_mode(False)
@@ -32,7 +34,8 @@ class KVCache:
         shape = (rows, batch, decoder.num_kv_heads, max_seq_len, decoder.head_width)
         keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         lengths = torch.zeros(batch, dtype=torch.int64, device=decoder.device)
-        return cls(keys, torch.zeros_like(keys), [0] * batch, lengths, torch.zeros_like(lengths))
+        tokens = torch.zeros_like(lengths), torch.zeros_like(lengths)
+        return cls(keys, torch.zeros_like(keys), [0] * batch, lengths, *tokens)
 
     @property
     def max_seq_len(self) -> int:
@@ -51,6 +54,11 @@ class KVCache:
             self.device_lengths.fill_(self.lengths[0])
         else:
             self.device_lengths.copy_(torch.tensor(self.lengths))
+
+    def put_likeliest(self, logits: torch.Tensor) -> None:
+        """Make the likeliest token of logits [B, V] the last one of each request."""
+        self.next_tokens.copy_(logits.argmax(dim=-1))
+        self.checked_tokens.copy_(checked_tokens(self.next_tokens, logits))
 
     def note_step(self) -> None:
         """Add one token to every request's length on the host; the step itself has advanced `device_lengths`."""

@@ -148,8 +148,8 @@ class EnginePausedPrefill(PausedPrefillStages):
 
     @property
     def last_token(self) -> torch.Tensor:
-        """The id [1] that the last step chose; the next step overwrites it."""
-        return self._stages.kv_cache.next_tokens
+        """The token [1] that the last step chose, as `checked_tokens` gives it; the next step overwrites it."""
+        return self._stages.kv_cache.checked_tokens
 
     def warm_up(self, shapes: Sequence[PausedPrefillShape]) -> None:
         # The longest shape comes first: a KV cache that grows loses its CUDA graphs.
@@ -189,7 +189,7 @@ class EnginePausedPrefill(PausedPrefillStages):
 
     def first_token(self, logits: torch.Tensor) -> None:
         """Put the likeliest token where the first step reads it."""
-        self.last_token.copy_(logits.argmax(dim=-1))
+        self._stages.kv_cache.put_likeliest(logits)
 
     def advance(self, state: PrefilledRequest[EngineKnobs]) -> None:
         """A decode step from the last token, and the choice of the next."""

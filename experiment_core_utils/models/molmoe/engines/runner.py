@@ -23,6 +23,7 @@ from experiment_core_utils.models.common.engine_proof import (
     modules_in,
     refuse_other_features,
 )
+from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.greedy import AsyncStages
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
@@ -259,12 +260,14 @@ class EngineStages:
         Raises:
             KnobDidNotAct: a block used more or fewer experts than it should.
             EngineRefused: an engine computes something else than the modules.
+            GenerationFailed: logits are not finite.
         """
         self.warm_up(knobs, inputs, PROOF_STEPS + 1)
         self.engines.prefill.forget_experts()
         self.engines.decode.forget_experts()
         features = self.encode_image(inputs)
         logits, state = self.prefill(knobs, inputs, features)
+        refuse_not_finite(logits)
         used = self.engines.prefill.topk_expert_ids
         experts_per_token = count_experts("prefill", used, self.decoder, knobs)
         self.kv_cache.keys[:, :, :, state.length] = torch.nan
@@ -272,6 +275,7 @@ class EngineStages:
         for _ in range(PROOF_STEPS):
             tokens.append(found[-1].argmax(dim=-1, keepdim=True))
             found.append(self.decode_step(tokens[-1], state).clone())
+            refuse_not_finite(found[-1])
             used_decode = self.engines.decode.topk_expert_ids
             count_experts("decode", used_decode, self.decoder, knobs)
             for block, ids in used_decode.items():
@@ -354,14 +358,14 @@ class AsyncRequest(AsyncStages):
 
     @property
     def last_token(self) -> torch.Tensor:
-        return self._kv_cache.next_tokens
+        return self._kv_cache.checked_tokens
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         return self._stages.encode_image(inputs)
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
         logits, self._state = self._stages.prefill(self._knobs, inputs, features)
-        self._kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
+        self._kv_cache.put_likeliest(logits)
 
     def advance(self) -> None:
         assert self._state is not None

@@ -21,7 +21,7 @@ from experiment_core_utils.models.molmoe.engines.runner import EngineStages
 from experiment_core_utils.models.molmoe.engines.select import decode_engine
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import HostMarks, NoMarks, out_of_memory_named
-from experiment_core_utils.primitives.errors import EngineRefused, OutOfMemory, SettingError
+from experiment_core_utils.primitives.errors import EngineRefused, GenerationFailed, OutOfMemory, SettingError
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.registry import load_task
 from tests.conftest import tiny_config
@@ -200,6 +200,29 @@ def test_right_engines_are_as_near_to_float64_as_the_modules(
             assert proof.execution_stages == CPU_ENGINES
             assert proof.engine_error is not None and proof.modules_error is not None
             assert 1e-8 < proof.engine_error < 1e-5 and 1e-8 < proof.modules_error < 1e-5
+
+
+@pytest.mark.parametrize("execution", ["auto", "graph", "eager"])
+def test_logits_that_are_not_finite_fail_every_way_to_generate(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], execution: ExecutionMode
+) -> None:
+    """`auto` does not try the modules instead."""
+    model = staged(wide, models["eager"], execution)
+    stages = model._engine_stages
+    with torch.no_grad():
+        (model.model.lm_head.weight if stages is None else stages.decoder.head)[5] = float("inf")
+    model.apply(SETTINGS[2])
+    ways: dict[str, Callable[[], Any]] = {
+        "proof": lambda: model.prove(SETTINGS[2], requests[0]),
+        "alone": lambda: run_staged(model, requests[0], NEW_TOKENS),
+        "batch": lambda: model.answer_batch(requests, NEW_TOKENS),
+    }
+    if stages is not None:
+        ahead = stages.async_stages(model._knobs)
+        ways["ahead"] = lambda: generate_async(ahead, requests[0], NEW_TOKENS, frozenset(), HostMarks())
+    for way in ways.values():
+        with pytest.raises(GenerationFailed, match="^logits are not finite$"):
+            way()
 
 
 def test_auto_takes_engines_where_every_stage_has_one(models: dict[str, MolmoeStagedModel]) -> None:

@@ -87,7 +87,7 @@ class CpuDecode(ReferenceDecode):
             *(decoder.norm_eps, int(decoder.normalise_top_k), torch.get_num_threads()),
         )
         self._topk_ids = dict(zip(knobs.blocks, topk_ids, strict=True))
-        kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
+        kv_cache.put_likeliest(logits)
         kv_cache.device_lengths += 1
         return logits
 

@@ -161,6 +161,7 @@ def _restored_afterwards(kv_cache: KVCache) -> Iterator[None]:
     changed = (
         kv_cache.device_lengths,
         kv_cache.next_tokens,
+        kv_cache.checked_tokens,
         kv_cache.keys[:, :, :, first:],
         kv_cache.values[:, :, :, first:],
     )

@@ -264,7 +264,7 @@ class ReferenceDecode(_Reference, DecodeEngine):
             attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask, causal=False)
             states = self._finished(index, states, attended, knobs.top_k)
         logits = self._logits(states)
-        kv_cache.next_tokens.copy_(logits.argmax(dim=-1))
+        kv_cache.put_likeliest(logits)
         kv_cache.device_lengths += 1
         return logits
 

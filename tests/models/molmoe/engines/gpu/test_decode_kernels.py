@@ -68,3 +68,13 @@ def test_of_equal_logits_the_lowest_index_comes_first(results: Any) -> None:
     assert results["equal"]["topk_weights"] == [0.125] * 8
     assert results["equal"]["token"] == [0]
     assert results["equal"]["together"] == [[[0, 1, 2, 3], [0, 1, 2, 3]], [0, 0]]
+
+
+@pytest.mark.parametrize("step", ["", " together"])
+def test_a_token_whose_logit_is_not_finite_is_marked(results: Any, step: str) -> None:
+    """The step after it reads a token all the same."""
+    found = results["checked"]
+    assert found[f"finite{step}"][0] == found[f"finite{step}"][1]
+    for case in ("infinite", "nan"):
+        tokens, checked = found[f"{case}{step}"]
+        assert checked == [-1, -1] and all(0 <= token < found["rows"] for token in tokens)

@@ -154,17 +154,23 @@ def head_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def next_token_kernel(  # type: ignore[no-untyped-def]
-    best_logits, best_rows, tokens, lengths, blocks, rows, PADDED: tl.constexpr, PDL: tl.constexpr
+    best_logits, best_rows, tokens, checked, lengths, blocks, rows, PADDED: tl.constexpr, PDL: tl.constexpr
 ):
-    """The likeliest row of each request becomes its token, the lowest of equal ones; its length grows by one."""
+    """The likeliest row of each request becomes its token, the lowest of equal ones; its length grows by one.
+
+    `checked` is the token, or `finite_logits.NOT_FINITE` where its logit is not finite.
+    """
     request = tl.program_id(0)
     block = tl.arange(0, PADDED)
     inside = block < blocks
     wait_for_previous(PDL)
     logit = tl.load(best_logits + request * blocks + block, mask=inside, other=float("-inf"))
     row = tl.load(best_rows + request * blocks + block, mask=inside, other=0)
-    first = tl.min(tl.where(inside & (logit == tl.max(logit, axis=0)), row, rows - 1), axis=0)
+    best = tl.max(logit, axis=0)
+    first = tl.min(tl.where(inside & (logit == best), row, rows - 1), axis=0)
     tl.store(tokens + request, first.to(tl.int64))
+    # Not-a-number is not below infinity either; a maximum may ignore it, and is minus infinity where all are.
+    tl.store(checked + request, tl.where(tl.abs(best) < float("inf"), first, -1).to(tl.int64))
     tl.store(lengths + request, tl.load(lengths + request) + 1)
 
 
@@ -196,7 +202,7 @@ def launch_next_token(
     """Choose each request's token, the end of a step: the likeliest of the best rows of the head's `rows`, both [B,
     blocks].
 
-    It becomes the request's token, and the lengths beside the keys grow by one.
+    It becomes the request's token, checked as well, and the lengths beside the keys grow by one.
     """
     blocks = best_logits.shape[1]
     launch(
@@ -204,7 +210,7 @@ def launch_next_token(
         (kv_cache.batch,),
         tuning_at(best_logits.device).next_token_warps,
         use_pdl,
-        (best_logits, best_rows, kv_cache.next_tokens, kv_cache.device_lengths, blocks),
+        (best_logits, best_rows, kv_cache.next_tokens, kv_cache.checked_tokens, kv_cache.device_lengths, blocks),
         rows=rows,
         PADDED=triton.next_power_of_2(blocks),
     )
