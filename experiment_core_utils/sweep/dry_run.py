@@ -99,6 +99,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         plan_total(estimates),
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
+        *untried_sentences(source),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
         *power_sentences(
@@ -110,6 +111,12 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         ),
     ]
     return PlanReport(accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines))
+
+
+def untried_sentences(source: ModelSource) -> list[str]:
+    """The line, if any, that says that what the knobs allow is known only of the loaded model."""
+    reason = source.limits.untried_reason
+    return [] if reason is None else [f"knobs: whether they can be set shows once the model is loaded ({reason})"]
 
 
 def upper_bound_sentences(config: MeasuringConfig, num_drawn: int, *, is_search: bool) -> list[str]:

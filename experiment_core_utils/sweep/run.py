@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,11 @@ from experiment_core_utils.b_model_loader import load_staged_model
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, picture_caveats
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.caveats import caveat_fields
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import Provenance, TaskDescription
@@ -38,7 +41,7 @@ def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accele
     """Load the model, and say where its requests come from. A collective call.
 
     Raises:
-        WorkerLost, ConfigurationError: as `refuse_other_engines`.
+        WorkerLost, ConfigurationError: as `refuse_other_engines` and `refuse_settings_as_loaded`.
     """
     config, task = requested.config, requested.task
     device = choose_device(config.machine.device, accelerator.local_process_index)
@@ -46,6 +49,8 @@ def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accele
     if context.is_main:
         print(f"loading {requested.source.name} on {device} ...", file=sys.stderr, flush=True)
     model = load_staged_model(config.model, requested.source, device, is_profiled=config.measuring.profiler is not None)
+    if requested.source.limits.untried_reason is not None:
+        refuse_settings_as_loaded(model, requested.settings)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
     latency_ids = choose_latency_ids(requested.sample_ids, config.measuring.num_latency_samples, config.task.seed)
@@ -60,6 +65,20 @@ def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accele
         keep_pictures=len(config.knobs.vision_targets) > 1,
     )
     return Bench(model, requests, max_new_tokens_of(config.task, task), get_metric(task.metric), latency_ids, engines)
+
+
+def refuse_settings_as_loaded(model: StagedModel, settings: Sequence[KnobSetting]) -> None:
+    """Raises ConfigurationError where the loaded model cannot be set as planned; for models whose knobs could not be
+    tried before.
+    """
+    for setting in settings:
+        try:
+            model.expected_experts(setting)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{setting.key} shows to be impossible now that {model.name} is loaded: {error}, by --top_k_list or "
+                "--num_active_blocks_list"
+            ) from error
 
 
 class ProfilingRun:

@@ -1,4 +1,4 @@
-"""The staged interface of any transformers model.
+"""The staged interface of transformers models.
 
 In eager runs, times come from marks inside the model's own `generate()`; the three stages by themselves, which energy
 windows and profiles need, do the same steps. In graphed runs (`graphed_stages`), times come from the stages. A new
@@ -235,12 +235,20 @@ class TransformersModel:
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
             blocks_run_decode=decode_blocks,
-            cache_layers=state.filled_layers,
+            cache_layers=self._cached_blocks(state),
             execution=execution,
             execution_reason=reason,
             experts_implementation=ran.names,
             experts_implementation_decode=ran_decode.names,
         )
+
+    def _cached_blocks(self, state: GenerationState) -> int:
+        """Layers of the cache that are filled, those of one block counted as one where all blocks have several."""
+        layers = getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+        each, rest = divmod(layers or self.num_total_blocks, self.num_total_blocks)
+        if each < 2 or rest or state.filled_layers % each:
+            return state.filled_layers
+        return state.filled_layers // each
 
     def _prove_blocks_inputs(self, setting: KnobSetting, inputs: Mapping[str, Any], features: Any) -> None:
         """Check that each active block gets the same inputs as in the full model, except for its hidden states."""
