@@ -81,6 +81,11 @@ Caveat.KINDS = {
         "{num_batched} of {num_samples} samples are answered in batches: in {dtype} some answers may differ".format_map,
         "use --precision float32 for the same answers",
     ),
+    "decoding_left_out": CaveatKind(
+        "warning",
+        lambda found: f"decoding: the checkpoint prefers {', '.join(found['names'])}, which this run leaves out",
+        "do not compare its accuracy with that of the model's card",
+    ),
     "few_samples": CaveatKind(
         "warning",
         lambda found: (

@@ -12,6 +12,7 @@ from experiment_core_utils.b_model_loader import load_staged_model
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, picture_caveats
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -142,6 +143,7 @@ def provenance_of_run(
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
+        *decoding_caveats(described["decoding"]["left_out"]),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *batching_caveats(len(requested.drawn), config.measuring.num_latency_samples, described["dtype"]),
         # In a search each setting has a number of samples, and so a caveat, of its own.

@@ -8,12 +8,14 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from tqdm import tqdm
 
+from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
@@ -105,7 +107,9 @@ def _answer_tokens(
 
 
 def _answer_loss(model: StagedModel, inputs: Mapping[str, Any], features: Any, target: Sequence[int]) -> torch.Tensor:
-    logits, state = model.prefill(inputs, features)
+    # A penalty or a forbidden token is no probability of the model's.
+    with model.raw_logits() if isinstance(model, TransformersModel) else nullcontext():
+        logits, state = model.prefill(inputs, features)
     loss = logits.new_zeros((), dtype=torch.float32)
     for place, token in enumerate(target):
         expected = torch.tensor([token], device=logits.device)

@@ -27,6 +27,7 @@ from experiment_core_utils.models.common.describe import (
     stored_bytes,
 )
 from experiment_core_utils.models.common.greedy import generate_async
+from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
@@ -71,7 +72,8 @@ class TransformersModel:
         self.requests = requests
         self._requested = execution
         self.knobs = DecoderKnobs(model)
-        model.generation_config = greedy_config(model)
+        self.preferences = preferences_of(values_of(model.generation_config), requests.tokenizer, name)
+        model.generation_config = greedy_config(model, self.preferences)
         self.device = model.device
         self.num_total_blocks = self.knobs.num_total_blocks
         self.num_experts = self.knobs.num_experts
@@ -79,7 +81,7 @@ class TransformersModel:
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
         self._vision_fields = AttributeChanges()
-        self._stages = GenerateStages(model)
+        self._stages = GenerateStages(model, self.preferences)
         self._graphed, self._unsupported_reason = None, eager_reason
         if eager_reason is None:
             self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer)
@@ -190,16 +192,26 @@ class TransformersModel:
     def _stages_of(self, state: GenerationState | PrefilledRequest[Any]) -> Any:
         return self._graphed if isinstance(state, PrefilledRequest) else self._stages
 
+    @contextmanager
+    def raw_logits(self) -> Iterator[None]:
+        """A context in which the stages give the model's own logits, without the checkpoint's preferences."""
+        before = self._stages.preferences
+        try:
+            self._stages.preferences = NO_PREFERENCES
+            yield
+        finally:
+            self._stages.preferences = before
+
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """See `StagedModel.generate_timed`."""
         if self._graphed_at_setting is None:
-            return generate_timed(self.model, inputs, max_new_tokens, marks)
+            return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences)
         requests = AsyncRequests(self._graphed_at_setting, self._stages, self.active_setting)
         return generate_async(requests, inputs, max_new_tokens, self.eos_token_ids, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens)
+        return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens, self.preferences)
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""
@@ -351,6 +363,9 @@ class TransformersModel:
             "execution_reason": self._unsupported_reason,
             "execution_stages": self._execution_stages(),
             "timed_inside": "generate" if self._graphed is None else "stages",
+            "decoding": decoding_in_force(
+                self.preferences, self.model.generation_config, self.eos_token_ids, self.requests.chat_template
+            ),
         }
 
     def _execution_stages(self) -> dict[str, str]:

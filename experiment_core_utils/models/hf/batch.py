@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.models.common.text_generation import up_to_end
+from experiment_core_utils.models.hf.generate import processors_for
 
 # Along the prompt, with the padding value of each; the ids get the pad token.
 _ALONG_THE_PROMPT = {"attention_mask": 0, "mm_token_type_ids": 0, "token_type_ids": 0}
@@ -21,6 +23,7 @@ def answer_together(
     requests: Sequence[Mapping[str, Any]],
     eos_token_ids: frozenset[int],
     max_new_tokens: int,
+    preferences: Preferences = NO_PREFERENCES,
 ) -> list[tuple[int, ...]]:
     """Token ids of each request under the setting in force, end-of-sequence included where it came.
 
@@ -28,12 +31,15 @@ def answer_together(
 
     Args:
         requests: tensors on the model's device, as `generate()` takes them.
+        preferences: of the checkpoint, applied to each row without its padding.
     """
     answers: dict[int, tuple[int, ...]] = {}
     for places in _alike(requests):
         merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
         prompt_tokens = merged["input_ids"].shape[1]
-        rows = model.generate(**merged, max_new_tokens=max_new_tokens)[:, prompt_tokens:].tolist()
+        processors = processors_for(model, merged, preferences)
+        answered = model.generate(**merged, max_new_tokens=max_new_tokens, logits_processor=processors)
+        rows = answered[:, prompt_tokens:].tolist()
         # Rows that ended before the longest are padded after their end.
         ended = (up_to_end(row, eos_token_ids)[0] for row in rows)
         answers |= {place: tuple(row) for place, row in zip(places, ended, strict=True)}

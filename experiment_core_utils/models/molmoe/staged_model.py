@@ -16,6 +16,7 @@ from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import refusal_of, refused_without_memory
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
+from experiment_core_utils.models.common.preferences import decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
@@ -367,4 +368,10 @@ class MolmoeStagedModel:
             "execution_stages": dict(self._executed.stages),
             "execution_untuned": self._executed.untuned,
             "runs_unused_vision_blocks": self.model.config.keep_unused_vision_blocks,
+            "decoding": decoding_in_force(
+                preferences_of(values_of(self.model.generation_config), None, self.name).nothing_kept(),
+                self.model.generation_config,
+                self.eos_token_ids,
+                template=None,
+            ),
         }
