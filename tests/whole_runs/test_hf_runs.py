@@ -98,6 +98,8 @@ def test_a_mixture_turns_all_three_knobs(mixture: tuple[ProfilingConfig, Results
             assert (sample["image_marker_tokens"], sample["actual_num_crops"]) == (2, None)
     flops = {key: result["aggregate_stats"]["prefill_flops_mean"] for key, result in results.items()}
     assert flops["288 1 2"] < flops["288 1 3"] < flops["288 3 3"] < flops["576 3 3"]
+    memory = {key: result["memory"]["counted_memory_bytes"] for key, result in results.items()}
+    assert memory["288 1 2"] < memory["288 1 3"] < memory["288 3 3"] < memory["576 3 3"]
     model = results["288 1 2"]["provenance"]["model"]
     assert (model["model_type"], model["knobs_refused"], model["timed_inside"]) == ("qwen3_vl_moe", {}, "generate")
 

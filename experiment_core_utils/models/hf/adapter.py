@@ -322,14 +322,15 @@ class TransformersModel:
         experts = [None if top_k is None or self.num_experts is None else (self.num_experts, top_k) for top_k in chosen]
         kept = [self._blocks[index] for index in setting.active_blocks]
         weights = step_weights(kept, self.model.get_output_embeddings(), experts)
-        blocks = self._architecture.at_setting(setting.top_k, setting.active_blocks).decoder.blocks
+        decoder = self._architecture.at_setting(setting.top_k, setting.active_blocks).decoder
         with self.knobs.applied(None, range(self.num_total_blocks)):
             stored = stored_bytes(self.model)
         return ModelBytes(
             weights_bytes=stored,
             step_weights_bytes=weights.read(rows=1),
-            blocks=blocks,
+            blocks=decoder.blocks,
             element_bytes=self.model.dtype.itemsize,
+            hidden=decoder.hidden,
         )
 
     def describe(self) -> Mapping[str, Any]:

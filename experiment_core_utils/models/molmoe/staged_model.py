@@ -341,14 +341,15 @@ class MolmoeStagedModel:
         blocks = [every[index] for index in setting.active_blocks]
         chosen = [self.default_top_k if index == 0 else setting.experts for index in setting.active_blocks]
         weights = step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen])
-        shapes = self._architecture.at_setting(setting.experts, setting.active_blocks).decoder.blocks
+        decoder = self._architecture.at_setting(setting.experts, setting.active_blocks).decoder
         with self.model.knobs():
             stored = stored_bytes(self.model)
         return ModelBytes(
             weights_bytes=stored,
             step_weights_bytes=weights.read(rows=1),
-            blocks=shapes,
+            blocks=decoder.blocks,
             element_bytes=self.model.dtype.itemsize,
+            hidden=decoder.hidden,
         )
 
     def describe(self) -> Mapping[str, Any]:
