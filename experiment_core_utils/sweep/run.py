@@ -143,7 +143,7 @@ def provenance_of_run(
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
-        *decoding_caveats(described["decoding"]["left_out"]),
+        *decoding_caveats(described.get("decoding", {}).get("left_out", {})),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *batching_caveats(len(requested.drawn), config.measuring.num_latency_samples, described["dtype"]),
         # In a search each setting has a number of samples, and so a caveat, of its own.

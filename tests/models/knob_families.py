@@ -156,6 +156,10 @@ TEXT_FAMILIES: dict[str, KnobFamily] = {
         lambda kept, k: _text("GraniteMoeConfig", kept, num_local_experts=6, num_experts_per_tok=k)
     ),
     "qwen3_next": KnobFamily(_qwen3_next),
+}
+
+# Families with a list about blocks whose name no rule knows.
+BY_THETA_FAMILIES: dict[str, KnobFamily] = {
     "granite_swa": KnobFamily(lambda kept, _k: _by_theta("GraniteSWAConfig", kept), None, ()),
     "granitemoe_swa": KnobFamily(
         lambda kept, k: _by_theta("GraniteMoeSWAConfig", kept, num_local_experts=6, num_experts_per_tok=k)

@@ -13,6 +13,7 @@ from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs, flops
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.models.knob_families import (
     ALL_BLOCKS,
+    BY_THETA_FAMILIES,
     GEMMA3N,
     GEMMA4_EMBEDDINGS,
     GEMMA4_EXPERTS,
@@ -29,7 +30,7 @@ from tests.models.knob_families import (
 )
 from tests.models.tiny_families import build
 
-FAMILIES = {**TEXT_FAMILIES, **VISION_FAMILIES}
+FAMILIES = {**TEXT_FAMILIES, **BY_THETA_FAMILIES, **VISION_FAMILIES}
 NEW_TOKENS = 5
 # 9 tokens and 5, filled up on the left.
 IDS = torch.tensor([[10, 11, 12, 13, 14, 15, 16, 17, 18], [0, 0, 0, 0, 20, 21, 22, 23, 24]])
