@@ -99,7 +99,7 @@ class Preferences:
         return Preferences({}, {**self.kept, **self.left_out})
 
     def processors(
-        self, ids: torch.Tensor, mask: torch.Tensor | None, eos_token_ids: Sequence[int]
+        self, ids: torch.Tensor, mask: torch.Tensor | None, eos_token_ids: Collection[int]
     ) -> LogitsProcessorList:
         """What `generate()` is to apply to the logits of each step, empty where nothing is.
 
@@ -149,16 +149,16 @@ class _RowByRow(LogitsProcessor):
     def __init__(self, padding: Sequence[int], rows: Sequence[LogitsProcessorList]) -> None:
         self._padding, self._rows = padding, rows
 
-    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         rows = [
-            processors(input_ids[row : row + 1, self._padding[row] :], scores[row : row + 1])  # type: ignore[arg-type]
+            processors(input_ids[row : row + 1, self._padding[row] :], scores[row : row + 1])
             for row, processors in enumerate(self._rows)
         ]
         found = torch.cat(rows)
         # Finite, so that logits which the model itself makes infinite are still told from forbidden tokens.
         least = torch.finfo(found.dtype).min
         forbidden = torch.isneginf(found) & torch.isfinite(scores)
-        return torch.where(forbidden, least, found)  # type: ignore[return-value]
+        return torch.where(forbidden, least, found)
 
 
 def preferences_of(values: Mapping[str, Any], tokenizer: Any, name: str) -> Preferences:

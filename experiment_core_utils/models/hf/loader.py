@@ -161,7 +161,7 @@ def refuse_as_loaded(
     if limits.untried_reason is not None:
         _refuse_without_stages(source, model, made)
     elif knobs.failure is not None:
-        facts = [computing_dtype(model), *(str(each) for each in implementations(model).values() if each is not None)]
+        facts = [each for each in (computing_dtype(model), *implementations(model).values()) if each is not None]
         if quantisation_in_force(model) is not None:
             facts.append("quantised")
         raise ConfigurationError(
