@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from experiment_core_utils.models.common.block_modules import block_stack
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.decoder import refuse_impossible_blocks
-from experiment_core_utils.models.hf.knobs.list_reads import reads_of
+from experiment_core_utils.models.hf.knobs.list_reads import entries_of, reads_of
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -79,8 +79,19 @@ class ActiveBlocks:
             for name, value in _lists(config)
             if not _has_rule(name, value, total) and (len(value) == total or _are_indices(value, total))
         }
-        with reads_of(unknown, self.every) as seen:
+        inside = {
+            f"{place}.{name}.{key}": (value, key)
+            for place, config in enumerate(self._configs)
+            for name, value in vars(config).items()
+            if isinstance(value, dict)
+            for key, entry in value.items()
+            if isinstance(entry, list | tuple) and len(entry) == total
+        }
+        with reads_of(unknown, self.every) as seen, entries_of(inside, self.every) as seen_inside:
             run()
+        by_block = [key.partition(".")[2] for key, reads in seen_inside.items() if reads.is_by_block]
+        if by_block:
+            self.unsupported_reason = f"its config has {by_block[0]} with an entry for each block inside an object"
         for key, reads in seen.items():
             config, name = unknown[key]
             if reads.is_by_block and len(getattr(config, name)) == total:
@@ -141,10 +152,14 @@ class ActiveBlocks:
         beside = [
             name
             for name, module in self._stack.named_children()
-            if name != "layers" and isinstance(module, nn.ModuleList) and len(module) == total > 1
+            if name != "layers" and isinstance(module, nn.ModuleList | nn.ParameterList) and len(module) == total > 1
         ]
         if beside:
             return f"its decoder has a second list with an entry for each block ({', '.join(beside)})"
+        tensors = [*self._stack.named_parameters(recurse=False), *self._stack.named_buffers(recurse=False)]
+        by_length = [name for name, tensor in tensors if tensor.dim() and tensor.shape[0] == total > 1]
+        if by_length:
+            return f"its decoder has a tensor with as many rows as blocks ({', '.join(by_length)})"
         reasons = [_refuse_config(config, total) for config in self._configs]
         reasons.append(self._refuse_numbers())
         return next((reason for reason in reasons if reason is not None), None) or self._refuse_constants()

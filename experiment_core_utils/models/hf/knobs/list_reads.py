@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges, hooks_removed
+from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges, hooks_removed, restored
 
 
 @dataclass
@@ -79,6 +79,41 @@ def reads_of(lists: Mapping[str, tuple[Any, str]], blocks: Sequence[nn.Module]) 
     Args:
         lists: by a name of the caller's, the object with the list and the name of its attribute.
     """
+    found = {name: ListReads() for name in lists}
+    with _last_started(blocks) as started:
+        noting = [
+            AttributeChange(owner, attribute, _noting(getattr(owner, attribute), found[name], started))
+            for name, (owner, attribute) in lists.items()
+        ]
+        with AttributeChanges().in_place(noting):
+            # Some configs read a list when it is set, to check its entries.
+            for reads in found.values():
+                reads.entries.clear()
+                reads.members.clear()
+            yield found
+
+
+@contextmanager
+def entries_of(
+    lists: Mapping[str, tuple[dict[Any, Any], Any]], blocks: Sequence[nn.Module]
+) -> Iterator[Mapping[str, ListReads]]:
+    """As `reads_of`, for lists in dictionaries: by a name of the caller's, the dictionary and the key of the list."""
+    found = {name: ListReads() for name in lists}
+    before = [(owner, key, owner[key]) for owner, key in lists.values()]
+
+    def put_back() -> None:
+        for owner, key, value in before:
+            owner[key] = value
+
+    with _last_started(blocks) as started, restored(put_back):
+        for name, (owner, key) in lists.items():
+            owner[key] = _noting(owner[key], found[name], started)
+        yield found
+
+
+@contextmanager
+def _last_started(blocks: Sequence[nn.Module]) -> Iterator[Callable[[], int]]:
+    """A context with the index of the block that started last, -1 before the first."""
     started = -1
 
     def starting(index: int) -> Any:
@@ -88,16 +123,11 @@ def reads_of(lists: Mapping[str, tuple[Any, str]], blocks: Sequence[nn.Module]) 
 
         return hook
 
-    found = {name: ListReads() for name in lists}
-    noting = []
-    for name, (owner, attribute) in lists.items():
-        value = getattr(owner, attribute)
-        kind = _NotingTuple if isinstance(value, tuple) else _NotingList
-        noting.append(AttributeChange(owner, attribute, kind(value).note_in(found[name], lambda: started)))
     handles = [block.register_forward_pre_hook(starting(index)) for index, block in enumerate(blocks)]
-    with hooks_removed(handles), AttributeChanges().in_place(noting):
-        # Some configs read a list when it is set, to check its entries.
-        for reads in found.values():
-            reads.entries.clear()
-            reads.members.clear()
-        yield found
+    with hooks_removed(handles):
+        yield lambda: started
+
+
+def _noting(value: Any, reads: ListReads, started: Callable[[], int]) -> Any:
+    kind = _NotingTuple if isinstance(value, tuple) else _NotingList
+    return kind(value).note_in(reads, started)

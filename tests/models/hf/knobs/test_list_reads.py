@@ -83,6 +83,34 @@ def test_a_list_is_shortened_refused_or_left_by_what_reads_it(
             assert model.config.surprise == shortened and type(model.config.surprise) is type(value)
 
 
+def test_a_list_about_blocks_inside_an_object_is_refused() -> None:
+    for block, reason in (
+        (
+            lambda values, index: values["by block"][index],
+            "its config has surprise.by block with an entry for each block",
+        ),
+        (lambda values, _: values["by block"][1], None),
+    ):
+        model = reading({"by block": [7, 5, 5, 9], "other": [1, 2]}, nothing, block)
+        found = DecoderKnobs(model).blocks_unsupported_reason
+        assert found == (None if reason is None else f"{reason} inside an object")
+        assert model.config.surprise == {"by block": [7, 5, 5, 9], "other": [1, 2]}
+        assert type(model.config.surprise["by block"]) is list
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "list"])
+def test_a_decoders_tensor_with_a_row_for_each_block_is_refused(kind: str) -> None:
+    model = TEXT_FAMILIES["olmoe"].built()
+    if kind == "parameter":
+        model.model.scales = torch.nn.Parameter(torch.ones(4))
+    elif kind == "buffer":
+        model.model.register_buffer("scales", torch.ones(4, 2))
+    else:
+        model.model.scales = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1)) for _ in range(4)])
+    reason = DecoderKnobs(model).blocks_unsupported_reason
+    assert reason is not None and reason.startswith("its decoder has a ") and reason.endswith("(scales)")
+
+
 def test_reads_are_noted_with_the_last_block_that_started() -> None:
     model = reading([7, 5, 5, 9], lambda values: values[1:3], lambda values, index: values[-1] if index == 2 else 7)
     with reads_of({"surprise": (model.config, "surprise")}, model.model.layers) as seen, torch.inference_mode():
