@@ -100,7 +100,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         plan_total(estimates),
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
-        *decoding_sentences(source),
+        *([] if config.model.random_weights else decoding_sentences(source)),
         *untried_sentences(source),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
