@@ -19,7 +19,15 @@ from experiment_core_utils.models.common.checkpoint_files import check_files, do
 from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import supported_types
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.models.hf.loader import HFSource, LoadOptions, find_hf_model, limits_of, load_hf_model
+from experiment_core_utils.models.hf.generate import loose_tensors
+from experiment_core_utils.models.hf.loader import (
+    HFSource,
+    LoadOptions,
+    find_hf_model,
+    limits_of,
+    load_hf_model,
+    refuse_as_loaded,
+)
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.checkpoint.original import is_original_checkpoint
@@ -116,9 +124,12 @@ def load_staged_model(
             dtype, device, config.attn_implementation, config.experts_implementation, RequestedQuantisation.of(config)
         )
         model = load_hf_model(source.hf, load_options, config.random_weights)
-        return TransformersModel(
+        made = loose_tensors(model)
+        staged = TransformersModel(
             source.name, model, source.hf.requests, config.execution, eager_reason=eager_reason(config, is_profiled)
         )
+        refuse_as_loaded(source.hf, source.limits, model, staged.knobs, made)
+        return staged
     if config.quantization != "none":
         raise ConfigurationError(
             f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision "

@@ -13,6 +13,7 @@ from experiment_core_utils.config.text import LatencySimulation, TextConfig, val
 from experiment_core_utils.meters.power import NOT_REQUESTED, no_energy
 from experiment_core_utils.models.common.describe import computing_dtype
 from experiment_core_utils.models.common.finite_logits import remedy
+from experiment_core_utils.models.common.preferences import preferences_of, values_of
 from experiment_core_utils.models.common.text_generation import (
     GeneratedBatch,
     PlannedBatch,
@@ -312,8 +313,9 @@ def prepare_gen_inference(
         own = accelerator.unwrap_model(model)
         check_context(TokenisedPrompts(input_ids=ids, attention_mask=mask), config.max_output_tokens, own.config)
         places = shard_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
-        values = generation_values(config, own, tokeniser)
-        generator = TextGenerator(own, values, config.random_seed, clock or HostClock())
+        preferences = preferences_of(values_of(own.generation_config), tokeniser, config.model_name)
+        values = generation_values(config, own, tokeniser, preferences)
+        generator = TextGenerator(own, values, config.random_seed, clock or HostClock(), preferences)
         prompts = OwnPrompts(places, ids[list(places)], mask[list(places)])
         shard = TextShard(generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes)
         shard.warm_up()
@@ -332,7 +334,12 @@ def run_prepared(
 def run_shard(shard: TextShard, stop: StopRequest) -> tuple[InferenceResults, list[Window]]:
     """What one process generates of its own prompts, and when its batches ran; errors as `TextShard.run`."""
     queries, batches, windows = shard.run(stop)
-    decoding = describe_decoding(shard.config, shard.generator.generation)
+    generator, preferences = shard.generator, shard.generator.preferences
+    decoding = {
+        **describe_decoding(shard.config, generator.generation),
+        "preferences_kept": dict(preferences.kept),
+        "preferences_left_out": dict(preferences.left_out),
+    }
     return results_of_records(queries, batches, decoding, shard.process_index, shard.num_processes), windows
 
 

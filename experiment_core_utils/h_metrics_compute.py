@@ -237,6 +237,25 @@ def setting_memory(
     )
 
 
+def counted_memory(samples: Sequence[MeasuredSample], model: ModelBytes | None) -> dict[str, int | None]:
+    """`counted_...` of `memory`: what the largest request of a setting needs by formula, run alone.
+
+    It follows from the setting, not from the machine, the order of settings or batches. Not counted is what
+    `activation_elements` leaves out.
+    """
+    weights = cache = activations = None
+    if model is not None and samples:
+        weights = model.weights_bytes
+        cache = model.cache_bytes(max(each.shape.prompt_tokens + each.output_tokens - 1 for each in samples))
+        activations = model.activation_bytes(max(each.shape.prompt_tokens for each in samples))
+    parts = {"weights": weights, "kv_cache": cache, "activation": activations}
+    known = [each for each in parts.values() if each is not None]
+    return {
+        "counted_memory_bytes": sum(known) if len(known) == len(parts) else None,
+        **{f"counted_{name}_bytes": value for name, value in parts.items()},
+    }
+
+
 _AUTOCAST = {"fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -438,7 +457,8 @@ def setting_compute(
     """
     counted = model.count_bytes(setting)
     parts = setting_memory(merged.memory, merged.samples, counted)
-    memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts}
+    by_formula = counted_memory(merged.samples, counted)
+    memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts, **by_formula}
     return ComputePart.model_construct(
         memory=None if memory is None else Memory.model_construct(**memory),
         compute_utilisation=loads_of(merged.loads),

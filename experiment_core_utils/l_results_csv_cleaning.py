@@ -191,6 +191,10 @@ ORIGIN_COLUMNS = {
 RATE_COLUMNS = {
     "tokens_per_second": "output tokens / `T_total`, over the measured samples, one request at a time",
     "requests_per_second": "measured samples / `T_total`, one request at a time",
+    **{
+        f"counted_{part}_bytes": f"`memory.counted_{part}_bytes`"
+        for part in ("memory", "weights", "kv_cache", "activation")
+    },
     "peak_memory_bytes": "`memory.peak_memory_bytes`",
     "process_rss_bytes": "`memory.process_rss_bytes`",
 }
@@ -266,6 +270,7 @@ def _identity_and_rates(result: SettingResult) -> dict[str, Any]:
         "file": setting_file_name(result),
         "tokens_per_second": rate(sum(sample.output_tokens for sample in measured), total_s),
         "requests_per_second": rate(len(measured), total_s),
+        **{name: getattr(result.memory, name, None) for name in RATE_COLUMNS if name.startswith("counted_")},
         "peak_memory_bytes": getattr(result.memory, "peak_memory_bytes", None),
         "process_rss_bytes": getattr(result.memory, "process_rss_bytes", None),
     }

@@ -46,6 +46,7 @@ from experiment_core_utils.k_results_aggregation import (
 )
 from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
+from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.primitives.collectives import (
     all_gather,
     all_or_raise,
@@ -238,6 +239,7 @@ def measure_experiment(
     if config.memory_timeline:
         save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
     caveats += waiting_caveats(pooled, config.energy_mode)
+    caveats += decoding_caveats(pooled["decoding"]["preferences_left_out"])
     return name, _saved(due, pooled, parts, experiment_id, caveats, save)
 
 

@@ -181,5 +181,5 @@ class StagedModel(Stages, Protocol):
     def describe(self) -> Mapping[str, Any]:
         """Effective values for the record: class, sizes, dtype, attention and experts implementation, revision.
 
-        `execution_stages` has the name of what runs each stage.
+        `execution_stages` has the name of what runs each stage, `decoding` what the checkpoint prefers and is kept.
         """

@@ -101,6 +101,8 @@ class KnobLimits:
     vision_unsupported_reason: str | None = None
     top_k_unsupported_reason: str | None = None
     blocks_unsupported_reason: str | None = None
+    #: why it is known only of the loaded model whether top-k and blocks can be set; None where it is known before
+    untried_reason: str | None = None
 
 
 def select_active_blocks(count: int, total: int, importance: Mapping[int, float] | None = None) -> tuple[int, ...]:

@@ -89,6 +89,11 @@ Caveat.KINDS = {
         ),
         "their answers are right; --num_latency_samples saves little time with this model",
     ),
+    "decoding_left_out": CaveatKind(
+        "warning",
+        lambda found: f"decoding: the checkpoint prefers {', '.join(found['names'])}, which this run leaves out",
+        "do not compare its accuracy with that of the model's card",
+    ),
     "few_samples": CaveatKind(
         "warning",
         lambda found: (

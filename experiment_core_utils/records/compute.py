@@ -75,7 +75,9 @@ class Memory(Record):
     peak_memory_bytes: Amount | None  #: most memory that torch had allocated on the GPU; None if on the CPU
     #: most that torch's allocator had reserved on the GPU; None if on the CPU
     peak_reserved_bytes: Amount | None = None
-    process_rss_bytes: Amount | None = None  #: resident memory of the process when the window closed
+    #: resident memory of the whole process when the window closed, libraries and earlier settings included: it does not
+    #: follow the setting, and is not compared
+    process_rss_bytes: Amount | None = None
     reason: str | None = None  #: why a figure is null; None if no figure is
     #: parameters and buffers as stored, those of blocks that did not run among them; None if the model does not report
     #: it
@@ -85,6 +87,12 @@ class Memory(Record):
     #: `peak_memory_bytes` without these two: a lower bound of other memory; None if one of the three is null
     activation_bytes: Amount | None = None
     parts_reason: str | None = None  #: why one of these three is null; None if none is
+    #: the next three together: what one request at this setting needs, by formula, the same on every device
+    #: ([compute.md](compute.md#memory)); None if the model has no formula, or no sample was run
+    counted_memory_bytes: Amount | None = None
+    counted_weights_bytes: Amount | None = None  #: as `weights_bytes`; None as above
+    counted_kv_cache_bytes: Amount | None = None  #: keys and values of the longest sample at its end; None as above
+    counted_activation_bytes: Amount | None = None  #: the largest of its prefill; None as above
 
 
 class ProcessLoad(Record):

@@ -30,6 +30,20 @@ class ExecutionStages(Record):
     decode: str | None = None  #: the same, or `cpu step`
 
 
+class Decoding(Record):
+    """What decides, beside the logits, which tokens an answer has, and what surrounds a prompt."""
+
+    #: object: preferences in the checkpoint's `generation_config.json` that are applied to the logits, and stop strings
+    #: that end an answer; `{}` for none
+    kept: dict[str, Any] | None = None
+    left_out: dict[str, Any] | None = None  #: object: those that are not, such as sampling; `{}` for none
+    bos_token_id: Count | None = None  #: begin of sequence; None if the checkpoint names none
+    eos_token_ids: list[Count] | None = None  #: tokens that end an answer
+    pad_token_id: Count | None = None  #: fills shorter rows of a batch; None if the checkpoint names none
+    #: SHA-256 of the chat template that prompts are put into; None if there is none, or the model has its own format
+    chat_template_sha256: str | None = None
+
+
 class Model(Record):
     """The model as it is loaded; models of transformers have further keys."""
 
@@ -62,6 +76,7 @@ class Model(Record):
     execution_stages: ExecutionStages | None = None  #: object, next rows
     #: that own GPU kernels run on another card than the one that they were tuned on; None if they do not, or none run
     execution_untuned: str | None = None
+    decoding: Decoding | None = None  #: object, next rows
     runs_unused_vision_blocks: bool | None = None  #: whether vision blocks without effect on the output run
 
 

@@ -168,7 +168,8 @@ class KnobProof:
     experts_per_token: tuple[int | None, ...]
     blocks_run: tuple[int, ...]  #: blocks that ran in the prefill, as indices of the whole model
     blocks_run_decode: tuple[int, ...] | None  #: the same in a decode step; None where no step was run
-    cache_layers: int  #: layers of the cache that contain keys or a recurrent state
+    #: layers of the cache that contain keys or a recurrent state; where each block has several, those count as one
+    cache_layers: int
     execution: str | None = None  #: how the setting ran, as `model.execution`; None in older files
     execution_reason: str | None = None  #: why it did not run as requested; None where it did
     #: how transformers computed the experts of the prefill; None where there are none,

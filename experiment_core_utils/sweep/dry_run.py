@@ -16,6 +16,7 @@ from experiment_core_utils.config.parts import MeasuringConfig, ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.l_results_csv_cleaning import read_results
+from experiment_core_utils.models.common.preferences import preferences_in
 from experiment_core_utils.primitives.collectives import processes_on_this_machine
 from experiment_core_utils.primitives.device import (
     choose_device,
@@ -99,6 +100,8 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         plan_total(estimates),
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
+        *([] if config.model.random_weights else decoding_sentences(source)),
+        *untried_sentences(source),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
         *power_sentences(
@@ -110,6 +113,21 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         ),
     ]
     return PlanReport(accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines))
+
+
+def decoding_sentences(source: ModelSource) -> list[str]:
+    """The lines, if any, that say which preferences of the checkpoint are kept and which are not."""
+    tokenizer = None if source.hf is None else source.hf.requests.tokenizer
+    found = preferences_in(source.folder, tokenizer, source.name)
+    if source.hf is None:
+        found = found.nothing_kept()
+    return found.lines(source.name)
+
+
+def untried_sentences(source: ModelSource) -> list[str]:
+    """The line, if any, that says that what the knobs allow is known only of the loaded model."""
+    reason = source.limits.untried_reason
+    return [] if reason is None else [f"knobs: whether they can be set shows once the model is loaded ({reason})"]
 
 
 def upper_bound_sentences(config: MeasuringConfig, num_drawn: int, *, is_search: bool) -> list[str]:

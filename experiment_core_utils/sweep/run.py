@@ -12,7 +12,10 @@ from experiment_core_utils.b_model_loader import load_staged_model
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, picture_caveats
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.models.common.preferences import decoding_caveats
+from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.caveats import caveat_fields
@@ -46,7 +49,7 @@ def load_bench(
     """Load the model, decide how the settings to measure run, and say where its requests come from. A collective call.
 
     Raises:
-        WorkerLost, ConfigurationError: as `refuse_other_engines`.
+        WorkerLost, ConfigurationError: as `refuse_other_engines` and `refuse_settings_as_loaded`.
     """
     config, task = requested.config, requested.task
     device = choose_device(config.machine.device, accelerator.local_process_index)
@@ -54,6 +57,8 @@ def load_bench(
     if context.is_main:
         print(f"loading {requested.source.name} on {device} ...", file=sys.stderr, flush=True)
     model = load_staged_model(config.model, requested.source, device, is_profiled=config.measuring.profiler is not None)
+    if requested.source.limits.untried_reason is not None:
+        refuse_settings_as_loaded(model, requested.settings)
     latency_ids = choose_latency_ids(requested.sample_ids, config.measuring.num_latency_samples, config.task.seed)
     taken = [each for part in split_by(latency_ids, context.own_ids) for each in part]
     requests = RequestSource(
@@ -71,6 +76,20 @@ def load_bench(
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
     return Bench(model, requests, limit, get_metric(task.metric), latency_ids, engines, proofs)
+
+
+def refuse_settings_as_loaded(model: StagedModel, settings: Sequence[KnobSetting]) -> None:
+    """Raises ConfigurationError where the loaded model cannot be set as planned; for models whose knobs could not be
+    tried before.
+    """
+    for setting in settings:
+        try:
+            model.expected_experts(setting)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{setting.key} shows to be impossible now that {model.name} is loaded: {error}, by --top_k_list or "
+                "--num_active_blocks_list"
+            ) from error
 
 
 class ProfilingRun:
@@ -134,6 +153,7 @@ def provenance_of_run(
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
+        *decoding_caveats(described.get("decoding", {}).get("left_out", {})),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *batching_caveats(len(requested.drawn), config.measuring.num_latency_samples, described["dtype"]),
         # In a search each setting has a number of samples, and so a caveat, of its own.

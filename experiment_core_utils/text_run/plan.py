@@ -1,7 +1,7 @@
 """The plan of a text run: which combinations and prompts are due, before a model is loaded."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from experiment_core_utils.config.text import PromptSource, TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.models.common.checkpoint_files import model_digest
+from experiment_core_utils.models.common.preferences import preferences_in
 from experiment_core_utils.models.common.text_generation import check_context
 from experiment_core_utils.models.text_model import LanguageModelSource, load_tokenizer, validate_loadable
 from experiment_core_utils.primitives.collectives import broadcast_from_main
@@ -101,12 +102,21 @@ class TextPlan:
     left_out: Mapping[str, str]
 
     def lines(self) -> list[str]:
-        """One line for each combination that is settled already, and for each that is due."""
+        """One line for each combination that is settled already, and for each that is due; then what the models prefer
+        of decoding.
+        """
         return [
             *(f"{title}: left out: {reason}" for title, reason in self.left_out.items()),
             *(f"{title}: done before, as {name}" for title, name in self.saved.items()),
             *(f"{each.title}: due" for each in self.due),
+            *self._decoding_lines(),
         ]
+
+    def _decoding_lines(self) -> Iterator[str]:
+        models = {each.source.folder: each for each in self.due}
+        for folder, each in models.items():
+            name = each.source.name
+            yield from preferences_in(folder, load_tokenizer(each.config, each.source), name).lines(name)
 
 
 def any_config(grid: Sequence[Combination]) -> TextConfig:

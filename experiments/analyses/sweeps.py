@@ -187,6 +187,7 @@ FURTHER_COLUMNS: Mapping[str, Callable[[SettingResult], float | None]] = {
     "num_total_blocks": lambda result: result.num_total_blocks,
     "target_vision_tokens_mean": lambda result: result.target_vision_tokens_mean,
     "pooled_image_features_mean": lambda result: result.aggregate_stats.get("pooled_image_features_mean"),
+    "counted_memory_bytes": lambda result: None if result.memory is None else result.memory.counted_memory_bytes,
     "peak_memory_bytes": lambda result: None if result.memory is None else result.memory.peak_memory_bytes,
     "drift_ratio_max": lambda result: max(drift_ratios([result]), default=None),
 }

@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from tqdm import tqdm
 
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
+from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import SampleError, library_faults_named
@@ -108,7 +110,9 @@ def _answer_tokens(
 
 
 def _answer_loss(model: StagedModel, inputs: Mapping[str, Any], features: Any, target: Sequence[int]) -> torch.Tensor:
-    logits, state = model.prefill(inputs, features)
+    # A penalty or a forbidden token is no probability of the model's.
+    with model.raw_logits() if isinstance(model, TransformersModel) else nullcontext():
+        logits, state = model.prefill(inputs, features)
     refuse_not_finite(logits.detach())
     loss = logits.new_zeros((), dtype=torch.float32)
     for place, token in enumerate(target):

@@ -112,6 +112,10 @@ def test_a_settings_memory_is_split_into_parts_beside_its_reading() -> None:
         "kv_cache_bytes": 2 * (422 + 2),
         "activation_bytes": 10_000 - 5000 - 848,
         "parts_reason": None,
+        "counted_memory_bytes": None,
+        "counted_weights_bytes": 5000,
+        "counted_kv_cache_bytes": 2 * (422 + 2),
+        "counted_activation_bytes": None,
     }
     shares = found.hardware_utilisation
     assert shares is not None

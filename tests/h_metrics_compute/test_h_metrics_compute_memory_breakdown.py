@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from experiment_core_utils.h_metrics_compute import largest_batch_cache, memory_parts, setting_memory
+from experiment_core_utils.h_metrics_compute import counted_memory, largest_batch_cache, memory_parts, setting_memory
 from experiment_core_utils.models.costs.decoder import BlockShape, MlpShape
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.records.requests import MemoryReading
@@ -63,6 +63,20 @@ def test_the_cache_of_blocks_with_a_window_is_no_longer_than_it() -> None:
         found = setting_memory(reading, [measured_sample(1)], windowed)
         assert found is not None
         assert (found["kv_cache_bytes"], found["activation_bytes"]) == (2 * (424 + kept), 5000 - 2 * (424 + kept))
+
+
+def test_counted_memory_follows_the_longest_prompt_and_the_longest_answer() -> None:
+    """422 prompt tokens, and 3 of 4 generated ones; 2 bytes a position in the cache; 5 wide, 3 x 5 and gated 3 x 4."""
+    samples = [measured_sample(1), measured_sample(2, staged_run(inter_token_s=(0.1, 0.1, 0.1))), answered_sample(3)]
+    assert counted_memory(samples, replace(MODEL, hidden=5)) == {
+        "counted_memory_bytes": 5000 + 2 * 425 + 422 * (15 + 12),
+        "counted_weights_bytes": 5000,
+        "counted_kv_cache_bytes": 2 * 425,
+        "counted_activation_bytes": 422 * (15 + 12),
+    }
+    unknown = counted_memory(samples, MODEL)
+    assert (unknown["counted_memory_bytes"], unknown["counted_kv_cache_bytes"]) == (None, 850)
+    assert set(counted_memory(samples, None).values()) == set(counted_memory([], MODEL).values()) == {None}
 
 
 def test_a_settings_memory_that_cannot_be_split_into_parts() -> None:

@@ -132,6 +132,16 @@ def _llama4(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
     )
 
 
+_THETAS = (1e4, 0, 500.0, 2e3)
+_SWA_KINDS = ("full_attention", "sliding_attention", "full_attention", "sliding_attention")
+
+
+def _by_theta(name: str, kept: Sequence[int], **chosen: Any) -> Any:
+    """Bases of the positions by block, in a list whose name no rule knows; a base of 0 means no positions."""
+    thetas, kinds = [_THETAS[block] for block in kept], [_SWA_KINDS[block] for block in kept]
+    return _text(name, kept, sliding_window=4, layer_types=kinds, layer_rope_theta=thetas, **chosen)
+
+
 TEXT_FAMILIES: dict[str, KnobFamily] = {
     "llama": KnobFamily(_llama, None, ()),
     "olmoe": KnobFamily(_olmoe),
@@ -147,6 +157,79 @@ TEXT_FAMILIES: dict[str, KnobFamily] = {
     ),
     "qwen3_next": KnobFamily(_qwen3_next),
 }
+
+# Families with a list about blocks whose name no rule knows.
+BY_THETA_FAMILIES: dict[str, KnobFamily] = {
+    "granite_swa": KnobFamily(lambda kept, _k: _by_theta("GraniteSWAConfig", kept), None, ()),
+    "granitemoe_swa": KnobFamily(
+        lambda kept, k: _by_theta("GraniteMoeSWAConfig", kept, num_local_experts=6, num_experts_per_tok=k)
+    ),
+}
+
+# Families that cannot run a prompt without values.
+_LATENT = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 6}
+
+
+def _inkling(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    window = {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "sliding_window_size": 4}
+    experts = {"moe_intermediate_size": 12, "n_routed_experts": 6, "n_shared_experts": 1, "num_experts_per_tok": top_k}
+    kinds = [("hybrid", "hybrid_sliding", "hybrid_sliding", "hybrid")[block] for block in kept]
+    sizes = {"head_dim": 8, "d_rel": 4, "rel_extent": 16, "mlp_layer_types": ["sparse"] * len(kept)}
+    return _text("InklingTextConfig", kept, layer_types=kinds, **window, **experts, **sizes)
+
+
+def _qwen4_exp(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2}
+    experts = {"num_experts": 6, "num_experts_per_tok": top_k, "moe_intermediate_size": 12}
+    sizes = {"head_dim": 8, "shared_expert_intermediate_size": 12, "linear_num_value_heads": 4}
+    indexer = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4}
+    mixing = {"indexer_compress_ratio": 2, "hc_count": 2, "hc_lowrank": 8, "output_gate_type": "sigmoid"}
+    kinds = [_HYBRID_KINDS[block] for block in kept]
+    return _text("Qwen4ExpTextConfig", kept, layer_types=kinds, **linear, **experts, **sizes, **indexer, **mixing)
+
+
+UNTRIED_FAMILIES: dict[str, KnobFamily] = {
+    "inkling_text": KnobFamily(_inkling),
+    "qwen4_exp": KnobFamily(_qwen4_exp),
+    "jetmoe": KnobFamily(
+        lambda kept, k: _text("JetMoeConfig", kept, kv_channels=8, num_local_experts=6, num_experts_per_tok=k), 2
+    ),
+}
+
+
+def _latent_dsa(name: str, indexers: Sequence[str], kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    index = {"index_topk": 4, "index_head_dim": 8, "index_n_heads": 2, "indexer_types": [indexers[i] for i in kept]}
+    experts = {"moe_intermediate_size": 12, "n_routed_experts": 6, "num_experts_per_tok": top_k}
+    kinds = {"mlp_layer_types": ["dense" if block == 0 else "sparse" for block in kept]}
+    sizes = {"num_key_value_heads": 4, "head_dim": 4}
+    return _text(name, kept, **_LATENT, **index, **experts, **kinds, **sizes)
+
+
+def indexed(name: str, *indexers: str) -> KnobFamily:
+    """A family that attends to the tokens that an indexer chose, "full" in a block or "shared" with an earlier one."""
+    return KnobFamily(lambda kept, k: _latent_dsa(name, indexers, kept, k), routed=(1, 2, 3))
+
+
+def longcat(top_k: int) -> KnobFamily:
+    """Blocks with two attentions, each of which has its own layer of the cache; the top-k counts experts without
+    weights too.
+    """
+    experts = {"moe_topk": top_k, "n_routed_experts": 6, "zero_expert_num": 2, "expert_ffn_hidden_size": 12}
+    return KnobFamily(
+        lambda kept, _k: config_class("LongcatFlashConfig")(
+            **{
+                **{name: value for name, value in _SIZES.items() if name != "intermediate_size"},
+                **_LATENT,
+                **experts,
+                "num_layers": len(kept),
+                "ffn_hidden_size": 24,
+                "num_key_value_heads": 4,
+                "head_dim": 4,
+            }
+        ),
+        top_k,
+    )
+
 
 # --- vision-language models ---------------------------------------------------------------------------------------
 

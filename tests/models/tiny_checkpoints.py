@@ -37,6 +37,8 @@ from transformers import (
     SmolVLMImageProcessorPil,
 )
 
+from tests.models.tiny_families import config_class
+
 CONTEXT = 4096
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 # CLIP crops of 24 pixels in patches of 8: 9 features; SmolVLM tiles of 32 in patches of 8, four joined: 4 features;
@@ -248,6 +250,20 @@ def _aria(ids: _Ids) -> PreTrainedConfig:
     )
 
 
+def _of(name: str, ids: _Ids, **chosen: Any) -> PreTrainedConfig:
+    config: PreTrainedConfig = config_class(name)(**{**ids.text, **chosen})
+    return config
+
+
+def _longcat_flash(ids: _Ids) -> PreTrainedConfig:
+    text = {name: value for name, value in ids.text.items() if name not in ("num_hidden_layers", "intermediate_size")}
+    latent = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 6}
+    experts = {"moe_topk": 3, "n_routed_experts": 6, "zero_expert_num": 2, "expert_ffn_hidden_size": 12}
+    sizes = {"num_layers": 2, "ffn_hidden_size": 24, "num_key_value_heads": 4, "head_dim": 4}
+    config: PreTrainedConfig = config_class("LongcatFlashConfig")(**{**text, **latent, **experts, **sizes})
+    return config
+
+
 _IDEFICS_TOKENS = {
     "image_token": "<image>",
     "fake_image_token": "<fake_token_around_image>",
@@ -270,6 +286,9 @@ _LLAVA_PARTS = {"patch_size": 8, "vision_feature_select_strategy": "default", "n
 _FAMILIES: dict[str, _Family] = {
     "olmoe": _Family(lambda ids: OlmoeConfig(**ids.text, **_EXPERTS), template=_TEXT_CHAT),
     "llama": _Family(lambda ids: LlamaConfig(**ids.text)),
+    "longcat_flash": _Family(_longcat_flash),
+    "jetmoe": _Family(lambda ids: _of("JetMoeConfig", ids, kv_channels=16, num_local_experts=4, num_experts_per_tok=2)),
+    "olmoe, odd widths": _Family(lambda ids: OlmoeConfig(**{**ids.text, "intermediate_size": 21}, **_EXPERTS)),
     "llava": _Family(
         _llava,
         {"image_token": "<image>"},
@@ -338,7 +357,7 @@ _FAMILIES: dict[str, _Family] = {
     ),
 }
 TEXT_FAMILIES = ("olmoe", "llama")
-VISION_FAMILIES = tuple(name for name in _FAMILIES if name not in TEXT_FAMILIES)
+VISION_FAMILIES = tuple(name for name, family in _FAMILIES.items() if family.image_processor is not None)
 
 
 def _latent_sparse(config: str) -> _Family:
@@ -383,7 +402,9 @@ UNBATCHABLE_FAMILIES: dict[str, _Family] = {
 
 
 def write_checkpoint(family: str, folder: Path) -> Path:
-    """A whole checkpoint of a family named here, with random weights; gives the folder."""
+    """A whole checkpoint of a family, of `TEXT_FAMILIES`, `VISION_FAMILIES` or an unusual one, with random weights;
+    gives the folder.
+    """
     made = (_FAMILIES | UNBATCHABLE_FAMILIES)[family]
     tokenizer = _tokenizer(made.specials)
     config = made.config(_Ids(tokenizer))

@@ -16,6 +16,7 @@ from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.pipeline import RunReport, run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.saved_results.terminal import caveat_lines
 from experiment_core_utils.sweep.dry_run import describe_plan
 from experiments.core_exp.acc_lat_profiling import main
 from tests.documents.test_docs import first_cells
@@ -99,6 +100,8 @@ def test_a_mixture_turns_all_three_knobs(mixture: tuple[ProfilingConfig, Results
             assert (sample["image_marker_tokens"], sample["actual_num_crops"]) == (2, None)
     flops = {key: result["aggregate_stats"]["prefill_flops_mean"] for key, result in results.items()}
     assert flops["288 1 2"] < flops["288 1 3"] < flops["288 3 3"] < flops["576 3 3"]
+    memory = {key: result["memory"]["counted_memory_bytes"] for key, result in results.items()}
+    assert memory["288 1 2"] < memory["288 1 3"] < memory["288 3 3"] < memory["576 3 3"]
     model = results["288 1 2"]["provenance"]["model"]
     assert (model["model_type"], model["knobs_refused"], model["timed_inside"]) == ("qwen3_vl_moe", {}, "generate")
 
@@ -260,3 +263,33 @@ def test_a_cache_that_forgets_leaves_the_energy_null_and_the_setting_whole(folde
     assert any(each.startswith("energy: not measured: the cache") for each in result["provenance"]["caveats"])
     # Its samples are measured as they always are.
     assert all(sample["T_total"] is not None for sample in result["per_sample_results"])
+
+
+def test_preferences_of_the_checkpoint_are_kept_or_a_caveat(
+    folder_of: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A penalty changes the answers, measured or in batches; beams are left out, as result and screen say."""
+    results = {}
+    for name, values in (("plain", {}), ("penalty", {"repetition_penalty": 3.0, "num_beams": 4})):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in folder_of("olmoe").iterdir():
+            (folder / file.name).symlink_to(file)
+        own = json.loads((folder / "generation_config.json").read_text())
+        (folder / "generation_config.json").unlink()
+        (folder / "generation_config.json").write_text(json.dumps(own | values))
+        flags = ["--top_k_list", "2", "--num_active_blocks_list", "3", "--num_latency_samples", "1"]
+        config = config_for(
+            folder, tmp_path / f"{name} results", *flags, "--max_new_tokens", "8", "--precision", "float32"
+        )
+        results[name] = next(iter(by_key(run_profiling(config)).values()))
+        print("\n".join(caveat_lines(run_profiling(config).results)))
+    plain, penalty = results["plain"], results["penalty"]
+    assert plain["provenance"]["model"]["decoding"]["left_out"] == {}
+    found = penalty["provenance"]["model"]["decoding"]
+    assert (found["kept"], found["left_out"]) == ({"repetition_penalty": 3.0}, {"num_beams": 4})
+    answers = [[sample["pred"] for sample in each["per_sample_results"]] for each in (plain, penalty)]
+    assert all(before != after for before, after in zip(*answers, strict=True))
+    kinds = [each["kind"] for each in penalty["provenance"]["caveat_records"]]
+    assert "decoding_left_out" in kinds and "decoding_left_out" not in str(plain["provenance"]["caveat_records"])
+    assert "decoding: the checkpoint prefers num_beams, which this run leaves out" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, S
 
 from experiment_core_utils.config.text import Batching, Decoding, TextConfig
 from experiment_core_utils.models.common.finite_logits import logits_watched
+from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import (
@@ -56,12 +57,14 @@ class TextGenerator:
     Args:
         model: with `generate()`, not wrapped for distribution.
         clock: that of the power readings taken beside.
+        preferences: of the checkpoint, applied to each row without its padding.
     """
 
     model: Any
     generation: GenerationConfig
     random_seed: int
     clock: Clock = field(default_factory=HostClock)
+    preferences: Preferences = NO_PREFERENCES
 
     @property
     def device(self) -> torch.device:
@@ -103,8 +106,13 @@ class TextGenerator:
             synchronize(device)
             started_s = self.clock.now_s()
             marks.mark()
+            processors = self.preferences.processors(ids, mask, self.eos_token_ids)
             sequences = self.model.generate(
-                input_ids=ids, attention_mask=mask, generation_config=generation, stopping_criteria=criteria
+                input_ids=ids,
+                attention_mask=mask,
+                generation_config=generation,
+                stopping_criteria=criteria,
+                **({"logits_processor": processors} if processors else {}),
             )
             tokens = sequences[:, ids.shape[1] :].cpu()
             marks.mark()
@@ -130,8 +138,11 @@ class TokenMarks(StoppingCriteria):
         return self._stopped
 
 
-def generation_values(config: TextConfig, model: Any, tokeniser: Any) -> GenerationConfig:
-    """Greedy decoding or sampling as requested, made anew: only the ids of the model's own values are kept.
+def generation_values(
+    config: TextConfig, model: Any, tokeniser: Any, preferences: Preferences = NO_PREFERENCES
+) -> GenerationConfig:
+    """Greedy decoding or sampling as requested, made anew: of the model's own values the ids are kept, with the stop
+    strings of the preferences as ends; other preferences are applied beside it.
 
     Where the model has no id, the tokeniser's is taken. A mode uses the temperature (1 where none is given) and the
     number of its own name; the others are switched off, transformers' default top-k of 50 too.
@@ -144,6 +155,10 @@ def generation_values(config: TextConfig, model: Any, tokeniser: Any) -> Generat
         name: getattr(tokeniser if getattr(own, name) is None else own, name)
         for name in ("bos_token_id", "eos_token_id", "pad_token_id")
     }
+    if preferences.stop_token_ids:
+        eos = ids["eos_token_id"]
+        before = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        ids["eos_token_id"] = list(dict.fromkeys([*before, *preferences.stop_token_ids]))
     if ids["pad_token_id"] is None:
         raise ConfigurationError("neither the model nor the tokeniser has a pad token; set tokeniser.pad_token")
     return GenerationConfig(
@@ -278,8 +293,8 @@ def _failures_named() -> Iterator[None]:
 def _only_values_of(generation: GenerationConfig, model: Any) -> Iterator[None]:
     """A context in which `generate()` uses these values only: it would fill others from the model's own values."""
     before = model.generation_config
-    model.generation_config = generation
     try:
+        model.generation_config = generation
         yield
     finally:
         model.generation_config = before

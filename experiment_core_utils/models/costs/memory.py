@@ -1,4 +1,4 @@
-"""Elements of the KV cache and bytes of the weights that a decode step reads, by formula."""
+"""Memory by formula: weights, KV cache, the largest activations of a prefill, and what a decode step reads of them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from experiment_core_utils.models.common.describe import stored_bytes
-from experiment_core_utils.models.costs.decoder import BlockShape
+from experiment_core_utils.models.costs.decoder import BlockShape, ExpertsShape
 
 
 def cache_elements(blocks: Sequence[BlockShape], tokens: int) -> int:
@@ -15,6 +15,34 @@ def cache_elements(blocks: Sequence[BlockShape], tokens: int) -> int:
     Of a sliding window it keeps one position less than a step sees, because that is the step's own.
     """
     return sum(block.cache_width * _at_most(tokens, block.window, 1) for block in blocks)
+
+
+def activation_elements(hidden: int, blocks: Sequence[BlockShape], tokens: int) -> int:
+    """Elements that a prefill of one row has at a time beside weights and cache, in its widest block.
+
+    For each token: the residual with a block's normed input and its output, and the wider of attention (queries, keys,
+    values, result) and feed-forward part (gate and up, their product; of experts also each row's input and output).
+    Not counted: scores of attention, which fused kernels do not store; the vision stage; logits; workspaces of
+    libraries; what the allocator keeps beside.
+
+    Args:
+        hidden: width of the residual stream.
+        blocks: those that run.
+    """
+    return tokens * (3 * hidden + max(max(_attention_width(each), _mlp_width(each, hidden)) for each in blocks))
+
+
+def _attention_width(block: BlockShape) -> int:
+    if block.latent is None:
+        return 2 * block.query_width + 2 * block.kv_width
+    return block.query_width + block.latent.expanded_width + block.latent.rotary_width + block.latent.value_width
+
+
+def _mlp_width(block: BlockShape, hidden: int) -> int:
+    mlp = block.mlp
+    if isinstance(mlp, ExpertsShape):
+        return mlp.top_k * (2 * hidden + 3 * mlp.width) + 3 * mlp.shared_width
+    return (3 if mlp.is_gated else 2) * mlp.width
 
 
 def read_elements(blocks: Sequence[BlockShape], contexts: Iterable[int]) -> int:
@@ -36,6 +64,13 @@ class ModelBytes:
     step_weights_bytes: float  #: that a decode step of one request reads
     blocks: tuple[BlockShape, ...]  #: those that run, of which the cache has keys and values
     element_bytes: int  #: of a number in the cache
+    hidden: int | None = None  #: width of the residual stream; None where activations are not counted
+
+    def activation_bytes(self, tokens: int) -> int | None:
+        """Bytes of the largest activations of a prefill of `tokens` positions; see `activation_elements`."""
+        if self.hidden is None:
+            return None
+        return activation_elements(self.hidden, self.blocks, tokens) * self.element_bytes
 
     def cache_bytes(self, tokens: int) -> int:
         """Bytes of the cache of one request of `tokens` positions; see `cache_elements`."""

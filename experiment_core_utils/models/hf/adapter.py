@@ -1,4 +1,4 @@
-"""The staged interface of any transformers model.
+"""The staged interface of transformers models.
 
 In eager runs, times come from marks inside the model's own `generate()`; the three stages by themselves, which energy
 windows and profiles need, do the same steps. In graphed runs (`graphed_stages`), times come from the stages. A new
@@ -36,6 +36,7 @@ from experiment_core_utils.models.common.engine_proof import (
 )
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.greedy import generate_async
+from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
@@ -92,7 +93,8 @@ class TransformersModel:
         self.requests = requests
         self._requested = execution
         self.knobs = DecoderKnobs(model)
-        model.generation_config = greedy_config(model)
+        self.preferences = preferences_of(values_of(model.generation_config), requests.tokenizer, name)
+        model.generation_config = greedy_config(model, self.preferences)
         self.device = model.device
         self.num_total_blocks = self.knobs.num_total_blocks
         self.num_experts = self.knobs.num_experts
@@ -100,7 +102,7 @@ class TransformersModel:
         eos = model.generation_config.eos_token_id
         self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
         self._vision_fields = AttributeChanges()
-        self._stages = GenerateStages(model)
+        self._stages = GenerateStages(model, self.preferences)
         self._graphed, self._unsupported_reason = None, eager_reason
         if eager_reason is None:
             self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer)
@@ -219,17 +221,27 @@ class TransformersModel:
     def _stages_of(self, state: GenerationState | PrefilledRequest[Any]) -> Any:
         return self._graphed if isinstance(state, PrefilledRequest) else self._stages
 
+    @contextmanager
+    def raw_logits(self) -> Iterator[None]:
+        """A context in which the stages give the model's own logits, without the checkpoint's preferences."""
+        before = self._stages.preferences
+        try:
+            self._stages.preferences = NO_PREFERENCES
+            yield
+        finally:
+            self._stages.preferences = before
+
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """See `StagedModel.generate_timed`."""
         if self._graphed is None:
-            return generate_timed(self.model, inputs, max_new_tokens, marks)
+            return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences)
         self._graphed.warm_up(self.active_setting, inputs, max_new_tokens)
         requests = AsyncRequests(self._graphed, self._stages, self.active_setting)
         return generate_async(requests, inputs, max_new_tokens, self.eos_token_ids, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens)
+        return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens, self.preferences)
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
@@ -273,7 +285,7 @@ class TransformersModel:
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
             blocks_run_decode=decode_blocks,
-            cache_layers=state.filled_layers,
+            cache_layers=self._cached_blocks(state),
             execution=self._mode,
             execution_reason=self._execution_reason,
             execution_stages=self._execution_stages(),
@@ -282,6 +294,14 @@ class TransformersModel:
             experts_implementation=ran.names,
             experts_implementation_decode=ran_decode.names,
         )
+
+    def _cached_blocks(self, state: GenerationState) -> int:
+        """Layers of the cache that are filled, those of one block counted as one where all blocks have several."""
+        layers = getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+        each, rest = divmod(layers or self.num_total_blocks, self.num_total_blocks)
+        if each < 2 or rest or state.filled_layers % each:
+            return state.filled_layers
+        return state.filled_layers // each
 
     def _prove_blocks_inputs(self, setting: KnobSetting, inputs: Mapping[str, Any], features: Any) -> None:
         """Check that each active block gets the same inputs as in the full model, except for its hidden states."""
@@ -369,14 +389,15 @@ class TransformersModel:
         experts = [None if top_k is None or self.num_experts is None else (self.num_experts, top_k) for top_k in chosen]
         kept = [self._blocks[index] for index in setting.active_blocks]
         weights = step_weights(kept, self.model.get_output_embeddings(), experts)
-        blocks = self._architecture.at_setting(setting.top_k, setting.active_blocks).decoder.blocks
+        decoder = self._architecture.at_setting(setting.top_k, setting.active_blocks).decoder
         with self.knobs.applied(None, range(self.num_total_blocks)):
             stored = stored_bytes(self.model)
         return ModelBytes(
             weights_bytes=stored,
             step_weights_bytes=weights.read(rows=1),
-            blocks=blocks,
+            blocks=decoder.blocks,
             element_bytes=self.model.dtype.itemsize,
+            hidden=decoder.hidden,
         )
 
     def describe(self) -> Mapping[str, Any]:
@@ -410,6 +431,9 @@ class TransformersModel:
             "execution_reason": self._execution_reason,
             "execution_stages": self._execution_stages(),
             "timed_inside": "generate" if self._graphed is None else "stages",
+            "decoding": decoding_in_force(
+                self.preferences, self.model.generation_config, self.eos_token_ids, self.requests.chat_template
+            ),
         }
 
     def _execution_stages(self) -> dict[str, str]:

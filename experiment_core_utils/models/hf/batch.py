@@ -12,7 +12,9 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.models.common.greedy import BatchFollower
+from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.models.common.text_generation import up_to_end
+from experiment_core_utils.models.hf.generate import processors_for
 from experiment_core_utils.records.requests import FollowedAnswer
 
 # Along the prompt, with the padding value of each; the ids get the pad token.
@@ -25,6 +27,7 @@ def answer_together(
     requests: Sequence[Mapping[str, Any]],
     eos_token_ids: frozenset[int],
     max_new_tokens: int,
+    preferences: Preferences = NO_PREFERENCES,
 ) -> list[tuple[int, ...]]:
     """Token ids of each request under the setting in force, end-of-sequence included where it came.
 
@@ -32,6 +35,7 @@ def answer_together(
 
     Args:
         requests: tensors on the model's device, as `generate()` takes them.
+        preferences: of the checkpoint, applied to each row without its padding.
 
     Raises:
         GenerationFailed: logits are not finite.
@@ -40,8 +44,10 @@ def answer_together(
     for places in _alike(requests):
         merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
         prompt_tokens = merged["input_ids"].shape[1]
+        processors = processors_for(model, merged, preferences)
         with logits_watched(model) as watch:
-            rows = model.generate(**merged, max_new_tokens=max_new_tokens)[:, prompt_tokens:].tolist()
+            answered = model.generate(**merged, max_new_tokens=max_new_tokens, logits_processor=processors)
+        rows = answered[:, prompt_tokens:].tolist()
         # Rows that ended before the longest are padded after their end.
         ended = [up_to_end(row, eos_token_ids)[0] for row in rows]
         watch.refuse_not_finite([len(row) for row in ended])

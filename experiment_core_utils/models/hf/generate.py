@@ -11,16 +11,17 @@ import functools
 import inspect
 from collections.abc import Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import BaseStreamer
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
 from experiment_core_utils.models.common.finite_logits import logits_watched
+from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.models.common.private_apis import carried_kwargs, position_ids, takes_dynamic_cache
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
 from experiment_core_utils.primitives.device import Marks
@@ -28,10 +29,15 @@ from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.records.requests import StageName, TimedTokens
 
 
-def greedy_config(model: PreTrainedModel) -> GenerationConfig:
-    """A config of greedy decoding only: of the checkpoint's preferences the special tokens are kept."""
+def greedy_config(model: PreTrainedModel, preferences: Preferences = NO_PREFERENCES) -> GenerationConfig:
+    """A config of greedy decoding only, with the checkpoint's special tokens and, as ends of an answer, the stop
+    strings that are kept; other preferences are applied beside it (`Preferences.processors`).
+    """
     own = model.generation_config
     eos = own.eos_token_id if own is not None else None
+    if preferences.stop_token_ids:
+        before = [] if eos is None else eos if isinstance(eos, list) else [eos]
+        eos = list(dict.fromkeys([*before, *preferences.stop_token_ids]))
     pad = own.pad_token_id if own is not None else None
     first_eos = eos[0] if isinstance(eos, list) else eos
     return GenerationConfig(
@@ -79,13 +85,20 @@ class _TokenMarks(BaseStreamer):
 
 
 @torch.inference_mode()
-def generate_timed(model: PreTrainedModel, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+def generate_timed(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Any],
+    max_new_tokens: int,
+    marks: Marks,
+    preferences: Preferences = NO_PREFERENCES,
+) -> TimedTokens:
     """The greedy answer of at most `max_new_tokens` tokens, end-of-sequence included where it came.
 
     The model's generation config must be one of `greedy_config`.
 
     Args:
         inputs: tensors of one request, as `generate()` takes them.
+        preferences: of the checkpoint; applied inside `generate()`, and so inside what is timed.
 
     Raises:
         GenerationFailed: logits are not finite.
@@ -94,9 +107,17 @@ def generate_timed(model: PreTrainedModel, inputs: Mapping[str, Any], max_new_to
     tokens = _TokenMarks(stages)
     with _vision_marked(model, stages), logits_watched(model) as watch:
         stages.begin()
-        model.generate(**inputs, max_new_tokens=max_new_tokens, streamer=tokens)
+        processors = processors_for(model, inputs, preferences)
+        model.generate(**inputs, max_new_tokens=max_new_tokens, streamer=tokens, logits_processor=processors)
     watch.refuse_not_finite([len(tokens.token_ids)])
     return TimedTokens(tuple(tokens.token_ids), tuple(stages.spans))
+
+
+def processors_for(model: PreTrainedModel, inputs: Mapping[str, Any], preferences: Preferences) -> LogitsProcessorList:
+    """What the preferences apply to the logits of a request or of a batch, padded on the left."""
+    eos: Any = model.generation_config.eos_token_id
+    ends = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    return preferences.processors(inputs["input_ids"], inputs.get("attention_mask"), ends)
 
 
 def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
@@ -145,6 +166,8 @@ class GenerationState:
 
     #: ids so far and what `generate()` would carry on with, after the prefill and after each step since
     steps: list[tuple[torch.Tensor, dict[str, Any]]]
+    #: applied to the logits of each step, as the checkpoint prefers
+    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
 
     @property
     def cache(self) -> Any:
@@ -159,10 +182,16 @@ class GenerationState:
 
 
 class GenerateStages:
-    """The three stages of one model; one request or a batch of them, padded on the left."""
+    """The three stages of one model; one request or a batch of them, padded on the left.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    Args:
+        preferences: of the checkpoint, applied to the logits that stages give. The model's generation config must have
+            the end of sequence by then.
+    """
+
+    def __init__(self, model: PreTrainedModel, preferences: Preferences = NO_PREFERENCES) -> None:
         self._model: Any = model
+        self.preferences = preferences
         self._kernels = DecodeKernels(model)
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
@@ -200,7 +229,10 @@ class GenerateStages:
             if features is not None:
                 stack.enter_context(replaced_method(model.base_model, _ENCODER, lambda *_, **__: features))
             outputs = model(**prepared, return_dict=True)
-        return outputs.logits[:, -1], GenerationState([(ids, self._next_kwargs(outputs, kwargs))])
+        state = GenerationState([(ids, self._next_kwargs(outputs, kwargs))])
+        if self.preferences.change_logits:
+            state.processors = processors_for(model, inputs, self.preferences)
+        return _processed(ids, outputs.logits[:, -1], state), state
 
     def decoding(self) -> AbstractContextManager[None]:
         """See `Stages.decoding`."""
@@ -216,7 +248,7 @@ class GenerateStages:
         prepared = self._model.prepare_inputs_for_generation(ids, next_sequence_length=1, **kwargs)
         outputs = self._model(**prepared, return_dict=True)
         state.steps.append((ids, self._next_kwargs(outputs, kwargs)))
-        return outputs.logits[:, -1]
+        return _processed(ids, outputs.logits[:, -1], state)
 
     def rewind(self, state: GenerationState, steps: int) -> None:
         """Undo the last so many decode steps of the state.
@@ -237,6 +269,12 @@ class GenerateStages:
 
     def _next_kwargs(self, outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return carried_kwargs(self._model, outputs, kwargs)
+
+
+def _processed(ids: torch.Tensor, logits: torch.Tensor, state: GenerationState) -> torch.Tensor:
+    """The logits by which `generate()` chooses after these ids: its own float32 copies where anything is applied."""
+    processors: Any = state.processors
+    return processors(ids, logits.to(copy=True, dtype=torch.float32)) if processors else logits
 
 
 def stages_unsupported_reason(model: PreTrainedModel, made: Set[str]) -> str | None:

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, engine_refused, refusal_of
 from experiment_core_utils.models.common.greedy import AsyncStages
+from experiment_core_utils.models.common.preferences import KEPT
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
@@ -190,6 +191,9 @@ def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) ->
 
     What shows only when it is tried is not checked; `GraphedGeneration.warm_up` raises it.
     """
+    if stages.preferences.change_logits:
+        applied = ", ".join(name for name in KEPT if name in stages.preferences.kept)
+        return f"the checkpoint prefers {applied}, applied between the logits and the choice of a token in a graph"
     devices = sorted({str(weight.device) for weight in model.parameters()})
     if len(devices) > 1:
         return f"its weights are on several devices ({', '.join(devices)})"

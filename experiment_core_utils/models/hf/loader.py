@@ -4,7 +4,7 @@ What the knobs allow is found on a model without storage, before any weight is r
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_too_large,
     refuse_without_weights,
 )
+from experiment_core_utils.models.common.describe import computing_dtype, implementations, quantisation_in_force
 from experiment_core_utils.models.common.private_apis import owns_experts
 from experiment_core_utils.models.common.quantisation import (
     QuantisationOptions,
@@ -125,9 +126,7 @@ def limits_of(source: HFSource) -> KnobLimits:
     skeleton = skeleton_of(source)
     made = loose_tensors(skeleton)
     knobs = DecoderKnobs(skeleton)
-    reason = stages_unsupported_reason(skeleton, made)
-    if reason is not None:
-        raise ConfigurationError(f"{source.name}, a {source.config.model_type}, cannot be profiled: {reason}")
+    _refuse_without_stages(source, skeleton, made)
     return KnobLimits(
         num_total_blocks=knobs.num_total_blocks,
         num_experts=knobs.num_experts,
@@ -135,7 +134,40 @@ def limits_of(source: HFSource) -> KnobLimits:
         vision_unsupported_reason=source.requests.vision_knob_unsupported_reason,
         top_k_unsupported_reason=knobs.top_k_unsupported_reason,
         blocks_unsupported_reason=knobs.blocks_unsupported_reason,
+        untried_reason=knobs.untried_reason,
     )
+
+
+def _refuse_without_stages(source: HFSource, model: PreTrainedModel, made: Set[str]) -> None:
+    reason = stages_unsupported_reason(model, made)
+    if reason is not None:
+        raise ConfigurationError(f"{source.name}, a {source.config.model_type}, cannot be profiled: {reason}")
+
+
+def refuse_as_loaded(
+    source: HFSource, limits: KnobLimits, model: PreTrainedModel, knobs: DecoderKnobs, made: Set[str]
+) -> None:
+    """Refuse a loaded model whose first prompt fails as no prompt without storage did, or that shows only now that it
+    has no separate stages.
+
+    Args:
+        limits: of the source.
+        knobs: made of the loaded model.
+        made: the model's `loose_tensors` before that.
+
+    Raises:
+        ConfigurationError: see above.
+    """
+    if limits.untried_reason is not None:
+        _refuse_without_stages(source, model, made)
+    elif knobs.failure is not None:
+        facts = [each for each in (computing_dtype(model), *implementations(model).values()) if each is not None]
+        if quantisation_in_force(model) is not None:
+            facts.append("quantised")
+        raise ConfigurationError(
+            f"{source.name}, loaded on {model.device.type} ({', '.join(dict.fromkeys(facts))}), cannot run a prompt: "
+            f"{knobs.failure}; give another --precision, --quantization or --experts_implementation"
+        )
 
 
 def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: bool) -> PreTrainedModel:

@@ -209,6 +209,16 @@ class HFRequests:
         self._layout = prompt_layout_of(self._tokenizer, self._template(), image_token, name)
         self.vision_knob_unsupported_reason = self._unsupported_reason()
 
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the checkpoint."""
+        return self._tokenizer
+
+    @property
+    def chat_template(self) -> str | None:
+        """The chat template that prompts are put into; None where they are taken as they are."""
+        return self._layout.template
+
     def config_for(self, crops: CropRange) -> Mapping[str, Any]:
         """Fields of the model's config that must be in force while requests with these crops run; mostly none."""
         return {} if self._options is None else self._options.config_for(crops)

@@ -15,6 +15,7 @@ from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
+from experiment_core_utils.models.common.preferences import decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
@@ -52,8 +53,6 @@ from experiment_core_utils.records.requests import (
     VisionGeometry,
 )
 from experiment_core_utils.tasks.interface import Sample
-
-T = TypeVar("T")
 
 T = TypeVar("T")
 
@@ -341,14 +340,15 @@ class MolmoeStagedModel:
         blocks = [every[index] for index in setting.active_blocks]
         chosen = [self.default_top_k if index == 0 else setting.experts for index in setting.active_blocks]
         weights = step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen])
-        shapes = self._architecture.at_setting(setting.experts, setting.active_blocks).decoder.blocks
+        decoder = self._architecture.at_setting(setting.experts, setting.active_blocks).decoder
         with self.model.knobs():
             stored = stored_bytes(self.model)
         return ModelBytes(
             weights_bytes=stored,
             step_weights_bytes=weights.read(rows=1),
-            blocks=shapes,
+            blocks=decoder.blocks,
             element_bytes=self.model.dtype.itemsize,
+            hidden=decoder.hidden,
         )
 
     def describe(self) -> Mapping[str, Any]:
@@ -368,4 +368,10 @@ class MolmoeStagedModel:
             "execution_stages": dict(self._executed.stages),
             "execution_untuned": self._executed.untuned,
             "runs_unused_vision_blocks": self.model.config.keep_unused_vision_blocks,
+            "decoding": decoding_in_force(
+                preferences_of(values_of(self.model.generation_config), None, self.name).nothing_kept(),
+                self.model.generation_config,
+                self.eos_token_ids,
+                template=None,
+            ),
         }

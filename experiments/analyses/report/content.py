@@ -43,11 +43,13 @@ NUMBERS = (
     ),
     ("prefill MFU %", "fraction of the GPU's peak that the prefill's operations reach", "mfu_prefill", 100.0, 2),
     ("decode MBU %", "fraction of the GPU's memory bandwidth that decode uses", "mbu_decode", 100.0, 2),
-    ("memory GB", "peak memory in 10^9 bytes", "peak_memory_bytes", 1e-9, 2),
+    ("counted GB", "weights, KV cache and activations by formula, in 10^9 bytes", "counted_memory_bytes", 1e-9, 3),
+    ("memory GB", "peak GPU memory in 10^9 bytes", "peak_memory_bytes", 1e-9, 2),
     ("drift", "largest time of the control setting beside it, over its first", "drift_ratio_max", 1.0, 2),
 )
 OPTIONAL = ("num_failed_samples", "energy_sample_j_mean", "energy_j_per_output_token", "energy_j_per_correct_answer",
-            "mfu_prefill", "mbu_decode", "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
+            "mfu_prefill", "mbu_decode", "counted_memory_bytes",
+            "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
 
 
 def report_of(found: Analyses) -> Report:

@@ -1,5 +1,6 @@
 """Caches and weights by formula, against real caches and by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,8 +8,15 @@ import torch
 from transformers import DynamicCache
 
 from experiment_core_utils.models.costs.active_shapes import architecture_in_force
-from experiment_core_utils.models.costs.decoder import BlockShape, MlpShape
-from experiment_core_utils.models.costs.memory import RoutedBytes, cache_elements, read_elements, step_weights
+from experiment_core_utils.models.costs.decoder import BlockShape, ExpertsShape, LatentShape, MlpShape
+from experiment_core_utils.models.costs.memory import (
+    ModelBytes,
+    RoutedBytes,
+    activation_elements,
+    cache_elements,
+    read_elements,
+    step_weights,
+)
 from tests.models.tiny_families import TEXT_FAMILIES, VOCABULARY, build, turn
 from tests.tiny_models.tiny_causal_models import causal_model, llama_config, olmoe_config
 
@@ -26,6 +34,28 @@ def test_a_cache_by_hand() -> None:
 def test_keys_that_steps_read_by_hand() -> None:
     # Steps over 4, 5 and 6 keys; the window lets 4, 5 and 5 through.
     assert read_elements([block(4), block(6, window=5)], range(4, 7)) == 2 * 15 * 4 + 2 * 14 * 6
+
+
+def test_the_largest_activations_by_hand() -> None:
+    """Of 7 tokens, hidden width 5: 3 x 5 and the widest part of any block."""
+    plain = BlockShape(query_width=8, kv_width=4, window=3, mlp=MlpShape(11, is_gated=False))
+    # Attention 2 x 8 + 2 x 4 is wider than 2 x 11; gated 3 x 11 is wider than attention.
+    assert activation_elements(5, [plain], 7) == 7 * (15 + 24)
+    gated = replace(plain, mlp=MlpShape(11))
+    assert activation_elements(5, [gated, plain], 7) == activation_elements(5, [plain, gated], 7) == 7 * (15 + 33)
+    # 2 experts of 2 x 5 + 3 x 6, and a shared one of 3 x 9.
+    routed = replace(plain, mlp=ExpertsShape(num_experts=8, top_k=2, width=6, shared_width=9))
+    assert activation_elements(5, [gated, routed, plain], 7) == 7 * (15 + 2 * 28 + 27)
+    assert activation_elements(5, [routed.with_top_k(1), plain], 7) == 7 * (15 + 28 + 27)
+    # Latent attention: queries 8, expanded keys and values 30, the rotary part 2, the result 12.
+    latent = LatentShape(query_rank=None, kv_rank=6, rotary_width=2, expanded_width=30, value_width=12)
+    assert activation_elements(5, [replace(gated, latent=latent)], 7) == 7 * (15 + 52)
+
+
+def test_bytes_of_activations_need_the_hidden_width() -> None:
+    known = ModelBytes(100, 30.0, (block(4),), element_bytes=2, hidden=5)
+    assert known.activation_bytes(7) == 2 * 7 * (15 + 2 * 8 + 2 * 4)
+    assert replace(known, hidden=None).activation_bytes(7) is None
 
 
 @pytest.mark.parametrize("steps", [0, 3])

@@ -70,6 +70,8 @@ PROVEN = {
     ("qwen2_5_vl", None, (0,)): (None,),
     ("internvl", None, (0, 1)): (None, None),
     ("llama", None, (0, 1, 2)): (None, None, None),
+    # Two attentions a block, and so two layers of the cache.
+    ("longcat_flash", None, (0, 1)): (3, 3),
 }
 
 

@@ -18,8 +18,10 @@ from experiment_core_utils.config.text import ImpossibleCombination
 from experiment_core_utils.models.common.describe import stored_bytes
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import HFSource, find_hf_model, skeleton_of
+from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobLimits
+from experiment_core_utils.sweep.dry_run import untried_sentences
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
 
@@ -101,6 +103,32 @@ def test_another_kind_of_model_is_refused_at_the_door(content: dict[str, Any], m
     with pytest.raises(ConfigurationError, match=message) as caught:
         find_model(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_limits_that_need_values_are_left_to_the_loaded_model(folder_of: Written, tmp_path: Path) -> None:
+    """JetMoe's routers cannot run without values, and do not show what they choose."""
+    source = find_model(str(folder_of("jetmoe")))
+    assert source.limits.untried_reason is not None
+    assert (source.limits.default_top_k, source.limits.top_k_unsupported_reason) == (2, None)
+    assert loaded(folder_of("jetmoe")).knobs.top_k_unsupported_reason is not None
+    flags = ["--top_k_list", "1", "--num_active_blocks_list", "2", "--num_samples", "2", "--output_dir", str(tmp_path)]
+    config = requested(folder_of("jetmoe"), *flags, "--drift_check_every", "0", "--num_warmup_runs", "0")
+    assert "knobs: whether they can be set shows once the model is loaded" in "\n".join(untried_sentences(source))
+    with pytest.raises(ConfigurationError, match="topk1.* shows to be impossible now .*: its routers do not show"):
+        run_profiling(config)
+
+
+def test_what_fails_only_as_loaded_is_the_vendors_error(folder_of: Written) -> None:
+    """Grouped products of widths that are not multiples of 16 bytes do not exist; the model is not to blame."""
+    folder = folder_of("olmoe, odd widths")
+    assert find_model(str(folder)).limits.top_k_unsupported_reason is None
+    with pytest.raises(
+        ConfigurationError, match=r"loaded on cpu \(bfloat16, .*grouped_mm.*\), cannot run a prompt: "
+    ) as error:
+        loaded(folder, "--precision", "bfloat16", "--experts_implementation", "grouped_mm")
+    assert str(error.value).endswith("; give another --precision, --quantization or --experts_implementation")
+    assert "by itself" not in str(error.value) and "\n" not in str(error.value)
+    loaded(folder, "--precision", "bfloat16", "--experts_implementation", "batched_mm")
 
 
 # --- weights ------------------------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 The reference is a model built with the active blocks and the same weights. To match it, the decoder gets a shorter list
 of blocks, each block gets a new number, by which it finds its layer of the cache, and the text config gets a shorter
-form of every list with an entry for each block, because masks and caches are made from these. A decoder for which this
-is not known to be enough is refused with the reason.
+form of every list with an entry for each block, because masks and caches are made from these. Such lists are known by
+their names, or by what the decoder reads of them while it runs (`list_reads`). A decoder for which this is not known to
+be enough is refused with the reason.
 """
 
 import copy
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +19,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from experiment_core_utils.models.common.block_modules import block_stack
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.decoder import refuse_impossible_blocks
+from experiment_core_utils.models.hf.knobs.list_reads import entries_of, reads_of
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange
 from experiment_core_utils.primitives.errors import ConfigurationError
 
-# Lists with an entry for each block, by their names or how these end; `mtp_` lists are about other blocks.
+# Lists with an entry for each block that are known by how their names end; others are found by how they are read.
+# `mtp_` lists are about other blocks.
 _PER_BLOCK_ENDINGS = ("_types", "_type", "_pattern", "_freq", "_layers", "_per_layer")
 _KNOWN_PER_BLOCK = ("no_rope_layers",)
 _OTHER_BLOCKS = "mtp_"
@@ -32,6 +35,8 @@ _INDEX_MARKS = ("layers", "blocks", "idx", "indices", "indexes")
 _PER_LAYER_NUMBERS = ("layer_id", "layer_number", "layer_index", "block_idx", "block_id")
 # Kinds of blocks that keep a state of one size instead of keys and values of every token.
 _NOT_ATTENTION = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "moe", "mlp")
+# In a list about blocks: this one takes over what another computes, such as the token indices of an indexer.
+_TAKEN_OVER = "shared"
 # What knobs and modes set in a block.
 _NO_CONSTANTS = ("layer_idx", "top_k", "training")
 # What a config's own properties raise where they do not apply to it.
@@ -55,10 +60,49 @@ class ActiveBlocks:
         self.every: tuple[nn.Module, ...] = tuple(self._stack.layers)
         self._configs = _text_configs(model, self._stack, len(self.every))
         self._numbered = [[module for module in block.modules() if _number(module) is not None] for block in self.every]
+        #: names of lists with an entry for each block, found by their reads
+        self._read_by_block: frozenset[str] = frozenset()
         self._kinds: Sequence[str] | None = None
         if self._configs:
             self._kinds = getattr(self._configs[0], "layer_types", None)
         self.unsupported_reason = self._refuse(model)
+
+    def learn(self, run: Callable[[], object]) -> None:
+        """Find the lists about blocks that no name tells, by one `run` of the whole decoder over a prompt."""
+        total = len(self.every)
+        if self.unsupported_reason is not None or total == 1:
+            run()
+            return
+        unknown = {
+            f"{place}.{name}": (config, name)
+            for place, config in enumerate(self._configs)
+            for name, value in _lists(config)
+            if not _has_rule(name, value, total) and (len(value) == total or _are_indices(value, total))
+        }
+        inside = {
+            f"{place}.{name}.{key}": (value, key)
+            for place, config in enumerate(self._configs)
+            for name, value in vars(config).items()
+            if isinstance(value, dict)
+            for key, entry in value.items()
+            if isinstance(entry, list | tuple) and len(entry) == total
+        }
+        with reads_of(unknown, self.every) as seen, entries_of(inside, self.every) as seen_inside:
+            run()
+        by_block = [key.partition(".")[2] for key, reads in seen_inside.items() if reads.is_by_block]
+        if by_block:
+            self.unsupported_reason = f"its config has {by_block[0]} with an entry for each block inside an object"
+        for key, reads in seen.items():
+            config, name = unknown[key]
+            if reads.is_by_block and len(getattr(config, name)) == total:
+                self._read_by_block |= {name}
+            elif reads.names_blocks:
+                self.unsupported_reason = f"its config names blocks by their indices in {name}"
+            elif reads.entries and len(getattr(config, name)) == total:
+                self.unsupported_reason = (
+                    f"its config has {name} with as many entries as blocks, and how its decoder reads them does not "
+                    "tell whether they are about blocks"
+                )
 
     def validate(self, active_blocks: Sequence[int]) -> None:
         """Raises ConfigurationError where these cannot be the active blocks."""
@@ -93,7 +137,7 @@ class ActiveBlocks:
             for module in self._numbered[index]
         ]
         for config in self._configs:
-            changes += _config_changes(config, active_blocks, len(self.every))
+            changes += _config_changes(config, active_blocks, len(self.every), self._read_by_block)
         changes += _own_lists(self._stack, active_blocks, len(self.every))
         kept = nn.ModuleList(self.every[index] for index in active_blocks)
         return [*changes, AttributeChange(self._stack, "layers", kept)]
@@ -103,14 +147,19 @@ class ActiveBlocks:
         if getattr(model.config, "is_encoder_decoder", False):
             return "its decoder attends to an encoder"
         if not self._configs:
-            return f"its text config does not speak of {total} blocks"
+            counted = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+            return f"it has {total} blocks, and its text config counts {counted or 'no'} layers"
         beside = [
             name
             for name, module in self._stack.named_children()
-            if name != "layers" and isinstance(module, nn.ModuleList) and len(module) == total > 1
+            if name != "layers" and isinstance(module, nn.ModuleList | nn.ParameterList) and len(module) == total > 1
         ]
         if beside:
             return f"its decoder has a second list with an entry for each block ({', '.join(beside)})"
+        tensors = [*self._stack.named_parameters(recurse=False), *self._stack.named_buffers(recurse=False)]
+        by_length = [name for name, tensor in tensors if tensor.dim() and tensor.shape[0] == total > 1]
+        if by_length:
+            return f"its decoder has a tensor with as many rows as blocks ({', '.join(by_length)})"
         reasons = [_refuse_config(config, total) for config in self._configs]
         reasons.append(self._refuse_numbers())
         return next((reason for reason in reasons if reason is not None), None) or self._refuse_constants()
@@ -135,14 +184,21 @@ class ActiveBlocks:
 
         Parts of a decoder that its config alone does not build are not checked.
         """
-        total = len(self.every)
         config = vars(self._stack).get("config")
-        if total == 1 or not any(config is each for each in self._configs):
+        if len(self.every) == 1 or not any(config is each for each in self._configs):
             return None
+        # A list without a rule may be read by block while blocks are made; where it is not, they come out as before.
+        same_length = {name for name, value in _lists(config) if len(value) == len(self.every)}
+        reasons = [self._other_constants(config, names) for names in ((), same_length)]
+        return None if None in reasons else reasons[0]
+
+    def _other_constants(self, config: Any, by_block: Collection[str]) -> str | None:
+        """See `_refuse_constants`; `by_block` are taken for lists about blocks."""
+        total = len(self.every)
         active, trial = range(1, total), copy.deepcopy(config)
-        for change in _config_changes(trial, active, total):
-            setattr(trial, change.name, change.value)
         try:
+            for change in _config_changes(trial, active, total, by_block):
+                setattr(trial, change.name, change.value)
             with torch.device("meta"):
                 built = type(self._stack)(trial)
         except HF_CODE_ERRORS:  # More than its config is needed for it.
@@ -198,12 +254,14 @@ def _text_configs(model: PreTrainedModel, stack: nn.Module, total: int) -> list[
     return list(configs.values())
 
 
-def _config_changes(config: Any, active_blocks: Sequence[int], total: int) -> list[AttributeChange]:
+def _config_changes(
+    config: Any, active_blocks: Sequence[int], total: int, read_by_block: Collection[str] = ()
+) -> list[AttributeChange]:
     changes = [AttributeChange(config, "num_hidden_layers", len(active_blocks))]
     for name, value in _lists(config):
         if name in _KNOWN_INDEX_LISTS:
             kept = [position for position, index in enumerate(active_blocks) if index in value]
-        elif _is_per_block(name, value, total):
+        elif _is_per_block(name, value, total) or (name in read_by_block and len(value) == total):
             kept = [value[index] for index in active_blocks]
         else:
             continue
@@ -228,6 +286,11 @@ def _is_per_block(name: str, value: Sequence[Any], total: int) -> bool:
     return len(value) == total and name.endswith(_PER_BLOCK_ENDINGS) and not name.startswith(_OTHER_BLOCKS)
 
 
+def _has_rule(name: str, value: Sequence[Any], total: int) -> bool:
+    """Whether it is known by its name what a list is about."""
+    return name in _KNOWN_INDEX_LISTS or name.startswith(_OTHER_BLOCKS) or _is_per_block(name, value, total)
+
+
 def _refuse_config(config: Any, total: int) -> str | None:
     """The reason why a config does not allow layer skipping, None where it does; which fields exist depends on the
     family.
@@ -241,6 +304,8 @@ def _refuse_config(config: Any, total: int) -> str | None:
     if getattr(config, "is_heterogeneous", False):
         return "its config describes each block by itself"
     for name, value in _lists(config):
+        if len(value) == total and _TAKEN_OVER in value and not name.startswith(_OTHER_BLOCKS):
+            return f"some of its blocks take over what another block computes ({name})"
         if _names_blocks(name, value, total):
             return f"its config names blocks by their indices in {name}"
     return _refuse_derived(config, total)
@@ -250,9 +315,12 @@ def _names_blocks(name: str, value: Sequence[Any], total: int) -> bool:
     """Whether a list that no rule is known for looks like indices of blocks."""
     if name in (*_KNOWN_INDEX_LISTS, *_KNOWN_PER_BLOCK) or name.startswith(_OTHER_BLOCKS):
         return False
-    are_indices = all(type(entry) is int and 0 <= entry < total for entry in value)
     ascending = all(earlier < later for earlier, later in itertools.pairwise(value))
-    return name.endswith(_INDEX_MARKS) and are_indices and ascending
+    return name.endswith(_INDEX_MARKS) and _are_indices(value, total) and ascending
+
+
+def _are_indices(value: Sequence[Any], total: int) -> bool:
+    return all(type(entry) is int and 0 <= entry < total for entry in value)
 
 
 def _refuse_derived(config: Any, total: int) -> str | None:

@@ -1,4 +1,4 @@
-"""The knobs of any transformers model's decoder (top-k and active blocks), set in place and restored afterwards.
+"""The knobs of a transformers decoder (top-k and active blocks), set in place and restored afterwards.
 
     knobs = DecoderKnobs(model)
     with knobs.applied(top_k=2, active_blocks=(0, 1, 3)):
@@ -54,7 +54,7 @@ Setting = tuple[int | None, tuple[int, ...]]
 
 
 class DecoderKnobs:
-    """The knobs of any transformers model's decoder: top-k and active blocks.
+    """The knobs of a transformers decoder: top-k and active blocks.
 
     Attributes:
         num_total_blocks: blocks of the full model.
@@ -63,6 +63,9 @@ class DecoderKnobs:
         routed_blocks: indices of the blocks with experts, in the full model.
         top_k_unsupported_reason: why top-k cannot be set; None if it can.
         blocks_unsupported_reason: why blocks cannot be skipped; None if they can.
+        untried_reason: why no knob could be tried, on a model without storage (some code needs values); the reasons
+            above then are those that are known without a run. None where the knobs were tried.
+        failure: the error of the decoder's first prompt, with its class; None where it ran.
 
     Raises:
         ConfigurationError: the model has no decoder whose blocks are a list `layers`.
@@ -79,10 +82,13 @@ class DecoderKnobs:
         self._all_blocks = tuple(range(self.num_total_blocks))
         self.routed_blocks = self._routers.routed_blocks
         self.num_experts = self._routers.num_experts
-        failure = self._failure(lambda: self._routers.learn(self._prefill, _TRIAL_TOKENS))
+        self.failure = self._failure(
+            lambda: self._blocks.learn(lambda: self._routers.learn(self._prefill, _TRIAL_TOKENS))
+        )
+        self.untried_reason = self.failure if self._has_no_values else None
         self.default_top_k = self._routers.default_top_k
-        self.top_k_unsupported_reason = self._refuse_top_k(failure)
-        self._blocks.unsupported_reason = self._blocks.unsupported_reason or failure or self._refuse_blocks()
+        self.top_k_unsupported_reason = self._refuse_top_k()
+        self._blocks.unsupported_reason = self._blocks.unsupported_reason or self._refuse_blocks()
 
     @property
     def blocks_unsupported_reason(self) -> str | None:
@@ -191,18 +197,29 @@ class DecoderKnobs:
         with torch.inference_mode():
             decoder(input_ids=torch.ones(1, _TRIAL_TOKENS, dtype=torch.long, device=device))
 
+    @property
+    def _has_no_values(self) -> bool:
+        return bool(self._model.get_decoder().get_input_embeddings().weight.is_meta)
+
     def _failure(self, run: Callable[[], object]) -> str | None:
         try:
             run()
         except HF_CODE_ERRORS as error:
-            return f"its decoder cannot run a prompt by itself ({type(error).__name__}: {first_line(error)})"
+            return f"{type(error).__name__}: {first_line(error)}"
         return None
 
-    def _refuse_top_k(self, failure: str | None) -> str | None:
+    def _refuse_untried(self) -> str | None:
+        """The reason why no knob can be tried; None where they can, and where only values are missing for it."""
+        if self.failure is None or self.untried_reason is not None:
+            return None
+        return f"its decoder cannot run a prompt by itself ({self.failure})"
+
+    def _refuse_top_k(self) -> str | None:
         if not self.routed_blocks:
             return "the model is dense"
-        if failure is not None:
-            return failure
+        reason = self._refuse_untried()
+        if reason is not None:
+            return reason
         if self._routers.blocks_without_top_k:
             return (
                 f"blocks {list(self._routers.blocks_without_top_k)} have no top-k of their own, all of them follow one "
@@ -212,7 +229,7 @@ class DecoderKnobs:
             return f"only block {self.routed_blocks[0]} has experts, and the first such block keeps its own number"
         if self.num_experts is None or self.num_experts < 2:
             return f"the number of its experts is {self.num_experts or 'unknown'}"
-        return self._refuse_trial(1 if self.default_top_k != 1 else 2)
+        return self._refuse_trial(1 if self.default_top_k != 1 else 2) if self.untried_reason is None else None
 
     def _refuse_trial(self, top_k: int) -> str | None:
         """Set the routers to another number of experts; their choices and the FLOPs must follow."""
@@ -221,7 +238,7 @@ class DecoderKnobs:
             with self.counted() as counted:
                 delta = flops_delta(self._prefill, applied)
         except HF_CODE_ERRORS as error:
-            return f"with top-k {top_k} its prefill fails ({type(error).__name__}: {first_line(error)})"
+            return self._failed_trial(f"with top-k {top_k}", error)
         chosen = {counted.experts.get(index) for index in self._routers.adjustable_blocks}
         if not delta.changed and not has_packed_weights(self._model) and chosen in ({top_k}, {None}):
             return (
@@ -235,8 +252,18 @@ class DecoderKnobs:
             return f"it ignores top-k: set to {top_k}, its routers chose {seen} experts for a token"
         return None
 
+    def _failed_trial(self, setting: str, error: Exception) -> str | None:
+        """The reason why a setting is refused whose trial failed; None where values were missing for it."""
+        failure = f"{type(error).__name__}: {first_line(error)}"
+        if self._has_no_values and "meta" in failure:
+            self.untried_reason = failure
+            return None
+        return f"{setting} its prefill fails ({failure})"
+
     def _refuse_blocks(self) -> str | None:
         """Leave one block out; exactly the others must run."""
+        if self.failure is not None:
+            return self._refuse_untried()
         smaller = (tuple(i for i in self._all_blocks if i != left_out) for left_out in reversed(self._all_blocks))
         active = next((blocks for blocks in smaller if blocks and self._blocks.has_attention(blocks)), None)
         if active is None:
@@ -245,7 +272,7 @@ class DecoderKnobs:
             with self.counted() as counted, self.applied(None, active):
                 self._prefill()
         except HF_CODE_ERRORS as error:
-            return f"with blocks {list(active)} its prefill fails ({type(error).__name__}: {first_line(error)})"
+            return self._failed_trial(f"with blocks {list(active)}", error)
         if tuple(counted.blocks) != active:
             return f"with blocks {list(active)} its prefill runs {counted.blocks}"
         return None

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import GPT2Config, OlmoeConfig, OlmoeForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, OlmoeConfig, OlmoeForCausalLM
 
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs, flops_delta
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.models.knob_families import (
     ALL_BLOCKS,
+    BY_THETA_FAMILIES,
     GEMMA3N,
     GEMMA4_EMBEDDINGS,
     GEMMA4_EXPERTS,
@@ -21,16 +22,20 @@ from tests.models.knob_families import (
     NUM_BLOCKS,
     PHIMOE,
     TEXT_FAMILIES,
+    UNTRIED_FAMILIES,
     VISION_FAMILIES,
     KnobFamily,
+    indexed,
+    longcat,
 )
 from tests.models.tiny_families import build
 
-FAMILIES = {**TEXT_FAMILIES, **VISION_FAMILIES}
+FAMILIES = {**TEXT_FAMILIES, **BY_THETA_FAMILIES, **VISION_FAMILIES}
 NEW_TOKENS = 5
 # 9 tokens and 5, filled up on the left.
 IDS = torch.tensor([[10, 11, 12, 13, 14, 15, 16, 17, 18], [0, 0, 0, 0, 20, 21, 22, 23, 24]])
 PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
+ONE = {"input_ids": IDS[:1]}
 
 
 def blocks_of(model: Any) -> Any:
@@ -115,6 +120,48 @@ def test_turned_knobs_equal_a_model_built_with_the_smaller_setting(
             assert not torch.allclose(found[1], whole[1], atol=1e-2)
     again = answer(full, PADDED)
     assert_alike(again, whole)
+
+
+@pytest.mark.parametrize("name", UNTRIED_FAMILIES)
+def test_knobs_that_cannot_be_tried_without_values_are_tried_with_them(name: str) -> None:
+    """Without storage there is a reason why they are not known, and none why they cannot be set."""
+    family = UNTRIED_FAMILIES[name]
+    full = family.built()
+    with torch.device("meta"):
+        without = AutoModelForCausalLM.from_config(full.config).eval()
+    untried = DecoderKnobs(without)
+    assert untried.untried_reason is not None
+    assert (untried.num_experts, untried.default_top_k) == (6, family.top_k)
+    assert (untried.top_k_unsupported_reason, untried.blocks_unsupported_reason) == (None, None)
+    knobs = DecoderKnobs(full)
+    assert (knobs.untried_reason, knobs.failure, knobs.blocks_unsupported_reason) == (None, None, None)
+    assert (knobs.top_k_unsupported_reason is not None) == (name == "jetmoe")
+    for top_k, kept in SETTINGS:
+        setting = None if name == "jetmoe" else top_k
+        small = reference(family, full, setting, kept)
+        with knobs.applied(setting, kept):
+            assert_alike(answer(full, PADDED), answer(small, PADDED))
+
+
+@pytest.mark.parametrize("name", ["GlmMoeDsaConfig", "HYV4Config"])
+def test_blocks_that_take_over_what_another_computes_cannot_be_skipped(name: str) -> None:
+    """Top-k can be set in them; where each block has its own indexer, blocks can be skipped too."""
+    full = indexed(name, "full", "shared", "full", "shared").built()
+    knobs = DecoderKnobs(full)
+    reason = "some of its blocks take over what another block computes (indexer_types)"
+    assert (knobs.blocks_unsupported_reason, knobs.top_k_unsupported_reason) == (reason, None)
+    family = indexed(name, "full", "full", "full", "full")
+    full = family.built()
+    knobs = DecoderKnobs(full)
+    small = reference(family, full, 2, (0, 1, 3))
+    with knobs.applied(2, (0, 1, 3)):
+        assert_alike(answer(full, ONE), answer(small, ONE))
+
+
+def test_a_block_with_two_layers_of_the_cache_is_not_skipped() -> None:
+    knobs = DecoderKnobs(longcat(3).built())
+    assert knobs.blocks_unsupported_reason == "it has 4 blocks, and its text config counts 8 layers"
+    assert (knobs.failure, knobs.num_experts, knobs.default_top_k) == (None, 6, 3)
 
 
 @pytest.mark.parametrize(("top_k", "kept"), [(1, (0, 1, 3)), (2, (1, 2, 3))])
