@@ -114,7 +114,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     accelerator = setup_distributed(config.machine)
     requested = requested_run(config)
     check_and_make_folder(requested, energy)
-    fingerprint = agreed_fingerprint(config, requested.source, requested.task, requested.sample_ids, accelerator)
+    fingerprint = agreed_fingerprint(requested, accelerator)
     ledger = Ledger(folder, fingerprint)
     with ExitStack() as stack:
         broadcast_from_main(lambda: stack.enter_context(only_run_in(folder / PARTS_FOLDER)), accelerator)

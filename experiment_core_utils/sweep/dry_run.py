@@ -76,7 +76,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     dtype = choose_dtype(config.model.precision, device)
     limit = max_new_tokens_of(config.task, task)
     planned = work_of(source, task, drawn.sample_ids, limit)
-    ledger = Ledger(config.machine.output_dir, agreed_fingerprint(config, source, task, drawn.sample_ids, accelerator))
+    ledger = Ledger(config.machine.output_dir, agreed_fingerprint(requested, accelerator))
     earlier = earlier_results(config.machine.output_dir, config.model, source, task, device, dtype)
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
     measuring = config.measuring

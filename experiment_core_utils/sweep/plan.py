@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fin
 from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.drift import fill_in_drift
 from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
+from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
@@ -162,6 +164,11 @@ class RequestedRun:
     def sample_ids(self) -> tuple[int, ...]:
         """The samples, in that order."""
         return self.drawn.sample_ids
+
+    @cached_property
+    def digests(self) -> Mapping[int, str] | None:
+        """Content of the samples when it is first requested; see `content.digests_of`."""
+        return digests_of(self.task, self.sample_ids, self.config.measuring.sample_timeout)
 
     @property
     def journals(self) -> Path:
@@ -313,6 +320,19 @@ def _differences(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -
         there = [each[name] for each in parts if name in each and each[name] != value]
         if there and name not in NOT_IN_FINGERPRINT:
             yield f"{flag} {_as_given(value)}, there {' or '.join(dict.fromkeys(map(_as_given, there)))}"
+    yield from _other_data(requested.digests or {}, others)
+
+
+def _other_data(digests: Mapping[int, str], others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What is known of samples of the same id that have another content in the results of others."""
+    lists = [each["per_sample_results"] for each in others if isinstance(each.get("per_sample_results"), list)]
+    samples = [each for found in lists for each in found if isinstance(each, dict) and each.get("sample_id") in digests]
+    if any(each.get("data_sha256") is None for each in samples):
+        yield "the content of the samples is known now, and in results of earlier versions it is not"
+    known = [each for each in samples if each.get("data_sha256") is not None]
+    changed = sorted({each["sample_id"] for each in known if each["data_sha256"] != digests[each["sample_id"]]})
+    if changed:
+        yield f"the data of {len(changed)} samples have changed, the first is sample {changed[0]}"
 
 
 def _as_given(value: object) -> str:
@@ -325,21 +345,20 @@ def _as_given(value: object) -> str:
 OLD_ENGINE_NAMES = {"eager": MODULES, "captured": CUDA_GRAPH}
 
 
-def agreed_fingerprint(
-    config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
-) -> str:
+def agreed_fingerprint(requested: RequestedRun, accelerator: Accelerator) -> str:
     """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
 
     The same wherever model and results lie. A folder that was begun under a former fingerprint keeps it, the main
-    process's.
+    process's, unless the samples are known by their content now: a former one does not say what they were.
 
     Raises:
         WorkerLost: (in all of them) a process would measure something else than the main one.
     """
-    parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
-    by_place = fingerprint_parts(config, source, task, sample_ids, accelerator, data_by_place=True)
-    digest, stamp = model_digest(source.folder), (str(source.folder.resolve()), weights_stamp(source.folder))
-    fingerprint = Fingerprint.of((parts, digest), (by_place, digest), (by_place, stamp))
+    config, source = requested.config, requested.source
+    parts = fingerprint_parts(requested, accelerator)
+    stamp = (str(source.folder.resolve()), weights_stamp(source.folder))
+    former = [(parts, stamp)] if requested.digests is None else []
+    fingerprint = Fingerprint.of((parts, model_digest(source.folder)), *former)
     begun = None
     # A folder in which nothing can be read as a plan was not begun.
     with suppress(ResultsError):
@@ -354,25 +373,14 @@ def agreed_fingerprint(
     return found[0][1]
 
 
-def fingerprint_parts(
-    config: ProfilingConfig,
-    source: ModelSource,
-    task: Task,
-    sample_ids: Sequence[int],
-    accelerator: Accelerator,
-    *,
-    data_by_place: bool = False,
-) -> tuple[object, ...]:
-    """What must be the same in all processes; of the weights, and of pictures that are files, the names and sizes.
-
-    Args:
-        data_by_place: whether data are known by their folder instead, as they were before.
-    """
+def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> tuple[object, ...]:
+    """What must be the same in all processes; of the weights the names and sizes, of the samples their content."""
+    config, source, task = requested_run.config, requested_run.source, requested_run.task
+    sample_ids, digests = requested_run.sample_ids, requested_run.digests
     of_task, data = dict(task.source), str(config.task.data_dir)
-    # A task of somebody's own may read anything in its folder.
-    if not data_by_place and (sizes_of := getattr(task, "picture_sizes", None)) is not None:
+    if digests is not None:
         of_task.pop("path", None)
-        data = str(sorted(sizes_of(sample_ids).items()) or None)
+        data = short_digest(repr(sorted(digests.items())))
     requested, model, measuring, search = config.task, config.model, config.measuring, config.search
     choice = block_choice_of(config.knobs, model.random_weights, source.folder)
     named = requested.dataset_name, task.split, requested.dataset_revision, requested.prompt_template, task.metric

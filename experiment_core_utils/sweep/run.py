@@ -58,6 +58,7 @@ def load_bench(requested: RequestedRun, context: RunContext, accelerator: Accele
         num_preparation_workers(device, len(os.sched_getaffinity(0)) // processes_here),
         config.measuring.sample_timeout,
         keep_pictures=len(config.knobs.vision_targets) > 1,
+        digests=requested.digests,
     )
     return Bench(model, requests, max_new_tokens_of(config.task, task), get_metric(task.metric), latency_ids, engines)
 
