@@ -294,17 +294,29 @@ NOT_IN_FINGERPRINT = {
 
 
 def replaced_results_lines(requested: RequestedRun, ledger: Ledger, due: Collection[str]) -> list[str]:
-    """The line, if any, that says of which settings that are due the folder has results of another run, which this one
-    replaces as it goes on, and what differs.
+    """Lines about results of another run in the folder, and what differs: of settings that are due, which this run
+    replaces as it goes on, and of other settings, which are then no sweep with this run's.
     """
-    others = ledger.contents_of_others(requested.task.name, due)
-    if not others:
-        return []
-    differing = ", ".join(_differences(requested, others)) or "the model's files, data, devices or versions"
-    return [
-        f"{len(others)} of the {len(due)} settings to measure have results in {requested.config.machine.output_dir} "
-        f"that were measured otherwise and will be replaced ({differing}); give another --output_dir to keep them"
-    ]
+    folder, found = requested.config.machine.output_dir, ledger.contents_of_others(requested.task.name)
+    replaced = [content for key, content in found if key in due]
+    beside = [content for key, content in found if key not in due]
+    lines = []
+    if replaced:
+        lines.append(
+            f"{len(replaced)} of the {len(due)} settings to measure have results in {folder} that were measured "
+            f"otherwise and will be replaced ({_differing(requested, replaced)}); give another --output_dir to "
+            "keep them"
+        )
+    if beside:
+        lines.append(
+            f"{len(beside)} other results in {folder} were measured otherwise ({_differing(requested, beside)}): "
+            "analyses refuse a folder of both; give another --output_dir"
+        )
+    return lines
+
+
+def _differing(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(_differences(requested, others)) or "the model's files, data, devices or versions"
 
 
 def _differences(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -> Iterator[str]:

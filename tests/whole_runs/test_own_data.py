@@ -12,14 +12,14 @@ from experiment_core_utils.c_prompt_processing import open_task, open_tasks
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.errors import ConfigurationError, DataChanged
+from experiment_core_utils.primitives.errors import ConfigurationError, DataChanged, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore
 from experiment_core_utils.saved_results.tasks_command import main as tasks_main
 from experiment_core_utils.tasks import registry
 from experiment_core_utils.tasks.registry import get_metric, list_metrics, list_tasks, load_data_file
 from experiments.analyses.sweeps import load_sweep
-from tests.tasks.datasets.layouts import BLUE, RED, plain, write_picture
+from tests.tasks.datasets.layouts import BLUE, GREEN, RED, plain, write_picture
 
 PAGE = (REPOSITORY / "docs" / "datasets.md").read_text(encoding="utf-8")
 METRIC = """
@@ -127,6 +127,12 @@ def test_a_picture_swapped_between_two_commands_is_other_data(
         (first.per_sample_results[0].data_sha256, found[0].per_sample_results[1].data_sha256)
     }
     assert len(load_sweep(tmp_path / "results").settings) == 2
+    # Two more data sets, each of a setting of its own.
+    write_solid(tmp_path / "data" / "b.bmp", GREEN)
+    run_profiling(one.replaced(num_active_blocks_list=(2,)))
+    assert "warning: 2 other results in " in capsys.readouterr().err
+    with pytest.raises(ResultsError):
+        load_sweep(tmp_path / "results")
     # A result from before contents were known.
     (path,) = (tmp_path / "results").glob("*blocks4.json")
     old = json.loads(path.read_text()) | {"fingerprint": "0123456789abcdef"}
