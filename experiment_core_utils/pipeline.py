@@ -44,6 +44,7 @@ from experiment_core_utils.sweep.front_search import SearchRules, random_order
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
+    block_lines,
     check_and_make_folder,
     due_keys,
     left_out_by,
@@ -125,6 +126,8 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         if accelerator.is_main_process:
             for line in replaced_results_lines(requested, ledger, keys):
                 print(f"warning: {line}", file=sys.stderr, flush=True)
+            for line in block_lines(requested):
+                print(line, file=sys.stderr, flush=True)
         id_file = state_folder(folder) / ID_NAME
         experiment_id, failed = generate_unique_id(accelerator, id_file, RESULTS) if due else None, {}
         plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes)
@@ -146,7 +149,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         True,
         results,
         failed,
-        left_out_by(config.knobs, requested.source, requested.settings),
+        left_out_by(config, requested.source, requested.settings),
         folder,
         csv_path,
         finished_search(folder, requested.keys, ledger) if is_search else None,

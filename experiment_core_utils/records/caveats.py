@@ -81,6 +81,16 @@ Caveat.KINDS = {
         "{num_batched} of {num_samples} samples are answered in batches: in {dtype} some answers may differ".format_map,
         "use --precision float32 for the same answers",
     ),
+    "first_blocks": CaveatKind(
+        "warning",
+        lambda found: "blocks: without scores the first ones run, and the last are often not the least important",
+        "score them by `knobprof blocks --method activation_change` and give the file as --importance_scores_file",
+    ),
+    "blocks_chosen_unknown": CaveatKind(
+        "warning",
+        "blocks: {file} does not say which questions chose them: those measured may be among these".format_map,
+        "score the blocks again by `knobprof blocks`, which records them",
+    ),
     "few_samples": CaveatKind(
         "warning",
         lambda found: (

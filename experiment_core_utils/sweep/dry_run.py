@@ -43,6 +43,7 @@ from experiment_core_utils.sweep.estimate import (
 )
 from experiment_core_utils.sweep.plan import (
     agreed_fingerprint,
+    block_lines,
     max_new_tokens_of,
     replaced_results_lines,
     requested_run,
@@ -100,6 +101,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
+        *block_lines(requested),
         *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
         *power_sentences(
             len(drawn),

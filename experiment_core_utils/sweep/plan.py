@@ -12,8 +12,8 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model
-from experiment_core_utils.c_prompt_processing import draw_samples, fingerprint_of_ids, open_task
-from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, read_importance
+from experiment_core_utils.c_prompt_processing import draw_other_samples, fingerprint_of_ids, open_task
+from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import distinct, plan_settings
@@ -30,6 +30,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.files import remove_leftovers
 from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
 from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fingerprint, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.settings import MeasuringOrder
@@ -51,7 +52,7 @@ def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> Bl
         return knobs.block_choice
     own = folder / OWN_SCORES_FILE
     if not random_weights and own.is_file():
-        return BlockChoice(scores=read_importance(own, flag=""), file=own)
+        return choice_by_scores(own, flag="")
     return BlockChoice()
 
 
@@ -71,7 +72,7 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
         ConfigurationError: more experts or blocks than the model has, a knob that cannot be set in it, or scores
             or sets of blocks that do not fit it.
     """
-    requested = requested_values(config.knobs, source)
+    requested = requested_values(config, source)
     return plan_settings(
         config.knobs.sampling_strategy,
         requested.targets,
@@ -84,16 +85,24 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
     )
 
 
-def requested_values(knobs: KnobConfig, source: ModelSource) -> RequestedValues:
-    """The flags' values; without them three tiers, half and all of the experts, three quarters and all of the blocks.
+def requested_values(config: ProfilingConfig, source: ModelSource) -> RequestedValues:
+    """The flags' values; without them three tiers, half and all of the experts, and all of the blocks.
 
-    A knob that cannot be set stays at the model's own value.
+    Where it is known which blocks matter, or random weights make that no question, three quarters of them, too. A knob
+    that cannot be set stays at the model's own value.
 
     Raises:
         ConfigurationError: another value was given for it, or more experts than the model has.
     """
-    limits, name = source.limits, source.name
-    return RequestedValues(_targets(knobs, limits, name), _top_k(knobs, limits, name), _blocks(knobs, limits, name))
+    knobs, limits, name = config.knobs, source.limits, source.name
+    return RequestedValues(_targets(knobs, limits, name), _top_k(knobs, limits, name), _blocks(config, source))
+
+
+def fewer_by_default(config: ProfilingConfig, source: ModelSource) -> bool:
+    """Whether fewer blocks run without being requested: with scores, sets, `none` or random weights."""
+    knobs, model = config.knobs, config.model
+    choice = block_choice_of(knobs, model.random_weights, source.folder)
+    return choice.is_made or model.random_weights or knobs.importance_scores_file is not None
 
 
 def _targets(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[VisionTarget, ...]:
@@ -122,14 +131,16 @@ def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int | None
     return values
 
 
-def _blocks(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int, ...]:
+def _blocks(config: ProfilingConfig, source: ModelSource) -> tuple[int, ...]:
+    knobs, limits, name = config.knobs, source.limits, source.name
     total = limits.num_total_blocks
     if limits.blocks_unsupported_reason is not None:
         _refuse_others(
             "--num_active_blocks_list", knobs.num_active_blocks_list, total, name, limits.blocks_unsupported_reason
         )
         return (total,)
-    return knobs.num_active_blocks_list or distinct((-(-3 * total // 4), total))
+    default = distinct((-(-3 * total // 4), total)) if fewer_by_default(config, source) else (total,)
+    return knobs.num_active_blocks_list or default
 
 
 def _refuse_others(flag: str, given: Sequence[int] | None, own: int | None, name: str, reason: str) -> None:
@@ -138,9 +149,9 @@ def _refuse_others(flag: str, given: Sequence[int] | None, own: int | None, name
         raise ConfigurationError(f"{flag} {others[0]} cannot be set in {name}: {reason}")
 
 
-def left_out_by(knobs: KnobConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
+def left_out_by(config: ProfilingConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
     """What was requested and is in no setting: other strategies than `full` may leave values out."""
-    requested = requested_values(knobs, source)
+    knobs, requested = config.knobs, requested_values(config, source)
     values_of = (
         ("vision targets", [each.label for each in requested.targets], {each.vision.label for each in settings}),
         ("top-k", knobs.top_k_list or (), {each.top_k for each in settings}),
@@ -204,8 +215,42 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     settings = plan_for(config, source)
     task = open_task(config.task)
-    drawn = draw_samples(task, config.task, may_stop_early=config.measuring.until_precision is not None)
+    choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+    drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
     return RequestedRun(config, source, settings, task, drawn)
+
+
+def block_caveats(requested: RequestedRun) -> list[Caveat]:
+    """What a reader must know of how the blocks were chosen, where settings have fewer than all."""
+    config, total = requested.config, requested.source.limits.num_total_blocks
+    choice = block_choice_of(config.knobs, config.model.random_weights, requested.source.folder)
+    if config.model.random_weights or all(each.num_active_blocks == total for each in requested.settings):
+        return []
+    if not choice.is_made:
+        return [caveat("first_blocks")]
+    return [] if choice.questions is not None else [caveat("blocks_chosen_unknown", file=str(choice.file))]
+
+
+def block_lines(requested: RequestedRun) -> list[str]:
+    """What the plan and the screen say of the blocks: which run by default and how to get scores, whose questions are
+    left out, and the caveats.
+    """
+    config, source, sampling = requested.config, requested.source, requested.drawn.sampling
+    lines = [each.sentence for each in block_caveats(requested)]
+    is_set = source.limits.blocks_unsupported_reason is None and source.limits.num_total_blocks > 1
+    if is_set and config.knobs.num_active_blocks_list is None and not fewer_by_default(config, source):
+        lines.append(
+            f"blocks: all {source.limits.num_total_blocks} run in every setting, because nothing says which matter "
+            f"least; run `knobprof blocks --model_path {config.model.model_path} --method activation_change --output "
+            "scores.json` (minutes) and give --importance_scores_file scores.json"
+        )
+    if sampling.num_left_out:
+        choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+        lines.append(
+            f"blocks: {sampling.num_left_out} of the {sampling.num_in_split} samples of {requested.task.name} "
+            f"{requested.task.split} chose them ({choice.file}); {len(requested.drawn)} others are measured"
+        )
+    return lines
 
 
 def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | None) -> None:
