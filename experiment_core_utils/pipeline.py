@@ -44,6 +44,7 @@ from experiment_core_utils.sweep.front_search import SearchRules, random_order
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
+    block_caveats,
     block_lines,
     check_and_make_folder,
     due_keys,
@@ -257,7 +258,8 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     steadiness = steadiness_part(
         setting.key, requested.order, config.measuring.until_precision, merged, is_search=is_search
     )
-    caveats = conditions_caveats(steadiness.conditions) + discarded_caveats(merged.samples) + energy_caveats(energy)
+    caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
+    caveats += discarded_caveats(merged.samples) + energy_caveats(energy)
     if is_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(

@@ -220,11 +220,11 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     return RequestedRun(config, source, settings, task, drawn)
 
 
-def block_caveats(requested: RequestedRun) -> list[Caveat]:
-    """What a reader must know of how the blocks were chosen, where settings have fewer than all."""
+def block_caveats(requested: RequestedRun, settings: Sequence[KnobSetting]) -> list[Caveat]:
+    """What a reader must know of how the blocks of these settings were chosen; nothing where all of them run."""
     config, total = requested.config, requested.source.limits.num_total_blocks
     choice = block_choice_of(config.knobs, config.model.random_weights, requested.source.folder)
-    if config.model.random_weights or all(each.num_active_blocks == total for each in requested.settings):
+    if config.model.random_weights or all(each.num_active_blocks == total for each in settings):
         return []
     if not choice.is_made:
         return [caveat("first_blocks")]
@@ -236,7 +236,7 @@ def block_lines(requested: RequestedRun) -> list[str]:
     left out, and the caveats.
     """
     config, source, sampling = requested.config, requested.source, requested.drawn.sampling
-    lines = [each.sentence for each in block_caveats(requested)]
+    lines = [each.sentence for each in block_caveats(requested, requested.settings)]
     is_set = source.limits.blocks_unsupported_reason is None and source.limits.num_total_blocks > 1
     if is_set and config.knobs.num_active_blocks_list is None and not fewer_by_default(config, source):
         lines.append(

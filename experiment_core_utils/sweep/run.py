@@ -21,13 +21,7 @@ from experiment_core_utils.records.settings import MeasuredSetting, SettingFailu
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
 from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, split_by
-from experiment_core_utils.sweep.plan import (
-    RequestedRun,
-    block_caveats,
-    block_choice_of,
-    max_new_tokens_of,
-    refuse_other_engines,
-)
+from experiment_core_utils.sweep.plan import RequestedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.tasks.registry import get_metric
@@ -130,7 +124,6 @@ def provenance_of_run(
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
-        *block_caveats(requested),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *batching_caveats(len(requested.drawn), config.measuring.num_latency_samples, described["dtype"]),
         # In a search each setting has a number of samples, and so a caveat, of its own.

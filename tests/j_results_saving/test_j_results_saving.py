@@ -150,6 +150,7 @@ def test_the_ids_are_the_requested_ones() -> None:
 def test_every_key_of_a_sample() -> None:
     slow = staged_run(vision_s=2.0)
     sample = replace(measured_sample(3, staged_run(), flops=FLOPS), runs=(staged_run(), slow))
+    sample = replace(sample, data_sha256="d0", picture_sha256="b1")
     result = sample_result(sample, Score(0.75, True, "letter", {"half": 0.375}), SETTING).content()
     # Seconds 0.5 + 0.25 + 2 * 0.125 become milliseconds.
     times = {
@@ -161,6 +162,8 @@ def test_every_key_of_a_sample() -> None:
     }
     assert result == {
         "sample_id": 3,
+        "data_sha256": "d0",
+        "picture_sha256": "b1",
         "target_vision_tokens": 432,
         "target_crops": 2,
         "actual_vision_tokens": 384,
@@ -221,6 +224,7 @@ def test_a_sample_without_picture_and_with_one_token_has_nulls_and_no_zeros() ->
         "actual_tiling", "actual_image_size", "T_vision_total", "T_LLM_decode", "T_decode_per_token", "vision_flops",
         "prefill_flops", "decode_flops_per_token", "accuracy", "outlier_runs", "accuracy_batch_size",
         "accuracy_batch_limit", "energy_j", "energy_bound_j", "energy_method", "energy_source", "energy_reason",
+        "data_sha256", "picture_sha256",
     }  # fmt: skip
     assert (result["T_total"], result["T_first_token"], result["output_tokens"]) == (250.0, 250.0, 1)
 
