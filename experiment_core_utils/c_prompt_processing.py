@@ -1,13 +1,14 @@
 """In: a task, or texts, with their options; out: the drawn prompts, each as tensors with true token counts."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.models.common.text_generation import is_surely_longer
@@ -15,6 +16,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SampleEr
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
+from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
@@ -67,22 +69,69 @@ def open_tasks(config: TaskConfig, names: Sequence[str]) -> dict[str, Task]:
     return {task.name: task}
 
 
-def draw_samples(task: Task, config: TaskConfig, *, may_stop_early: bool = False) -> SampledDataset[Sample]:
+def draw_samples(
+    task: Task, config: TaskConfig, *, may_stop_early: bool = False, left_out: Set[int] = frozenset()
+) -> SampledDataset[Sample]:
     """The requested samples, in the order in which every setting measures them.
 
     Ids ascend, so that neighbours that share a picture stay neighbours. Where a setting may stop early
     (`--until_precision`) they are shuffled by the seed: any beginning is then a random sample of the whole, and the
     settings share their beginnings.
 
+    Args:
+        left_out: ids that are not drawn, because the blocks were chosen by these samples.
+
     Raises:
-        ConfigurationError: `--ids` outside the split.
+        ConfigurationError: `--ids` outside the split or among those left out, or nothing else is there.
     """
+    remedy = "score the blocks on another split (knobprof blocks --split), or give --importance_scores_file none"
+    if seen := [each for each in config.ids or () if each in left_out]:
+        raise ConfigurationError(
+            f"--ids {seen[0]}: {len(seen)} of these samples of {task.name} {task.split} chose the blocks, and accuracy "
+            f"would be too good; give other ids, {remedy}"
+        )
+    if len(left_out) == len(task) > 0:
+        raise ConfigurationError(
+            f"all {len(task)} samples of {task.name} {task.split} chose the blocks, and accuracy would be too good; "
+            f"{remedy}"
+        )
     drawn = create_sampled_dataset(
-        task, config.num_samples, config.seed, stratify_by_type=config.sample_by == "question_type", ids=config.ids
+        task,
+        config.num_samples,
+        config.seed,
+        stratify_by_type=config.sample_by == "question_type",
+        ids=config.ids,
+        left_out=left_out,
     )
     ascending = tuple(sorted(drawn.sample_ids))
     in_order = shuffled(ascending, config.seed) if may_stop_early else ascending
     return replace(drawn, sample_ids=in_order)
+
+
+def draw_other_samples(
+    task: Task, config: TaskConfig, choice: BlockChoice, *, may_stop_early: bool = False
+) -> SampledDataset[Sample]:
+    """As `draw_samples`, without the samples by which the blocks were chosen, as far as that is known.
+
+    Those of the same task, split and source are known by their ids, any others by their content.
+    """
+    left_out, contents = set[int](), set[str]()
+    for name, scored in (choice.questions or {}).items():
+        contents.update(scored.scored_sha256 or ())
+        if (name, scored.split, _where_from(scored.source)) == (task.name, task.split, _where_from(task.source)):
+            left_out.update(each for each in scored.scored_ids if each < len(task))
+    while True:
+        drawn = draw_samples(task, config, may_stop_early=may_stop_early, left_out=left_out)
+        digests = digests_of(task, drawn.sample_ids, None) if contents else None
+        seen = {sample_id for sample_id, digest in (digests or {}).items() if digest in contents}
+        if not seen:
+            return drawn
+        left_out |= seen
+
+
+def _where_from(source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A task's source without the folder, which may be another for the same data."""
+    return {name: value for name, value in source.items() if name != "path"}
 
 
 def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[Caveat]:

@@ -42,6 +42,7 @@ from experiment_core_utils.records.requests import (
 )
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
+from experiment_core_utils.tasks.content import digest_of
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.sampling import shard_of_process
 
@@ -386,4 +387,6 @@ def sample_record(
         answer_index=sample.answer_index,
         metadata={**sample.metadata, "question": sample.question},
         answer=answer,
+        data_sha256=digest_of(sample),
+        picture_sha256=sample.picture_sha256,
     )

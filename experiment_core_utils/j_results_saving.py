@@ -207,6 +207,8 @@ def sample_result(
         pred=sample.prediction,
         question_type=sample.question_type,
         metadata=sample_metadata(sample),
+        data_sha256=sample.data_sha256,
+        picture_sha256=sample.picture_sha256,
         T_first_token=milliseconds(run.ttft_s) if run else None,
         T_preprocess=milliseconds(sample.shape.preprocess_s),
         T_transfer=milliseconds(sample.transfer_s),

@@ -49,6 +49,8 @@ from experiment_core_utils.sweep.measurer import RunContext
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
+    block_caveats,
+    block_lines,
     check_and_make_folder,
     due_keys,
     left_out_by,
@@ -120,7 +122,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     accelerator = setup_distributed(config.machine)
     requested = requested_run(config)
     check_and_make_folder(requested, energy)
-    fingerprint = agreed_fingerprint(config, requested.source, requested.task, requested.sample_ids, accelerator)
+    fingerprint = agreed_fingerprint(requested, accelerator)
     ledger = Ledger(folder, fingerprint)
     with ExitStack() as stack:
         locks: list[RunLock] = []  # of the main process alone
@@ -133,6 +135,8 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         if accelerator.is_main_process:
             for line in replaced_results_lines(requested, ledger, keys):
                 print(f"warning: {line}", file=sys.stderr, flush=True)
+            for line in block_lines(requested):
+                print(line, file=sys.stderr, flush=True)
         id_file = state_folder(folder) / ID_NAME
         experiment_id, failed = generate_unique_id(accelerator, id_file, RESULTS) if due else None, {}
         plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes)
@@ -160,7 +164,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         True,
         results,
         failed,
-        left_out_by(config.knobs, requested.source, requested.settings),
+        left_out_by(config, requested.source, requested.settings),
         folder,
         csv_path,
         finished_search(folder, requested.keys, ledger) if is_search else None,
@@ -287,8 +291,8 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     steadiness = steadiness_part(
         setting.key, requested.order, config.measuring.until_precision, merged, is_search=is_search
     )
-    caveats = conditions_caveats(steadiness.conditions) + discarded_caveats(merged.samples) + energy_caveats(energy)
-    caveats += alone_caveats(merged.samples)
+    caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
+    caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
     if is_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(

@@ -1,13 +1,16 @@
 """The draw of samples, its split over processes, requests made from them; texts filtered, sorted, tokenised."""
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.c_prompt_processing import (
     choose_latency_ids,
+    draw_other_samples,
     draw_samples,
     filter_prompts_by_length,
     fingerprint_of_ids,
@@ -15,11 +18,13 @@ from experiment_core_utils.c_prompt_processing import (
     sort_prompts_by_length,
     tokenise_prompts,
 )
+from experiment_core_utils.config.block_choice import BlockChoice, ScoredQuestions
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.tasks.interface import Sample
-from experiment_core_utils.tasks.registry import load_task
+from experiment_core_utils.tasks.content import digests_of
+from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.registry import load_data_file, load_task
 from experiment_core_utils.tasks.sampling import Sampling, shard_of_process
 from tests.tiny_models.tiny_text_model import PROMPTS, tiny_tokenizer
 
@@ -64,6 +69,42 @@ def test_samples_that_may_end_early_are_shuffled_by_the_seed() -> None:
 def test_ids_outside_the_split_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="sample ids 2000 are outside the split; it has 0 to 1999"):
         draw_samples(load_task("reference_vqa", "validation"), parse_config(["--ids", "3", "2000"]).task)
+
+
+def chosen_on(task: Task, ids: tuple[int, ...], contents: tuple[str, ...] | None, **other: str) -> BlockChoice:
+    source = {**task.source, "path": "elsewhere"} | other
+    scored = ScoredQuestions(split=task.split, source=source, scored_ids=ids, scored_sha256=contents)
+    return BlockChoice(scores={1: 1.0}, questions={task.name: scored})
+
+
+def test_questions_that_chose_the_blocks_are_not_drawn() -> None:
+    """Without them the draw is 1860, 353, 1333, as above; the next one in its order is 905."""
+    task, flags = load_task("reference_vqa", "validation"), parse_config(["--num_samples", "3"]).task
+    assert list(np.random.RandomState(42).permutation(2000)[:4]) == [1860, 353, 1333, 905]
+    drawn = draw_other_samples(task, flags, chosen_on(task, (9, 353), None))
+    assert (drawn.sample_ids, drawn.sampling.num_left_out) == ((905, 1333, 1860), 2)
+    # Scenes of another seed or split are other questions.
+    other = load_task("reference_vqa", "train")
+    for choice in (chosen_on(task, (353,), None, seed="1"), chosen_on(other, (353,), None), BlockChoice()):
+        assert draw_other_samples(task, flags, choice).sample_ids == (353, 1333, 1860)
+    with pytest.raises(ConfigurationError, match=r"^--ids 9: 2 of these samples of reference_vqa validation chose the"):
+        draw_other_samples(task, parse_config(["--ids", "9", "4", "17"]).task, chosen_on(task, (17, 9), None))
+    few = load_task("reference_vqa")
+    few._length = 2  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r"^all 2 samples of reference_vqa validation chose the blocks"):
+        draw_other_samples(few, flags, chosen_on(few, (0, 1), None))
+
+
+def test_questions_that_chose_the_blocks_are_known_by_their_content_in_another_file(tmp_path: Path) -> None:
+    rows = [f'{{"question": "Is {n} even?", "answer": "{"no" if n % 2 else "yes"}"}}\n' for n in range(9)]
+    (tmp_path / "one.jsonl").write_text("".join(rows))
+    (tmp_path / "two.jsonl").write_text("".join(reversed(rows)))
+    one, two = (load_data_file(tmp_path / f"{name}.jsonl") for name in ("one", "two"))
+    choice = chosen_on(one, (1, 7, 3, 0), tuple((digests_of(one, [1, 7, 3, 0], None) or {}).values()))
+    for number, expected in (("9", 5), ("4", 4)):
+        drawn = draw_other_samples(two, parse_config(["--num_samples", number]).task, choice)
+        numbers = {8 - each for each in drawn.sample_ids}
+        assert len(numbers) == expected and numbers <= {2, 4, 5, 6, 8}
 
 
 class TextTask:

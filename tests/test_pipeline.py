@@ -101,7 +101,13 @@ def test_the_published_keys_are_there(results: dict[str, dict]) -> None:
 
 def test_how_samples_were_chosen_and_scored_is_in_every_result(results: dict[str, dict]) -> None:
     for result in results.values():
-        assert result["sampling"] == {"how": "random", "seed": 42, "num_asked": 3, "num_in_split": 2000}
+        assert result["sampling"] == {
+            "how": "random",
+            "seed": 42,
+            "num_asked": 3,
+            "num_in_split": 2000,
+            "num_left_out": 0,
+        }
         assert result["sample_ids"] == [353, 1333, 1860]
         assert [sample["sample_id"] for sample in result["per_sample_results"]] == result["sample_ids"]
         assert (result["metric"], result["metric_best"]) == ("vqa_score", 1.0)
@@ -110,7 +116,11 @@ def test_how_samples_were_chosen_and_scored_is_in_every_result(results: dict[str
         assert 0.0 <= low <= result["accuracy"] <= high <= 1.0
         for sample in result["per_sample_results"]:
             assert (sample["parse_status"], len(sample["metadata"]["answers"])) == ("text", 10)
-        (caveat,) = lasting_caveats(result)
+        caveat, *of_blocks = lasting_caveats(result)
+        # Nobody scored the blocks of a tiny model.
+        assert [each.partition(" the first")[0] for each in of_blocks] == (
+            [] if result["num_active_blocks"] == 4 else ["blocks: without scores"]
+        )
         assert caveat.startswith("only 3 samples per setting: use --num_samples 500")
 
 
@@ -128,7 +138,7 @@ def test_ids_and_limits_given_are_those_used(tiny_checkpoint: Path, tmp_path: Pa
     config = config.replaced(num_active_blocks_list=(4,), num_runs_per_sample=1)
     (result,) = (each.content() for each in run_profiling(config).results)
     assert result["sample_ids"] == [sample["sample_id"] for sample in result["per_sample_results"]] == [2, 8]
-    assert result["sampling"] == {"how": "ids", "seed": None, "num_asked": 2, "num_in_split": 2000}
+    assert result["sampling"] == {"how": "ids", "seed": None, "num_asked": 2, "num_in_split": 2000, "num_left_out": 0}
     assert result["provenance"]["experimental_variables"]["max_new_tokens"] == 4
     (own_limit,) = (each.content() for each in run_profiling(config.replaced(max_new_tokens=None)).results)
     assert own_limit["provenance"]["experimental_variables"]["max_new_tokens"] == 16

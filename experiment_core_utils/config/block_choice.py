@@ -3,11 +3,14 @@
 What a file says is validated here; whether it fits the model, when the blocks are chosen.
 """
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import read_json, shortened
@@ -20,6 +23,17 @@ NO_SCORES = "none"
 _MOST_DIGITS = 9
 
 
+class ScoredQuestions(BaseModel):
+    """The questions of one task that scores or sets were made of, as their provenance has them."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    split: str
+    source: dict[str, Any]  #: as of the task: where its samples come from
+    scored_ids: tuple[int, ...]  #: places in the split
+    scored_sha256: tuple[str, ...] | None  #: content of the samples; None for a generated task, whose ids say it
+
+
 @dataclass(frozen=True)
 class BlockChoice:
     """How the blocks of a setting are chosen: scores, sets, or neither, which takes the first blocks."""
@@ -27,6 +41,13 @@ class BlockChoice:
     scores: Mapping[int, float] | None = None  #: importance by block
     sets: Mapping[int, tuple[int, ...]] | None = None  #: the blocks by their number
     file: Path | None = None  #: where either was read
+    #: what the file was made of, by task; None where that is not known
+    questions: Mapping[str, ScoredQuestions] | None = None
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there are scores or sets."""
+        return self.scores is not None or self.sets is not None
 
     def blocks(self, count: int, total: int) -> tuple[int, ...]:
         """The `count` of `total` blocks that run.
@@ -51,6 +72,56 @@ def _set_of(sets: Mapping[int, tuple[int, ...]], count: int, total: int) -> tupl
             f"--block_sets_file names block {sets[count][-1]}, the model has blocks 0 to {total - 1}; give its own sets"
         )
     return sets[count]
+
+
+def choice_by_scores(path: Path, flag: str = "--importance_scores_file") -> BlockChoice:
+    """The choice by a file of scores, with its questions; arguments and errors as of `read_importance`."""
+    scores = read_importance(path, flag)
+    return BlockChoice(scores=scores, file=path, questions=_questions_of(path, "blocks", scores, _BLOCKS))
+
+
+def choice_by_sets(path: Path) -> BlockChoice:
+    """The choice by a file of sets, with its questions; errors as of `read_block_sets`."""
+    sets = read_block_sets(path)
+    return BlockChoice(sets=sets, file=path, questions=_questions_of(path, "sets", sets, _SETS))
+
+
+def provenance_path(path: Path) -> Path:
+    """Where the provenance of a file of scores or of sets lies: `scores.json` -> `scores.provenance.json`."""
+    return path.with_name(f"{path.stem}.provenance.json")
+
+
+class _Scored(BaseModel):
+    score: float
+
+
+_BLOCKS: TypeAdapter[Any] = TypeAdapter(dict[int, _Scored])
+_SETS: TypeAdapter[Any] = TypeAdapter(dict[int, tuple[int, ...]])
+_QUESTIONS = TypeAdapter(dict[str, ScoredQuestions])
+
+
+def _questions_of(
+    path: Path, key: str, chosen: Mapping[int, Any], form: TypeAdapter[Any]
+) -> Mapping[str, ScoredQuestions] | None:
+    """The questions that the provenance beside a file names; None where there is none, one of another file of the same
+    name, or one from before questions were recorded.
+
+    Args:
+        key: under which the provenance has what the file contains, in the form `form`.
+
+    Raises:
+        ConfigurationError: the provenance cannot be read.
+    """
+    beside = provenance_path(path)
+    if not beside.is_file():
+        return None
+    content = read_json(beside, hint="move it away, or score the blocks again")
+    try:
+        recorded = {block: getattr(each, "score", each) for block, each in form.validate_python(content[key]).items()}
+        questions = _QUESTIONS.validate_json(json.dumps(content["tasks"]))
+    except (KeyError, TypeError, ValidationError):
+        return None
+    return questions if recorded == chosen else None
 
 
 def read_importance(path: Path, flag: str = "--importance_scores_file") -> Mapping[int, float]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, read_block_sets, read_importance
+from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, choice_by_scores, choice_by_sets
 from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, distinct
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -194,7 +194,9 @@ class KnobConfig(Part):
         default=None, description="numbers of experts per token (default: half the model's own number, and the whole)"
     )
     num_active_blocks_list: Listed[Count] | None = Field(
-        default=None, description="numbers of active blocks, block 0 counted (default: three quarters, and all)"
+        default=None,
+        description="numbers of active blocks, block 0 counted "
+        "(default: all; where scores choose them, three quarters, too)",
     )
     sampling_strategy: Strategy = Field(
         default="balanced",
@@ -223,12 +225,12 @@ class KnobConfig(Part):
     def block_choice(self) -> BlockChoice | None:
         """What the files name; None leaves it to the scores in the model's folder."""
         if self.block_sets_file is not None:
-            return BlockChoice(sets=read_block_sets(self.block_sets_file), file=self.block_sets_file)
+            return choice_by_sets(self.block_sets_file)
         if self.importance_scores_file is None:
             return None
         if str(self.importance_scores_file) == NO_SCORES:
             return BlockChoice()
-        return BlockChoice(scores=read_importance(self.importance_scores_file), file=self.importance_scores_file)
+        return choice_by_scores(self.importance_scores_file)
 
     @model_validator(mode="after")
     def _check_knobs(self) -> Self:

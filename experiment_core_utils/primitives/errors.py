@@ -83,6 +83,10 @@ class WorkerLost(ProfilerError):
     """A process of the run is gone or the launch does not match what was requested: stop all."""
 
 
+class DataChanged(ProfilerError):
+    """A sample is another than when the run began: stop, what was finished before is of the former data."""
+
+
 class ResultsError(ProfilerError):
     """Results are not there, too few, or do not belong together."""
 

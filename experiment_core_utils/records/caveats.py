@@ -94,6 +94,16 @@ Caveat.KINDS = {
         lambda found: f"decoding: the checkpoint prefers {', '.join(found['names'])}, which this run leaves out",
         "do not compare its accuracy with that of the model's card",
     ),
+    "first_blocks": CaveatKind(
+        "warning",
+        lambda found: "blocks: without scores the first ones run, and the last are often not the least important",
+        "score them by `knobprof blocks --method activation_change` and give the file as --importance_scores_file",
+    ),
+    "blocks_chosen_unknown": CaveatKind(
+        "warning",
+        "blocks: {file} does not say which questions chose them: those measured may be among these".format_map,
+        "score the blocks again by `knobprof blocks`, which records them",
+    ),
     "few_samples": CaveatKind(
         "warning",
         lambda found: (

@@ -155,15 +155,15 @@ class Ledger:
                 found.append(self.result(key))
         return [each for each in found if each is not None]
 
-    def contents_of_others(self, task: str, keys: Collection[str]) -> list[dict[str, Any]]:
-        """Contents, unchecked, of the task's result files of these settings that runs of another fingerprint wrote."""
-        found, wanted = [], {(task.replace("_", "-"), key) for key in keys}
-        for name, of_setting in result_files_in(self._output_dir).items():
-            if of_setting in wanted:
+    def contents_of_others(self, task: str) -> list[tuple[str, dict[str, Any]]]:
+        """The setting and the content, unchecked, of each of the task's result files of another fingerprint."""
+        found = []
+        for name, (of_task, key) in result_files_in(self._output_dir).items():
+            if of_task == task.replace("_", "-"):
                 with suppress(OSError, ValueError):
                     content = parsed_json((self._output_dir / name).read_bytes())
                     if isinstance(content, dict) and content.get("fingerprint") not in (None, self.fingerprint):
-                        found.append(content)
+                        found.append((key, content))
         return found
 
     def has_result_file(self, key: str) -> bool:

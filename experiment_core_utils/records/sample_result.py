@@ -115,6 +115,11 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
     pred: Text  #: text of the first run, or of the answer in a batch
     question_type: Text  #: the task's category of the question
     metadata: Metadata  #: what the task says about the sample, below
+    #: SHA-256 of the sample's data: question, answers, options and picture; None if in older files
+    data_sha256: str | None = None
+    #: SHA-256 of the picture: of its file, or of the bytes in its row; in a generated task, a module's or one of
+    #: lmms-eval of its mode, size and pixels; None if no picture, or in older files
+    picture_sha256: str | None = None
     T_first_token: Time | None  #: `T_vision_total` + `T_LLM_prefill`; None if answered in a batch
     T_preprocess: Delay  #: resizing, cutting and tokenising on the host; not in `T_total`
     T_transfer: Delay | None  #: host to device; not in `T_total`; None if answered in a batch
@@ -138,9 +143,10 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
     runs: list[RunTimes]  #: every measured run, in order, `[]` where answered in a batch
 
 
-def question_of(sample: SampleResult) -> tuple[object, ...]:
-    """What makes two samples the same question: its words, its picture and its answers."""
-    return sample.metadata.question, sample.metadata.image_id, sample.metadata.answers
+def is_same_question(one: SampleResult, other: SampleResult) -> bool:
+    """Whether two samples have the same words, answers and picture, that by its content where both results have it."""
+    words = [(each.metadata.question, each.metadata.image_id, each.metadata.answers) for each in (one, other)]
+    return words[0] == words[1] and len({one.picture_sha256, other.picture_sha256} - {None}) < 2
 
 
 class FailedSample(Record):

@@ -237,7 +237,8 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     #: list of the control readings around the setting, one entry for each process, [below](#drift), `[]` where the
     #: check is off
     drift: list[Drift] = []
-    #: how the samples were chosen: object of `how`, `seed`, `num_asked`, `num_in_split`
+    #: how the samples were chosen: object of `how`, `seed`, `num_asked`, `num_in_split`,
+    #: `num_left_out` (samples that chose the blocks and are not drawn; absent in older files)
     sampling: dict[str, Any] | None = None
     #: the requested ids, ascending; those of `per_sample_results` and `failed_samples` together. All that were drawn
     #: where `precision.stopped_by` is `num_samples`.

@@ -50,6 +50,10 @@ class MeasuredSample:
     energy: RunsEnergy | None = None  #: of its runs; None where it was not requested, and without runs
     num_discarded_runs: int = 0  #: runs before these, discarded because throttling or other load disturbed them
     disturbances: tuple[str, ...] = ()  #: what disturbed these runs, the last that were allowed; () for nothing
+    #: digests of question, answers, options and picture, and of the picture alone; None in journals from before they
+    #: were noted, the latter also without a picture
+    data_sha256: str | None = None
+    picture_sha256: str | None = None
 
     @property
     def run_place(self) -> int | None:

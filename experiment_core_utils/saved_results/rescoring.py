@@ -17,7 +17,7 @@ from experiment_core_utils.j_results_saving import save_setting_result, score_pa
 from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.statistics import fraction_of
-from experiment_core_utils.records.sample_result import SampleResult, question_of
+from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SettingResult, setting_key
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
@@ -169,7 +169,7 @@ def compare_results(reference: SettingResult, result: SettingResult) -> PairedCo
     sides = [{sample.sample_id: sample for sample in each.per_sample_results} for each in (reference, result)]
     shared = sorted(sides[0].keys() & sides[1].keys())
     for sample_id in shared:
-        if question_of(sides[0][sample_id]) != question_of(sides[1][sample_id]):
+        if not is_same_question(sides[0][sample_id], sides[1][sample_id]):
             raise ResultsError(
                 f"sample {sample_id} is another question in {setting_key(result)} than in {setting_key(reference)}: "
                 "these results are not of the same data; compare results of one run"

@@ -44,6 +44,7 @@ from experiment_core_utils.sweep.estimate import (
 )
 from experiment_core_utils.sweep.plan import (
     agreed_fingerprint,
+    block_lines,
     max_new_tokens_of,
     replaced_results_lines,
     requested_run,
@@ -77,7 +78,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     dtype = choose_dtype(config.model.precision, device)
     limit = max_new_tokens_of(config.task, task)
     planned = work_of(source, task, drawn.sample_ids, limit)
-    ledger = Ledger(config.machine.output_dir, agreed_fingerprint(config, source, task, drawn.sample_ids, accelerator))
+    ledger = Ledger(config.machine.output_dir, agreed_fingerprint(requested, accelerator))
     earlier = earlier_results(config.machine.output_dir, config.model, source, task, device, dtype)
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
     measuring = config.measuring
@@ -103,6 +104,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *([] if config.model.random_weights else decoding_sentences(source)),
         *untried_sentences(source),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
+        *block_lines(requested),
         *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
         *power_sentences(
             len(drawn),

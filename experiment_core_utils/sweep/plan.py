@@ -5,14 +5,15 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model
-from experiment_core_utils.c_prompt_processing import draw_samples, fingerprint_of_ids, open_task
-from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, read_importance
+from experiment_core_utils.c_prompt_processing import draw_other_samples, fingerprint_of_ids, open_task
+from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import distinct, plan_settings
@@ -29,11 +30,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.files import remove_leftovers
 from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
 from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fingerprint, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.drift import fill_in_drift
 from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
+from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
@@ -49,7 +52,7 @@ def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> Bl
         return knobs.block_choice
     own = folder / OWN_SCORES_FILE
     if not random_weights and own.is_file():
-        return BlockChoice(scores=read_importance(own, flag=""), file=own)
+        return choice_by_scores(own, flag="")
     return BlockChoice()
 
 
@@ -69,7 +72,7 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
         ConfigurationError: more experts or blocks than the model has, a knob that cannot be set in it, or scores
             or sets of blocks that do not fit it.
     """
-    requested = requested_values(config.knobs, source)
+    requested = requested_values(config, source)
     return plan_settings(
         config.knobs.sampling_strategy,
         requested.targets,
@@ -82,16 +85,24 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
     )
 
 
-def requested_values(knobs: KnobConfig, source: ModelSource) -> RequestedValues:
-    """The flags' values; without them three tiers, half and all of the experts, three quarters and all of the blocks.
+def requested_values(config: ProfilingConfig, source: ModelSource) -> RequestedValues:
+    """The flags' values; without them three tiers, half and all of the experts, and all of the blocks.
 
-    A knob that cannot be set stays at the model's own value.
+    Where it is known which blocks matter, or random weights make that no question, three quarters of them, too. A knob
+    that cannot be set stays at the model's own value.
 
     Raises:
         ConfigurationError: another value was given for it, or more experts than the model has.
     """
-    limits, name = source.limits, source.name
-    return RequestedValues(_targets(knobs, limits, name), _top_k(knobs, limits, name), _blocks(knobs, limits, name))
+    knobs, limits, name = config.knobs, source.limits, source.name
+    return RequestedValues(_targets(knobs, limits, name), _top_k(knobs, limits, name), _blocks(config, source))
+
+
+def fewer_by_default(config: ProfilingConfig, source: ModelSource) -> bool:
+    """Whether fewer blocks run without being requested: with scores, sets, `none` or random weights."""
+    knobs, model = config.knobs, config.model
+    choice = block_choice_of(knobs, model.random_weights, source.folder)
+    return choice.is_made or model.random_weights or knobs.importance_scores_file is not None
 
 
 def _targets(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[VisionTarget, ...]:
@@ -120,14 +131,16 @@ def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int | None
     return values
 
 
-def _blocks(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int, ...]:
+def _blocks(config: ProfilingConfig, source: ModelSource) -> tuple[int, ...]:
+    knobs, limits, name = config.knobs, source.limits, source.name
     total = limits.num_total_blocks
     if limits.blocks_unsupported_reason is not None:
         _refuse_others(
             "--num_active_blocks_list", knobs.num_active_blocks_list, total, name, limits.blocks_unsupported_reason
         )
         return (total,)
-    return knobs.num_active_blocks_list or distinct((-(-3 * total // 4), total))
+    default = distinct((-(-3 * total // 4), total)) if fewer_by_default(config, source) else (total,)
+    return knobs.num_active_blocks_list or default
 
 
 def _refuse_others(flag: str, given: Sequence[int] | None, own: int | None, name: str, reason: str) -> None:
@@ -136,9 +149,9 @@ def _refuse_others(flag: str, given: Sequence[int] | None, own: int | None, name
         raise ConfigurationError(f"{flag} {others[0]} cannot be set in {name}: {reason}")
 
 
-def left_out_by(knobs: KnobConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
+def left_out_by(config: ProfilingConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
     """What was requested and is in no setting: other strategies than `full` may leave values out."""
-    requested = requested_values(knobs, source)
+    knobs, requested = config.knobs, requested_values(config, source)
     values_of = (
         ("vision targets", [each.label for each in requested.targets], {each.vision.label for each in settings}),
         ("top-k", knobs.top_k_list or (), {each.top_k for each in settings}),
@@ -162,6 +175,11 @@ class RequestedRun:
     def sample_ids(self) -> tuple[int, ...]:
         """The samples, in that order."""
         return self.drawn.sample_ids
+
+    @cached_property
+    def digests(self) -> Mapping[int, str] | None:
+        """Content of the samples when it is first requested; see `content.digests_of`."""
+        return digests_of(self.task, self.sample_ids, self.config.measuring.sample_timeout)
 
     @property
     def journals(self) -> Path:
@@ -197,8 +215,42 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     settings = plan_for(config, source)
     task = open_task(config.task)
-    drawn = draw_samples(task, config.task, may_stop_early=config.measuring.until_precision is not None)
+    choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+    drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
     return RequestedRun(config, source, settings, task, drawn)
+
+
+def block_caveats(requested: RequestedRun, settings: Sequence[KnobSetting]) -> list[Caveat]:
+    """What a reader must know of how the blocks of these settings were chosen; nothing where all of them run."""
+    config, total = requested.config, requested.source.limits.num_total_blocks
+    choice = block_choice_of(config.knobs, config.model.random_weights, requested.source.folder)
+    if config.model.random_weights or all(each.num_active_blocks == total for each in settings):
+        return []
+    if not choice.is_made:
+        return [caveat("first_blocks")]
+    return [] if choice.questions is not None else [caveat("blocks_chosen_unknown", file=str(choice.file))]
+
+
+def block_lines(requested: RequestedRun) -> list[str]:
+    """What the plan and the screen say of the blocks: which run by default and how to get scores, whose questions are
+    left out, and the caveats.
+    """
+    config, source, sampling = requested.config, requested.source, requested.drawn.sampling
+    lines = [each.sentence for each in block_caveats(requested, requested.settings)]
+    is_set = source.limits.blocks_unsupported_reason is None and source.limits.num_total_blocks > 1
+    if is_set and config.knobs.num_active_blocks_list is None and not fewer_by_default(config, source):
+        lines.append(
+            f"blocks: all {source.limits.num_total_blocks} run in every setting, because nothing says which matter "
+            f"least; run `knobprof blocks --model_path {config.model.model_path} --method activation_change --output "
+            "scores.json` (minutes) and give --importance_scores_file scores.json"
+        )
+    if sampling.num_left_out:
+        choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+        lines.append(
+            f"blocks: {sampling.num_left_out} of the {sampling.num_in_split} samples of {requested.task.name} "
+            f"{requested.task.split} chose them ({choice.file}); {len(requested.drawn)} others are measured"
+        )
+    return lines
 
 
 def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | None) -> None:
@@ -287,17 +339,29 @@ NOT_IN_FINGERPRINT = {
 
 
 def replaced_results_lines(requested: RequestedRun, ledger: Ledger, due: Collection[str]) -> list[str]:
-    """The line, if any, that says of which settings that are due the folder has results of another run, which this one
-    replaces as it goes on, and what differs.
+    """Lines about results of another run in the folder, and what differs: of settings that are due, which this run
+    replaces as it goes on, and of other settings, which are then no sweep with this run's.
     """
-    others = ledger.contents_of_others(requested.task.name, due)
-    if not others:
-        return []
-    differing = ", ".join(_differences(requested, others)) or "the model's files, data, devices or versions"
-    return [
-        f"{len(others)} of the {len(due)} settings to measure have results in {requested.config.machine.output_dir} "
-        f"that were measured otherwise and will be replaced ({differing}); give another --output_dir to keep them"
-    ]
+    folder, found = requested.config.machine.output_dir, ledger.contents_of_others(requested.task.name)
+    replaced = [content for key, content in found if key in due]
+    beside = [content for key, content in found if key not in due]
+    lines = []
+    if replaced:
+        lines.append(
+            f"{len(replaced)} of the {len(due)} settings to measure have results in {folder} that were measured "
+            f"otherwise and will be replaced ({_differing(requested, replaced)}); give another --output_dir to "
+            "keep them"
+        )
+    if beside:
+        lines.append(
+            f"{len(beside)} other results in {folder} were measured otherwise ({_differing(requested, beside)}): "
+            "analyses refuse a folder of both; give another --output_dir"
+        )
+    return lines
+
+
+def _differing(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(_differences(requested, others)) or "the model's files, data, devices or versions"
 
 
 def _differences(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -313,6 +377,19 @@ def _differences(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -
         there = [each[name] for each in parts if name in each and each[name] != value]
         if there and name not in NOT_IN_FINGERPRINT:
             yield f"{flag} {_as_given(value)}, there {' or '.join(dict.fromkeys(map(_as_given, there)))}"
+    yield from _other_data(requested.digests or {}, others)
+
+
+def _other_data(digests: Mapping[int, str], others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What is known of samples of the same id that have another content in the results of others."""
+    lists = [each["per_sample_results"] for each in others if isinstance(each.get("per_sample_results"), list)]
+    samples = [each for found in lists for each in found if isinstance(each, dict) and each.get("sample_id") in digests]
+    if any(each.get("data_sha256") is None for each in samples):
+        yield "the content of the samples is known now, and in results of earlier versions it is not"
+    known = [each for each in samples if each.get("data_sha256") is not None]
+    changed = sorted({each["sample_id"] for each in known if each["data_sha256"] != digests[each["sample_id"]]})
+    if changed:
+        yield f"the data of {len(changed)} samples have changed, the first is sample {changed[0]}"
 
 
 def _as_given(value: object) -> str:
@@ -325,21 +402,20 @@ def _as_given(value: object) -> str:
 OLD_ENGINE_NAMES = {"eager": MODULES, "captured": CUDA_GRAPH}
 
 
-def agreed_fingerprint(
-    config: ProfilingConfig, source: ModelSource, task: Task, sample_ids: Sequence[int], accelerator: Accelerator
-) -> str:
+def agreed_fingerprint(requested: RequestedRun, accelerator: Accelerator) -> str:
     """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
 
     The same wherever model and results lie. A folder that was begun under a former fingerprint keeps it, the main
-    process's.
+    process's, unless the samples are known by their content now: a former one does not say what they were.
 
     Raises:
         WorkerLost: (in all of them) a process would measure something else than the main one.
     """
-    parts = fingerprint_parts(config, source, task, sample_ids, accelerator)
-    by_place = fingerprint_parts(config, source, task, sample_ids, accelerator, data_by_place=True)
-    digest, stamp = model_digest(source.folder), (str(source.folder.resolve()), weights_stamp(source.folder))
-    fingerprint = Fingerprint.of((parts, digest), (by_place, digest), (by_place, stamp))
+    config, source = requested.config, requested.source
+    parts = fingerprint_parts(requested, accelerator)
+    stamp = (str(source.folder.resolve()), weights_stamp(source.folder))
+    former = [(parts, stamp)] if requested.digests is None else []
+    fingerprint = Fingerprint.of((parts, model_digest(source.folder)), *former)
     begun = None
     # A folder in which nothing can be read as a plan was not begun.
     with suppress(ResultsError):
@@ -354,25 +430,14 @@ def agreed_fingerprint(
     return found[0][1]
 
 
-def fingerprint_parts(
-    config: ProfilingConfig,
-    source: ModelSource,
-    task: Task,
-    sample_ids: Sequence[int],
-    accelerator: Accelerator,
-    *,
-    data_by_place: bool = False,
-) -> tuple[object, ...]:
-    """What must be the same in all processes; of the weights, and of pictures that are files, the names and sizes.
-
-    Args:
-        data_by_place: whether data are known by their folder instead, as they were before.
-    """
+def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> tuple[object, ...]:
+    """What must be the same in all processes; of the weights the names and sizes, of the samples their content."""
+    config, source, task = requested_run.config, requested_run.source, requested_run.task
+    sample_ids, digests = requested_run.sample_ids, requested_run.digests
     of_task, data = dict(task.source), str(config.task.data_dir)
-    # A task of somebody's own may read anything in its folder.
-    if not data_by_place and (sizes_of := getattr(task, "picture_sizes", None)) is not None:
+    if digests is not None:
         of_task.pop("path", None)
-        data = str(sorted(sizes_of(sample_ids).items()) or None)
+        data = short_digest(repr(sorted(digests.items())))
     requested, model, measuring, search = config.task, config.model, config.measuring, config.search
     choice = block_choice_of(config.knobs, model.random_weights, source.folder)
     named = requested.dataset_name, task.split, requested.dataset_revision, requested.prompt_template, task.metric

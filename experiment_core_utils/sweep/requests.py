@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -21,11 +21,12 @@ import torch
 
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import available_memory_bytes
-from experiment_core_utils.primitives.errors import SampleError, library_faults_named
+from experiment_core_utils.primitives.errors import DataChanged, SampleError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.records.provenance import Preparation
 from experiment_core_utils.records.requests import PreparedRequest
+from experiment_core_utils.tasks.content import read_unchanged
 from experiment_core_utils.tasks.interface import Sample, Task
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -49,6 +50,9 @@ class PrefetchedRequest:
     request: PreparedRequest
 
 
+Outcome = PrefetchedRequest | SampleError | DataChanged
+
+
 class WorkerExited(Exception):
     """A preparing process has ended; the request source continues without it."""
 
@@ -57,7 +61,7 @@ class PreparationWorker:
     """One preparing process; its results come in the order of the requests.
 
     Args:
-        prepare: called in the process; what it raises other than SampleError ends the process.
+        prepare: called in the process; what it raises other than SampleError and DataChanged ends the process.
         sample_timeout_s: limit for each preparation.
         others: workers that exist already, whose pipes the new process must not hold open.
     """
@@ -95,7 +99,7 @@ class PreparationWorker:
         """Whether the next result can be received without waiting for its preparation."""
         return bool(self.pending) and self._results.poll()
 
-    def receive(self) -> tuple[RequestKey, PrefetchedRequest | SampleError]:
+    def receive(self) -> tuple[RequestKey, Outcome]:
         """The first pending result; waits for it.
 
         Raises:
@@ -144,8 +148,8 @@ def _work(
             return
         try:
             with time_limit(sample_timeout_s):
-                outcome: PrefetchedRequest | SampleError = prepare(key)
-        except SampleError as error:
+                outcome: Outcome = prepare(key)
+        except (SampleError, DataChanged) as error:
             outcome = error
         try:
             _send(results, outcome)
@@ -153,9 +157,9 @@ def _work(
             return
 
 
-def _send(pipe: Connection, outcome: PrefetchedRequest | SampleError) -> None:
+def _send(pipe: Connection, outcome: Outcome) -> None:
     """Tensors as they lie in memory, everything else pickled before them."""
-    if isinstance(outcome, SampleError):
+    if not isinstance(outcome, PrefetchedRequest):
         pipe.send((outcome, {}))
         return
     inputs = outcome.request.inputs
@@ -170,10 +174,11 @@ def _send(pipe: Connection, outcome: PrefetchedRequest | SampleError) -> None:
             content = content[os.write(pipe.fileno(), content) :]
 
 
-def _receive(pipe: Connection) -> PrefetchedRequest | SampleError:
+def _receive(pipe: Connection) -> Outcome:
     outcome, layout = pickle.loads(pipe.recv_bytes())
-    if isinstance(outcome, SampleError):
-        return outcome
+    if not isinstance(outcome, PrefetchedRequest):
+        error: SampleError | DataChanged = outcome
+        return error
     inputs: dict[str, Any] = dict(outcome.request.inputs)
     for name, (shape, dtype) in layout.items():
         inputs[name] = torch.empty(shape, dtype=dtype)
@@ -218,10 +223,14 @@ class SamplePreparer:
     task: Task
     model: StagedModel
     free_bytes: float  #: memory for pictures; what comes first stays
+    #: content of the samples by id, from before the run or from their first reading
+    digests: dict[int, str] = field(default_factory=dict)
     samples: dict[int, Sample] = field(default_factory=dict)  #: those that are kept, by id
 
     def prepare(self, key: RequestKey) -> PrefetchedRequest:
-        """Raises SampleError for a sample that cannot be read or used, whatever is raised for it."""
+        """Raises SampleError for a sample that cannot be read or used, whatever is raised for it, and DataChanged for one
+        that has changed.
+        """
         with library_faults_named(f"sample {key.sample_id}"):
             sample = self._sample(key.sample_id)
             prompt = self.task.prompt(sample)
@@ -232,7 +241,7 @@ class SamplePreparer:
     def _sample(self, sample_id: int) -> Sample:
         if sample_id in self.samples:
             return self.samples[sample_id]
-        sample = self.task[sample_id]
+        sample = read_unchanged(self.task, sample_id, self.digests)
         needed = picture_bytes(sample)
         if needed <= self.free_bytes:
             self.free_bytes -= needed
@@ -248,6 +257,8 @@ class RequestSource:
         budget_bytes: memory for requests and pictures. Nothing is thrown out for what comes later (settings go through
             the samples in order, so that throwing out the oldest would throw out each one before its next use).
         num_workers: preparing processes; 0 to prepare in this one.
+        digests: content of the samples before the run, by id (`content.digests_of`); a sample that is not among them
+            has to be the same at each reading.
     """
 
     def __init__(
@@ -259,17 +270,18 @@ class RequestSource:
         num_workers: int,
         sample_timeout_s: float | None,
         keep_pictures: bool,
+        digests: Mapping[int, str] | None = None,
     ) -> None:
         self._own_ids = tuple(own_ids)
         self._budget_bytes = budget_bytes
         self._num_workers = num_workers
         self._timeout_s = sample_timeout_s
         for_pictures = PICTURE_FRACTION * budget_bytes if keep_pictures else 0.0
-        self._preparer = SamplePreparer(task, model, for_pictures / max(num_workers, 1))
+        self._preparer = SamplePreparer(task, model, for_pictures / max(num_workers, 1), dict(digests or {}))
         self._free_bytes = budget_bytes - for_pictures
         self._cached: dict[RequestKey, PrefetchedRequest] = {}
         # Arrived before they were taken, and there was no memory to cache them.
-        self._arrived: dict[RequestKey, PrefetchedRequest | SampleError] = {}
+        self._arrived: dict[RequestKey, Outcome] = {}
         self._upcoming: list[RequestKey] = []
         self._workers: list[PreparationWorker] = []
         self._home = {sample_id: place for place, sample_id in enumerate(self._own_ids)}
@@ -315,6 +327,7 @@ class RequestSource:
 
         Raises:
             SampleError: it cannot be read or used; taken again, it is tried again.
+            DataChanged: it is another than when the run began.
         """
         key = RequestKey(sample_id, crops)
         for worker in list(self._workers):
@@ -325,7 +338,7 @@ class RequestSource:
             self._await(key)
         found = self._arrived.pop(key) if key in self._arrived else self._cached[key]
         self._prefetch()
-        if isinstance(found, SampleError):
+        if not isinstance(found, PrefetchedRequest):
             raise found
         return found.sample, found.request
 
@@ -375,7 +388,7 @@ class RequestSource:
         requested = next((worker for worker in self._workers if key in worker.pending), None)
         return requested or self._workers[self._home[key.sample_id] % len(self._workers)]
 
-    def _store(self, key: RequestKey, outcome: PrefetchedRequest | SampleError) -> None:
+    def _store(self, key: RequestKey, outcome: Outcome) -> None:
         """Cache it where there is memory, else keep it until it is taken."""
         if key in self._cached:
             return

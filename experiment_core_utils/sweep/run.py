@@ -69,6 +69,7 @@ def load_bench(
         num_preparation_workers(device, len(os.sched_getaffinity(0)) // processes_here),
         config.measuring.sample_timeout,
         keep_pictures=len(config.knobs.vision_targets) > 1,
+        digests=requested.digests,
     )
     limit = max_new_tokens_of(config.task, task)
     tried = dict.fromkeys([*settings, *([requested.control] if config.measuring.drift_check_every else [])])

@@ -26,14 +26,20 @@ class Sample:
     #: the choices of a multiple-choice question, in the order of their letters; empty for others
     options: tuple[str, ...] = ()
     answer_index: int | None = None  #: which of the options is right; None where there are none
+    #: SHA-256 of the picture as it is stored, which a task that decodes it gives; see `content.with_picture_digest`
+    picture_sha256: str | None = None
 
 
 class Task(Protocol):
     """A split of a dataset: sized, indexable, made of `Sample`s.
 
-    A task may also have `prompt_form`: its `style` and its templates, `open` and `choice`, which a result keeps. One
-    with `picture_sizes(sample_ids)`, the sizes in bytes of the samples' picture files by the paths in its rows, says
-    by that and by `source` without its `path` what its data are, wherever they lie.
+    A task may also have
+
+    - `prompt_form`: its `style` and its templates, `open` and `choice`, which a result keeps;
+    - `data_sha256(index)`: the `content.sample_digest` of the sample at `index` without decoding its picture, None for
+      one that cannot be read; and `file_of(index)`, the path of its picture as the row has it, None without one. Of
+      other tasks every drawn sample is made once before a run, to know its content;
+    - `is_generated = True`, where samples follow from `source`, split and index: none is made before a run then.
     """
 
     name: str

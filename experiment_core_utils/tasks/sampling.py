@@ -4,8 +4,9 @@ No sample is made and no picture decoded while choosing. Choosing looks at the l
 questions shall keep their proportions, at the types.
 """
 
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -36,6 +37,7 @@ class Sampling:
     seed: int | None  #: of the draw; None where nothing was drawn
     num_asked: int | None  #: requested samples; None where none were named and so all were taken
     num_in_split: int  #: samples that there are
+    num_left_out: int = 0  #: of them, those that were not to be drawn; `all` means all others
 
 
 @dataclass(frozen=True)
@@ -63,19 +65,22 @@ def create_sampled_dataset(
     *,
     stratify_by_type: bool = False,
     ids: Sequence[int] | None = None,
+    left_out: Set[int] = frozenset(),
 ) -> SampledDataset[SampleT_co]:
     """`num_samples` items of `dataset`, without replacement; all of them for None or where it has no more.
 
     The random draw is the published one, `RandomState(seed).choice(len(dataset), num_samples, replace=False)`, in its
-    order. It depends on length, number and seed only, so every setting and every process gets the same one.
+    order. It depends on length, number and seed only, so every setting and every process gets the same one. What is
+    left out is passed over in that order.
 
     Args:
         stratify_by_type: keep each question type's proportion; see `allocate`. The ids are then ascending.
         ids: exactly these, in this order; nothing is drawn.
+        left_out: ids that are not drawn; `ids` contains none of them.
 
     Raises:
-        ConfigurationError: an empty dataset, fewer than one sample, ids that are not there, given twice or no whole
-            numbers, or types of a dataset that has none.
+        ConfigurationError: an empty dataset or one of which all is left out, fewer than one sample, ids that are not
+            there, given twice or no whole numbers, or types of a dataset that has none.
     """
     length = len(dataset)
     if length == 0:
@@ -86,16 +91,22 @@ def create_sampled_dataset(
         return SampledDataset(dataset, _checked_ids(ids, length), Sampling("ids", None, len(ids), length))
     if num_samples is not None and num_samples < 1:
         raise ConfigurationError(f"{num_samples} samples cannot be drawn; request at least 1")
-    if num_samples is None or num_samples >= length:
-        return SampledDataset(dataset, tuple(range(length)), Sampling("all", None, num_samples, length))
+    allowed = [index for index in range(length) if index not in left_out]
+    if not allowed:
+        raise ConfigurationError(f"all {length} samples of the dataset are left out, and none can be drawn")
+    num_left_out = length - len(allowed)
+    if num_samples is None or num_samples >= len(allowed):
+        return SampledDataset(dataset, tuple(allowed), Sampling("all", None, num_samples, length, num_left_out))
     if stratify_by_type:
         type_of = getattr(dataset, "question_type", None)
         if type_of is None:
             raise ConfigurationError(f"{type(dataset).__name__} has no question types; draw at random instead")
-        drawn = _draw_within_types([type_of(index) for index in range(length)], num_samples, seed)
-        return SampledDataset(dataset, drawn, Sampling("question_type", seed, num_samples, length))
-    chosen = np.random.RandomState(seed=seed).choice(length, size=num_samples, replace=False)
-    return SampledDataset(dataset, tuple(map(int, chosen)), Sampling("random", seed, num_samples, length))
+        drawn = _draw_within_types({index: type_of(index) for index in allowed}, num_samples, seed)
+        return SampledDataset(dataset, drawn, Sampling("question_type", seed, num_samples, length, num_left_out))
+    # The beginning of this order is what `choice` draws.
+    order = map(int, np.random.RandomState(seed=seed).permutation(length))
+    chosen = tuple(itertools.islice((index for index in order if index not in left_out), num_samples))
+    return SampledDataset(dataset, chosen, Sampling("random", seed, num_samples, length, num_left_out))
 
 
 def allocate(sizes: Mapping[str, int], num_samples: int) -> Mapping[str, int]:
@@ -119,9 +130,9 @@ def allocate(sizes: Mapping[str, int], num_samples: int) -> Mapping[str, int]:
     return given
 
 
-def _draw_within_types(types: Sequence[str], num_samples: int, seed: int) -> tuple[int, ...]:
+def _draw_within_types(types: Mapping[int, str], num_samples: int, seed: int) -> tuple[int, ...]:
     members: dict[str, list[int]] = defaultdict(list)
-    for index, kind in enumerate(types):
+    for index, kind in types.items():
         members[kind].append(index)
     counts = allocate({kind: len(indices) for kind, indices in members.items()}, num_samples)
     generator = np.random.RandomState(seed)

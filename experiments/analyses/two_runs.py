@@ -16,7 +16,7 @@ from scipy import stats
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
-from experiment_core_utils.records.sample_result import SampleResult, question_of
+from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.rescoring import other_conditions
 from experiments.analyses.knobs.grid import largest_drift, picture_of
@@ -158,7 +158,7 @@ def _sides(
     if not known[0] or not known[1]:
         return None
     shared = sorted(known[0].keys() & known[1].keys())
-    is_paired = bool(shared) and all(question_of(known[0][at][0]) == question_of(known[1][at][0]) for at in shared)
+    is_paired = bool(shared) and all(is_same_question(known[0][at][0], known[1][at][0]) for at in shared)
     sides = []
     for own in known:
         kept = [own[at] for at in (shared if is_paired else sorted(own))]

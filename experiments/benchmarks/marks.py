@@ -80,7 +80,7 @@ def loaded_cases(config: ProfilingConfig, is_generate: bool) -> Iterator[Case]:
     model = endless_model(config.replaced(execution="eager") if is_generate else config)
     if is_generate and not isinstance(model, TransformersModel):
         raise ConfigurationError(f"{config.model.model_path} is a MolmoE, which runs in stages; drop --generate")
-    for target in requested_values(config.knobs, find_model(config.model.model_path)).targets:
+    for target in requested_values(config, find_model(config.model.model_path)).targets:
         inputs = first_inputs(model, config.task, target)
         model.apply(KnobSetting(target, model.default_top_k, tuple(range(model.num_total_blocks))))
         name = f"{target.label}, {inputs['input_ids'].shape[1]} tokens"

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from experiment_core_utils.config.block_choice import provenance_path
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.knobs import select_active_blocks
@@ -132,11 +133,6 @@ def chosen_by(scores: Mapping[int, Estimate], counts: Sequence[int]) -> dict[int
     return {count: select_active_blocks(count, len(scores), values) for count in counts}
 
 
-def provenance_path(path: Path) -> Path:
-    """Where the provenance of a file of scores or of sets lies: `scores.json` -> `scores.provenance.json`."""
-    return path.with_name(f"{path.stem}.provenance.json")
-
-
 def save_scores(path: Path, scores: Mapping[int, Estimate], provenance: Mapping[str, Any]) -> None:
     """Write `{"0": 0.56, ...}`, and beside it the provenance with each score's standard error and tasks.
 
@@ -154,8 +150,9 @@ def save_sets(path: Path, sets: Mapping[int, Blocks], provenance: Mapping[str, A
     Raises:
         ResultsNotSaved: the disk does not take it.
     """
-    write_json_atomically(provenance, provenance_path(path))
-    write_json_atomically({str(count): list(sets[count]) for count in sorted(sets)}, path)
+    content = {str(count): list(sets[count]) for count in sorted(sets)}
+    write_json_atomically({**provenance, "sets": content}, provenance_path(path))
+    write_json_atomically(content, path)
 
 
 def as_json(each: Estimate) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import open_tasks
-from experiment_core_utils.config.block_choice import BlockChoice, read_importance
+from experiment_core_utils.config.block_choice import BlockChoice, provenance_path, read_importance
 from experiment_core_utils.config.command import reporting_errors
 from experiment_core_utils.config.command_line import DocstringHelp, OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
@@ -32,6 +32,7 @@ from experiment_core_utils.primitives.device import available_memory_bytes, choo
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
+from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.sampling import create_sampled_dataset
@@ -46,7 +47,6 @@ from experiments.block_importance.importance import (
     comparison_as_json,
     estimate,
     leave_one_out,
-    provenance_path,
     save_scores,
     save_sets,
     select_block_sets,
@@ -202,24 +202,26 @@ class Scorers:
     held_out: BlockSetScorer | None  #: None where none are held out
     drawn: tuple[DrawnTask, ...]  #: for the methods that look at each sample by themselves; empty for `answer_loss`
     samples: Mapping[str, Mapping[str, int]]  #: of each task, how many are scored and held out
+    scored_ids: Mapping[str, tuple[int, ...]]  #: of each task, which are scored
 
 
 def samples_of(job: Job) -> Scorers:
     """Samples drawn from each task by the seed, those to score before those held out."""
     budget = int(available_memory_bytes() / 4 / len(job.tasks) / 2)
     parts: list[list[DrawnTask]] = [[], []]
-    samples = {}
+    samples, scored_ids = {}, {}
     for task in job.tasks:
         ids = create_sampled_dataset(task, job.own.num_samples + job.own.held_out, job.config.task.seed).sample_ids
         if job.own.held_out and len(ids) <= job.own.num_samples:
             raise ConfigurationError(f"{task.name} has {len(ids)} samples, none are left for --held_out; ask for fewer")
         split = ids[: job.own.num_samples], ids[job.own.num_samples :]
         samples[task.name] = {"scored": len(split[0]), "held_out": len(split[1])}
+        scored_ids[task.name] = tuple(sorted(split[0]))
         for part, chosen in zip(parts, split, strict=True):
             part.append(draw_task(job.model, task, sorted(chosen), budget))
     vision = job.config.knobs.vision_targets[0]
     scored, held_out = (AnswerScorer(job.model, part, vision, job.top_k, job.own.batch_size) for part in parts)
-    return Scorers(scored, held_out if job.own.held_out else None, tuple(parts[0]), samples)
+    return Scorers(scored, held_out if job.own.held_out else None, tuple(parts[0]), samples, scored_ids)
 
 
 def pictures_of(job: Job) -> Scorers:
@@ -247,7 +249,14 @@ def pictures_of(job: Job) -> Scorers:
         task.name: {"scored": scored * task.questions_per_image, "held_out": held_out * task.questions_per_image}
         for task in tasks
     }
-    return Scorers(made[0], made[1] if held_out else None, (), samples)
+    scored_ids = {task.name: questions_about(task, parts[0]) for task in tasks}
+    return Scorers(made[0], made[1] if held_out else None, (), samples, scored_ids)
+
+
+def questions_about(task: GeneratedTask, pictures: Sequence[int]) -> tuple[int, ...]:
+    """Ids of all samples of the task about these pictures."""
+    each = task.questions_per_image
+    return tuple(picture * each + place for picture in pictures for place in range(each))
 
 
 def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate | None]:
@@ -292,6 +301,7 @@ def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
                 "metric": task.metric,
                 "samples": dict(scorers.samples[task.name]),
                 "source": dict(task.source),
+                **_questions(task, scorers.scored_ids[task.name]),
             }
             for task in job.tasks
         },
@@ -307,6 +317,12 @@ def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
         "versions": {package: package_version(package) for package in RECORDED_PACKAGES},
         "command": command_line(),
     }
+
+
+def _questions(task: Task, scored_ids: Sequence[int]) -> dict[str, Any]:
+    """Which samples were scored: their ids and, unless they are generated, the content of those that can be read."""
+    digests = digests_of(task, scored_ids, None)
+    return {"scored_ids": list(scored_ids), "scored_sha256": None if digests is None else sorted(digests.values())}
 
 
 def _values(scorer: BlockSetScorer, sets: Sequence[Blocks]) -> list[float]:

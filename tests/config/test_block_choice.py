@@ -1,10 +1,19 @@
 """Which blocks a file of scores or of sets lets run."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiment_core_utils.config.block_choice import BlockChoice, read_block_sets, read_importance
+from experiment_core_utils.config.block_choice import (
+    BlockChoice,
+    choice_by_scores,
+    choice_by_sets,
+    provenance_path,
+    read_block_sets,
+    read_importance,
+)
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
@@ -77,3 +86,48 @@ def test_a_models_own_scores_are_not_blamed_on_a_flag(tmp_path: Path) -> None:
         file.write_text(content)
         with pytest.raises(ConfigurationError, match=f"^{file}"):
             read_importance(file, flag="")
+
+
+def task_entry(**more: Any) -> dict[str, Any]:
+    return {"split": "validation", "source": {"file": "a"}, "scored_ids": [7, 2], "scored_sha256": None, **more}
+
+
+def test_the_questions_of_scores_and_sets_stand_in_the_provenance_beside_them(tmp_path: Path) -> None:
+    scores, sets = tmp_path / "scores.json", tmp_path / "sets.json"
+    scores.write_text('{"0": 1, "1": 0.25}')
+    sets.write_text('{"2": [0, 3]}')
+    tasks = {"one": task_entry(), "two": task_entry(scored_ids=[1], scored_sha256=["f00d"])}
+    provenance_path(scores).write_text(
+        json.dumps({"tasks": tasks, "blocks": {"0": {"score": 1.0}, "1": {"score": 0.25}}})
+    )
+    provenance_path(sets).write_text(json.dumps({"tasks": tasks, "sets": {"2": [0, 3]}}))
+    for choice in (choice_by_scores(scores), choice_by_sets(sets)):
+        assert choice.questions is not None and choice.is_made
+        assert choice.questions["one"].scored_ids == (7, 2) and choice.questions["one"].scored_sha256 is None
+        assert choice.questions["two"].scored_sha256 == ("f00d",)
+    # Files that others wrote under the same name.
+    scores.write_text('{"0": 1, "1": 0.5}')
+    sets.write_text('{"2": [0, 2]}')
+    assert choice_by_scores(scores).questions is None and choice_by_sets(sets).questions is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, {}, [], {"tasks": {"one": {"split": "a", "source": {}}}, "blocks": {"1": {"score": 1.0}}},
+     {"tasks": {"one": task_entry(scored_ids=["x"])}, "blocks": {"1": {"score": 1.0}}}],
+)  # fmt: skip
+def test_scores_without_their_questions_can_be_used(content: Any, tmp_path: Path) -> None:
+    """None beside them, none in it, or those of an earlier version."""
+    scores = tmp_path / "scores.json"
+    scores.write_text('{"1": 1.0}')
+    if content is not None:
+        provenance_path(scores).write_text(json.dumps(content))
+    assert choice_by_scores(scores) == BlockChoice(scores={1: 1.0}, file=scores)
+
+
+def test_a_broken_provenance_is_named(tmp_path: Path) -> None:
+    scores = tmp_path / "scores.json"
+    scores.write_text('{"1": 1.0}')
+    provenance_path(scores).write_text("{")
+    with pytest.raises(ConfigurationError, match=r"scores.provenance.json.*move it away, or score the blocks again"):
+        choice_by_scores(scores)

@@ -97,7 +97,7 @@ def test_every_key_of_a_setting() -> None:
         "share_outlier_runs_reason": "no sample has 3 runs",
         "num_discarded_runs": 0,
         "num_disturbed_samples": 0,
-        "sampling": {"how": "random", "seed": 42, "num_asked": 4, "num_in_split": 100},
+        "sampling": {"how": "random", "seed": 42, "num_asked": 4, "num_in_split": 100, "num_left_out": 0},
         "sample_ids": [3, 5, 8, 9],
         "theoretical_num_crops": 3,  # of the most frequent geometry
         "theoretical_tiling": [3, 1],
@@ -153,6 +153,7 @@ def test_the_ids_are_the_requested_ones() -> None:
 def test_every_key_of_a_sample() -> None:
     slow = staged_run(vision_s=2.0)
     sample = replace(measured_sample(3, staged_run(), flops=FLOPS), runs=(staged_run(), slow))
+    sample = replace(sample, data_sha256="d0", picture_sha256="b1")
     result = sample_result(sample, Score(0.75, True, "letter", {"half": 0.375}), SETTING).content()
     # Seconds 0.5 + 0.25 + 2 * 0.125 become milliseconds.
     times = {
@@ -164,6 +165,8 @@ def test_every_key_of_a_sample() -> None:
     }
     assert result == {
         "sample_id": 3,
+        "data_sha256": "d0",
+        "picture_sha256": "b1",
         "target_vision_tokens": 432,
         "target_crops": 2,
         "actual_vision_tokens": 384,
@@ -224,6 +227,7 @@ def test_a_sample_without_picture_and_with_one_token_has_nulls_and_no_zeros() ->
         "actual_tiling", "actual_image_size", "T_vision_total", "T_LLM_decode", "T_decode_per_token", "vision_flops",
         "prefill_flops", "decode_flops_per_token", "accuracy", "outlier_runs", "accuracy_batch_size",
         "accuracy_batch_limit", "energy_j", "energy_bound_j", "energy_method", "energy_source", "energy_reason",
+        "data_sha256", "picture_sha256",
     }  # fmt: skip
     assert (result["T_total"], result["T_first_token"], result["output_tokens"]) == (250.0, 250.0, 1)
 

@@ -153,8 +153,8 @@ def test_a_result_of_another_schema_is_refused_and_not_measured_over(output: Pat
     assert '"schema_version": 2' in (output / "a.json").read_text()
 
 
-def test_results_of_others_are_those_of_the_same_task_and_settings(output: Path) -> None:
-    """Of five files one is this run's, one torn, one of another task and one of a setting that is not asked for."""
+def test_results_of_others_are_those_of_the_same_task(output: Path) -> None:
+    """Of five files one is this run's, one torn and one of another task."""
     low, high = "tier-low_topk4_blocks2", "tier-high_topk4_blocks2"
     for name, content in (
         (f"road-signs_imgsize{low}.json", '{"fingerprint": "beef", "accuracy": 1}'),
@@ -164,6 +164,10 @@ def test_results_of_others_are_those_of_the_same_task_and_settings(output: Path)
         (f"road-signs_imgsize{high}.json", '{"fingerprint": "beef"}'),
     ):
         (output / name).write_text(content)
-    keys = (low, "tier-low_topk8_blocks2", "tier-low_topk2_blocks2")
-    assert ledger(output).contents_of_others("road_signs", keys) == [{"fingerprint": "beef", "accuracy": 1}]
-    assert ledger(output, "beef").contents_of_others("road_signs", keys) == [{"fingerprint": "f00d"}]
+    assert ledger(output).contents_of_others("road_signs") == [
+        (high, {"fingerprint": "beef"}),
+        (low, {"fingerprint": "beef", "accuracy": 1}),
+    ]
+    assert ledger(output, "beef").contents_of_others("road_signs") == [
+        ("tier-low_topk8_blocks2", {"fingerprint": "f00d"})
+    ]

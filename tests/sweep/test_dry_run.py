@@ -96,7 +96,7 @@ def test_the_driver_prints_the_plan(
     monkeypatch.setattr("sys.argv", ["x", *flags(tiny_checkpoint, tmp_path, "--dry_run")])
     assert main() == 0
     output = capsys.readouterr().out
-    assert output.startswith("plan: 24 settings by balanced")
+    assert output.startswith("plan: 12 settings by balanced")
     assert "no weights were loaded" in output
     assert "time, matmul: ROUGH" in output
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from experiment_core_utils.primitives.errors import SampleError, SampleTimedOut
+from experiment_core_utils.primitives.errors import DataChanged, SampleError, SampleTimedOut
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape
@@ -102,6 +102,17 @@ def source(task: NotedTask, ids: tuple[int, ...], budget: int, workers: int, lim
     model = NotedModel()
     model.task = task
     return RequestSource(task, model, ids, budget, workers, limit_s, keep_pictures=True)
+
+
+def test_a_sample_that_has_changed_is_refused_wherever_it_is_prepared(task: NotedTask, num_workers: int) -> None:
+    model = NotedModel()
+    model.task = task
+    of_other_data = RequestSource(task, model, (3, 5), 0, num_workers, None, keep_pictures=True, digests={3: "f00d"})
+    with of_other_data as requests:
+        requests.announce(LOW, (5, 3), ())
+        assert requests.take(5, LOW)[0].picture_sha256 is not None
+        with pytest.raises(DataChanged, match="^sample 3 of noted has changed since this run began"):
+            requests.take(3, LOW)
 
 
 def test_a_request_is_the_same_from_wherever_it_comes(task: NotedTask, num_workers: int) -> None:

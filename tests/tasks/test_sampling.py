@@ -39,6 +39,20 @@ def test_the_draw_is_the_published_one_in_its_order() -> None:
     assert create_sampled_dataset(range(100), 5, seed=43).sample_ids != view.sample_ids
 
 
+def test_what_is_left_out_is_passed_over_in_the_order_of_the_draw() -> None:
+    """RandomState(42).permutation(100) begins 83, 53, 70, 45, 44, 39, 22."""
+    view = create_sampled_dataset(range(100), 5, left_out={44, 53, 7})
+    assert view.sample_ids == (83, 70, 45, 39, 22)
+    assert view.sampling == Sampling("random", 42, 5, 100, 3)
+    rest = create_sampled_dataset("abcd", 3, left_out={2})
+    assert (rest.sample_ids, rest.sampling) == ((0, 1, 3), Sampling("all", None, 3, 4, 1))
+    # Of 6 a and 2 b there are 3 a and 1 b left, of which two are drawn in proportion: one of each type at least.
+    typed = create_sampled_dataset(Letters("abaaaaab"), 2, stratify_by_type=True, left_out={0, 7, 3, 5})
+    assert len(typed.sample_ids) == 2 and set(typed.sample_ids) < {1, 2, 4, 6} and 1 in typed.sample_ids
+    with pytest.raises(ConfigurationError, match="all 4 samples of the dataset are left out"):
+        create_sampled_dataset("abcd", 2, left_out={0, 1, 2, 3})
+
+
 @pytest.mark.parametrize("number", [None, 4, 9])
 def test_no_number_or_a_large_one_means_all(number: int | None) -> None:
     view = create_sampled_dataset("abcd", number)

@@ -1,6 +1,7 @@
 """Whole runs of tiny checkpoints of transformers: a mixture that sees, a dense model that sees, a text model."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -163,6 +164,35 @@ def test_answers_in_batches_are_those_of_measured_samples(folder_of: Written, tm
             assert one[key] == other[key]
 
 
+def test_blocks_that_nobody_scored_are_not_skipped_unless_requested(
+    folder_of: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three quarters of 3 blocks, rounded up, are all of them, so that a fourth block is needed to see the default."""
+    model = tmp_path / "model"
+    shutil.copytree(folder_of("llama"), model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 8}))
+    flags = flags_for(model, tmp_path / "results", "--num_runs_per_sample", "1")
+    assert [each.work.key for each in describe_plan(parse_config(flags)).estimates] == ["own_topknone_blocks8"]
+    line = "blocks: all 8 run in every setting, because nothing says which matter least; run `knobprof blocks"
+    assert line in describe_plan(parse_config(flags)).text
+    random = describe_plan(parse_config([*flags, "--random_weights"]))
+    assert len(random.estimates) == 2 and "blocks: " not in random.text
+    flags = flags_for(folder_of("llama"), tmp_path / "results", "--num_runs_per_sample", "1")
+    for more, is_first in (([], False), (["--num_active_blocks_list", "2", "3"], True)):
+        assert main([*flags, *more]) == 0
+        shown = capsys.readouterr()
+        sentence = "blocks: without scores the first ones run, and the last are often not the least important"
+        assert (sentence in shown.out, sentence in shown.err) == (is_first, is_first)
+        assert ("blocks: all 3 run in every setting" in shown.err) != is_first
+    (saved,) = (tmp_path / "results").glob("*blocks2.json")
+    result = json.loads(saved.read_text())
+    assert result["active_block_indices"] == [0, 1]
+    assert [each["kind"] for each in result["provenance"]["caveat_records"] if "blocks" in each["kind"]] == [
+        "first_blocks"
+    ]
+
+
 @pytest.mark.parametrize("task", ["reference_vqa", "reference_counting"])
 def test_a_text_model_runs_without_the_pictures_and_reports_it(
     folder_of: Written,
@@ -174,7 +204,7 @@ def test_a_text_model_runs_without_the_pictures_and_reports_it(
     monkeypatch.setattr(sys, "argv", ["", *flags_for(folder_of("olmoe"), tmp_path, "--dataset_name", task)])
     assert main() == 0
     files = sorted(path.name for path in tmp_path.glob("*blocks*.json"))
-    # Half of the 2 experts and all; three quarters of 3 blocks, rounded up, are all.
+    # Half of the 2 experts and all.
     name = task.replace("_", "-")
     assert files == [f"{name}_imgsizeown_topk{top_k}_blocks3.json" for top_k in (1, 2)]
     for file, top_k in zip(files, (1, 2), strict=True):

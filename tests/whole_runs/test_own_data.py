@@ -1,21 +1,25 @@
 """Whole runs on data and tasks of one's own: failed rows, rescoring, comparing, resuming, and what is refused."""
 
+import hashlib
 import json
 import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from experiment_core_utils.c_prompt_processing import open_task, open_tasks
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, DataChanged, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore
 from experiment_core_utils.saved_results.tasks_command import main as tasks_main
 from experiment_core_utils.tasks import registry
 from experiment_core_utils.tasks.registry import get_metric, list_metrics, list_tasks, load_data_file
-from tests.tasks.datasets.layouts import BLUE, RED, plain, write_picture
+from experiments.analyses.sweeps import load_sweep
+from tests.tasks.datasets.layouts import BLUE, GREEN, RED, plain, write_picture
 
 PAGE = (REPOSITORY / "docs" / "datasets.md").read_text(encoding="utf-8")
 METRIC = """
@@ -88,6 +92,98 @@ def test_a_run_on_a_file_has_all_that_a_run_on_a_task_has(
     assert len(rescore(tmp_path / "results", get_metric("em_lenient"), None).after) == 2
     task = open_task(config.task)
     assert [task.question_type(index) for index in range(5)] == ["colour", "sum", "colour", "colour", "all"]
+
+
+def write_solid(path: Path, colour: tuple[int, int, int]) -> None:
+    """A picture whose size in bytes does not depend on its colour."""
+    Image.new("RGB", (20, 20), colour).save(path)
+
+
+def swapped_rows(folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("a.bmp", "b.bmp"):
+        write_solid(folder / name, RED)
+    rows = [{"image": name, "question": "What colour?", "answer": "red"} for name in ("a.bmp", "b.bmp")]
+    (folder / "my.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder / "my.jsonl"
+
+
+def test_a_picture_swapped_between_two_commands_is_other_data(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"data_file": swapped_rows(tmp_path / "data"), "tier_list": ("low",)}
+    one = config_for(tiny_checkpoint, tmp_path / "results", **given)
+    both = config_for(tiny_checkpoint, tmp_path / "results", **given, num_active_blocks_list=(3, 4))
+    (first,) = run_profiling(one).results
+    content = hashlib.sha256((tmp_path / "data" / "a.bmp").read_bytes()).hexdigest()
+    assert [each.picture_sha256 for each in first.per_sample_results] == [content, content]
+    write_solid(tmp_path / "data" / "b.bmp", BLUE)
+    capsys.readouterr()
+    found = run_profiling(both).results
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("warning: 1 of the 2")]
+    assert "(the data of 1 samples have changed, the first is sample 1)" in line
+    assert len(found) == 2 and len({each.fingerprint for each in found}) == 1 != first.fingerprint
+    assert {tuple(each.data_sha256 for each in result.per_sample_results) for result in found} == {
+        (first.per_sample_results[0].data_sha256, found[0].per_sample_results[1].data_sha256)
+    }
+    assert len(load_sweep(tmp_path / "results").settings) == 2
+    # Two more data sets, each of a setting of its own.
+    write_solid(tmp_path / "data" / "b.bmp", GREEN)
+    run_profiling(one.replaced(num_active_blocks_list=(2,)))
+    assert "warning: 2 other results in " in capsys.readouterr().err
+    with pytest.raises(ResultsError):
+        load_sweep(tmp_path / "results")
+    # A result from before contents were known.
+    (path,) = (tmp_path / "results").glob("*blocks4.json")
+    old = json.loads(path.read_text()) | {"fingerprint": "0123456789abcdef"}
+    for sample in old["per_sample_results"]:
+        del sample["data_sha256"], sample["picture_sha256"]
+    path.write_text(json.dumps(old))
+    (read,) = [each for name, each in read_results(tmp_path / "results").items() if each.num_active_blocks == 4]
+    assert read.per_sample_results[0].data_sha256 is None
+    run_profiling(both)
+    assert "known now, and in results of earlier versions it is not" in capsys.readouterr().err
+
+
+SWAPPING = """
+import shutil
+from pathlib import Path
+from experiment_core_utils.tasks.interface import Score
+from experiment_core_utils.tasks.registry import register_metric
+from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
+
+scored = []
+
+def score(answer):
+    scored.append(answer)
+    if len(scored) == {after}:
+        shutil.copy({new!r}, {old!r})
+    return Score(1.0)
+
+register_metric(AnswerMetric("swapping", score))
+"""
+
+
+def test_a_picture_swapped_while_a_run_is_at_work_ends_it_and_the_former_one_lets_it_resume(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """The metric, which is asked before each sample, swaps the picture of the first sample during the second."""
+    old, new, module = tmp_path / "data" / "a.bmp", tmp_path / "new.bmp", tmp_path / "swapping.py"
+    given = {"data_file": swapped_rows(tmp_path / "data"), "tier_list": ("low",), "top_k_list": (2, 4),
+             "request_cache_gb": 0.0, "task_module": module, "metric": "swapping"}  # fmt: skip
+    write_solid(new, BLUE)
+    kept = old.read_bytes()
+    module.write_text(SWAPPING.format(after=2, new=str(new), old=str(old)))
+    config = config_for(tiny_checkpoint, tmp_path / "results", **given)
+    with pytest.raises(DataChanged, match=r"^sample 0 of my \(picture a.bmp\) has changed since this run began: put"):
+        run_profiling(config)
+    assert len(list((tmp_path / "results").glob("*.json"))) == 1
+    old.write_bytes(kept)
+    # The metric swaps it again, after it was read for the last time.
+    report = run_profiling(config)
+    assert report.exit_code == 0 and len(report.results) == 2
+    contents = [[each.data_sha256 for each in result.per_sample_results] for result in report.results]
+    assert contents[0] == contents[1] and None not in contents[0]
 
 
 def test_a_file_without_a_usable_row_is_refused_before_anything_is_written(

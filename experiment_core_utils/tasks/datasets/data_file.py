@@ -96,24 +96,21 @@ class DataFileTask(RowTask):
 
     def __getitem__(self, index: int) -> Sample:
         """See `Task`; the picture is read and decoded here and not before."""
-        question = self._questions[self._checked(index)]
         try:
-            if isinstance(question, str):
-                raise SampleError(question)
-            picture = _picture(self._file.image(index))
-            question = replace(question, image_id=_name_of(picture) or question.image_id)
-            image = None if picture is None else self._pictures.opened(picture, question.image_id)
+            question = self.row_at(index)
+            opened = None if question.picture is None else self._pictures.opened(question.picture, question.image_id)
         except SampleError as error:
             # Of its own class: a sample that is out of time says so.
             raise type(error)(f"{self._where[index]}: {error}") from error
-        return question.sample(index, image, self.question_type(index))
+        return question.sample(index, opened, self.question_type(index))
 
-    def picture_at(self, index: int) -> Mapping[str, Any] | None:
+    def row_at(self, index: int) -> QuestionRow:
         """See `RowTask`."""
-        try:
-            return _picture(self._file.image(index))
-        except SampleError:  # not counted: it is a failed sample where it is requested
-            return None
+        question = self._questions[self._checked(index)]
+        if isinstance(question, str):
+            raise SampleError(question)
+        picture = _picture(self._file.image(index))
+        return replace(question, image_id=_name_of(picture) or question.image_id, picture=picture)
 
     def question_type(self, index: int) -> str:
         """See `Task`; a row that cannot be read or has no type is of type `all`."""

@@ -4,15 +4,17 @@ A picture that cannot be read is one failed sample, never the end of a run. No o
 every format that it knows, whatever a file is called, and for PostScript it runs Ghostscript.
 """
 
+import hashlib
 import io
 import os
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -24,13 +26,22 @@ from experiment_core_utils.primitives.texts import shown
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 # Above this a small file may claim more memory than a machine has; Pillow's own limit for a warning.
 MAX_PIXELS = 89_478_485
+_READ_BYTES = 1 << 20
 
 # What Pillow's decoders raise for broken files, by format and by where the damage is.
 _BROKEN = (*LIBRARY_ERRORS, SyntaxError, EOFError, MemoryError, struct.error, zlib.error)
 _HUGE = (Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
-def open_picture(content: bytes | Path, name: str) -> Image.Image:
+@dataclass(frozen=True)
+class OpenedPicture:
+    """A decoded picture, and the digest of what it was decoded from."""
+
+    image: Image.Image  #: RGB
+    sha256: str  #: of the encoded picture, in hexadecimal digits
+
+
+def open_picture(content: bytes | Path, name: str) -> OpenedPicture:
     """The picture as RGB: turned as its EXIF orientation says, 16-bit grey scaled, transparency laid on white.
 
     Of a file with several frames it is the first.
@@ -44,12 +55,9 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
             `MAX_PIXELS` pixels, or grey values whose range is not stated (32-bit and floating-point pixels).
     """
     name = shown(name)
-    if isinstance(content, Path):
-        _check_regular(content, name)
     try:
-        with warnings.catch_warnings():
+        with _stream(content, name) as stream, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            stream = io.BytesIO(content) if isinstance(content, bytes) else content
             with Image.open(stream, formats=FORMATS) as picture:
                 size = f"{picture.width} x {picture.height} pixels"
                 if picture.width * picture.height > MAX_PIXELS:
@@ -57,10 +65,10 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
                 if picture.width * picture.height == 0:
                     raise SampleError(f"picture {name} is empty: {size}")
                 picture.load()
-                upright = _rgb(ImageOps.exif_transpose(picture), name)
+                decoded = _rgb(ImageOps.exif_transpose(picture), name)
                 # It is turned already: a processor that looks again would turn it twice, or fail on a broken header.
-                upright.info.pop("exif", None)
-                return upright
+                decoded.info.pop("exif", None)
+            return OpenedPicture(decoded, _digest_of(stream))
     except _HUGE as error:
         raise SampleError(f"picture {name} is too large: {first_line(error)}, at most {MAX_PIXELS}") from error
     except UnidentifiedImageError as error:
@@ -70,6 +78,35 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
         ) from error
     except _BROKEN as error:
         raise SampleError(f"picture {name} cannot be read: {shown(first_line(error))}") from error
+
+
+def picture_digest(content: bytes | Path, name: str) -> str:
+    """SHA-256 of the encoded picture, which is not decoded; raises SampleError where it cannot be read."""
+    name = shown(name)
+    try:
+        with _stream(content, name) as stream:
+            return _digest_of(stream)
+    except _BROKEN as error:
+        raise SampleError(f"picture {name} cannot be read: {shown(first_line(error))}") from error
+
+
+@contextmanager
+def _stream(content: bytes | Path, name: str) -> Iterator[IO[bytes]]:
+    if isinstance(content, bytes):
+        yield io.BytesIO(content)
+        return
+    _check_regular(content, name)
+    with content.open("rb") as file:
+        yield file
+
+
+def _digest_of(stream: IO[bytes]) -> str:
+    """Of the whole stream. Read from the open file: a file that takes its name meanwhile is another."""
+    stream.seek(0)
+    digest = hashlib.sha256()
+    while part := stream.read(_READ_BYTES):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -82,8 +119,8 @@ class PictureFolders:
     folders: Sequence[Path]  #: the file that a path leads to, all links followed, has to lie in one of these
     exactly: bool = False  #: a path counts only as it is written
 
-    def opened(self, picture: Mapping[str, Any] | None, name: str) -> Image.Image:
-        """A row's picture, decoded.
+    def opened(self, picture: Mapping[str, Any] | None, name: str) -> OpenedPicture:
+        """A row's picture, decoded, with its digest.
 
         Args:
             name: what an error calls it where it has no path.
@@ -91,8 +128,15 @@ class PictureFolders:
         Raises:
             SampleError: the row has none, or one that cannot be read.
         """
+        return open_picture(*self._stored_and_name(picture, name))
+
+    def digest(self, picture: Mapping[str, Any] | None, name: str) -> str:
+        """The digest that `opened` gives, from the stored picture alone; arguments and errors as there."""
+        return picture_digest(*self._stored_and_name(picture, name))
+
+    def _stored_and_name(self, picture: Mapping[str, Any] | None, name: str) -> tuple[bytes | Path, str]:
         content = self.stored(picture)
-        return open_picture(content, name if picture is None or isinstance(content, bytes) else picture["path"])
+        return content, name if picture is None or isinstance(content, bytes) else picture["path"]
 
     def stored(self, picture: Mapping[str, Any] | None) -> bytes | Path:
         """The bytes of a row's picture, or the file that has them; raises as `opened`."""
@@ -127,21 +171,6 @@ class PictureFolders:
                 "'..' or a link); copy it there"
             )
         return inside[0] if inside else candidates[0]
-
-    def sizes(self, pictures: Iterable[Mapping[str, Any] | None]) -> Mapping[str, int]:
-        """The size in bytes of each picture that is a file, by the path that its row gives; no others.
-
-        They tell one collection of pictures from another wherever it lies, without reading any.
-        """
-        sizes = {}
-        for picture in pictures:
-            try:
-                found = self.stored(picture)
-                if picture is not None and isinstance(found, Path):
-                    sizes[str(picture["path"])] = found.stat().st_size
-            except (SampleError, OSError):  # not counted: it is a failed sample where it is requested
-                continue
-        return sizes
 
 
 def _check_regular(path: Path, name: str) -> None:

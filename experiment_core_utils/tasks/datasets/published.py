@@ -185,36 +185,28 @@ class PublishedTask(RowTask):
 
     def __getitem__(self, index: int) -> Sample:
         """See `Task`; the picture is read and decoded here and not before."""
-        place = self._places[self._checked(index)]
-        try:
-            question_row = self.question_of(self._table.row(place.row), place)
-        except SampleError as error:
-            # Of its own class: a sample that is out of time says so.
-            raise type(error)(f"{self.name} {self.split} sample {index}: {error}") from error
-        except ODD_ROW as error:
-            raise SampleError(f"{self.name} {self.split} sample {index}: {self._other_layout(error)}") from error
+        question_row = self.row_at(index)
         where = f"{self.name} {self.split} question {shown(question_row.question_id)}"
         if not question_row.answers:
             raise SampleError(f"{where} has no reference answers")
         try:
             check_texts(question_row)
-            image = self._pictures.opened(question_row.picture, question_row.image_id)
+            opened = self._pictures.opened(question_row.picture, question_row.image_id)
         except SampleError as error:
             raise type(error)(f"{where}: {error}") from error
         named = replace(question_row, metadata={"question_id": question_row.question_id, **question_row.metadata})
-        return named.sample(index, image, self.question_type(index))
+        return named.sample(index, opened, self.question_type(index))
 
-    def picture_sizes(self, sample_ids: Sequence[int]) -> Mapping[str, int]:
-        """See `Task`; the hub's layout has its pictures in the files that `source` lists with their sizes."""
-        return {} if isinstance(self._table, HubTable) else super().picture_sizes(sample_ids)
-
-    def picture_at(self, index: int) -> Mapping[str, Any] | None:
+    def row_at(self, index: int) -> QuestionRow:
         """See `RowTask`."""
-        place = self._places[index]
+        place = self._places[self._checked(index)]
         try:
-            return self.question_of(self._table.row(place.row), place).picture
-        except (SampleError, *ODD_ROW):  # not counted: it is a failed sample when it is read
-            return None
+            return self.question_of(self._table.row(place.row), place)
+        except SampleError as error:
+            # Of its own class: a sample that is out of time says so.
+            raise type(error)(f"{self.name} {self.split} sample {index}: {error}") from error
+        except ODD_ROW as error:
+            raise SampleError(f"{self.name} {self.split} sample {index}: {self._other_layout(error)}") from error
 
     def question_type(self, index: int) -> str:
         """See `Task`; the first call reads the types of the whole split."""

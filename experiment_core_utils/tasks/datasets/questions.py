@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from PIL import Image
-
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.texts import is_text, shown
-from experiment_core_utils.tasks.datasets.pictures import PictureFolders
+from experiment_core_utils.tasks.content import sample_digest
+from experiment_core_utils.tasks.datasets.pictures import OpenedPicture, PictureFolders
 from experiment_core_utils.tasks.interface import Sample
 
 UNTYPED = "all"
@@ -70,10 +69,11 @@ class QuestionRow:
     options: tuple[str, ...] = ()
     answer_index: int | None = None
 
-    def sample(self, sample_id: int, image: Image.Image | None, question_type: str) -> Sample:
+    def sample(self, sample_id: int, picture: OpenedPicture | None, question_type: str) -> Sample:
         """The question as a sample, with its opened picture."""
         own = {name: value for name, value in vars(self).items() if name not in ("question_id", "picture")}
-        return Sample(sample_id=sample_id, image=image, question_type=question_type, **own)
+        image, digest = (None, None) if picture is None else (picture.image, picture.sha256)
+        return Sample(sample_id=sample_id, image=image, question_type=question_type, picture_sha256=digest, **own)
 
 
 def check_texts(row: QuestionRow) -> None:
@@ -132,13 +132,27 @@ class RowTask:
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def picture_at(self, index: int) -> Mapping[str, Any] | None:
-        """The stored picture of the sample at `index`; None where there is none that can be read."""
+    def row_at(self, index: int) -> QuestionRow:
+        """The row of the sample at `index` as a question, its picture not read; raises SampleError for none."""
         raise NotImplementedError
 
-    def picture_sizes(self, sample_ids: Sequence[int]) -> Mapping[str, int]:
+    def data_sha256(self, index: int) -> str | None:
         """See `Task`."""
-        return self._pictures.sizes(map(self.picture_at, sample_ids))
+        try:
+            row = self.row_at(index)
+            digest = None if row.picture is None else self._pictures.digest(row.picture, row.image_id)
+        except SampleError:  # not counted: it is a failed sample where it is requested
+            return None
+        return sample_digest(row, digest)
+
+    def file_of(self, index: int) -> str | None:
+        """See `Task`."""
+        try:
+            picture = self.row_at(index).picture
+        except SampleError:  # not counted: it is a failed sample where it is requested
+            return None
+        path = picture.get("path") if isinstance(picture, Mapping) else None
+        return path if is_text(path) else None
 
     def style_of(self, sample: Sample) -> str:
         """Molmo's style for this sample."""

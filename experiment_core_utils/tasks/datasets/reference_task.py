@@ -223,6 +223,7 @@ class GeneratedTask:
     even_answers = False  #: whether the answers of a type are drawn evenly; see `draw_by_type`
     splits: tuple[Split, ...] = ("train", "validation")
     h_rel: tuple[float, float] = DEFAULT_H_REL
+    is_generated = True
     pictures: str = ""  #: prefix of the pictures' names; families with the same one ask about the same pictures
 
     def __init__(

@@ -90,7 +90,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
         figure.savefig(pixels, dpi=DPI, format="png")
         # Few colours are in it, so that a palette is a third of the size. It is spread over all of them, however few
         # pixels have one: by their count alone rare colours of a legend become one.
-        picture = open_picture(pixels.getvalue(), name).quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
+        picture = open_picture(pixels.getvalue(), name).image.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
         with replaced_whole(paths[0]) as temporary:
             picture.save(temporary, format="png", optimize=True)
         # The places found for the pixels are those of the drawing too.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.records.sample_result import SampleResult, question_of
+from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, read_table
 from experiments.analyses.stages.records import source_fields
@@ -132,13 +132,12 @@ def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, flo
 
 def _check_same_questions(task: str, settings: Sequence[StoredSetting]) -> None:
     """Raises ResultsError where settings of two sweeps have different questions under one id."""
-    first_of: dict[int, tuple[object, StoredSetting]] = {}
+    first_of: dict[int, tuple[SampleResult, StoredSetting]] = {}
     # All settings of a sweep have the same samples.
     for setting in {each.sweep: each for each in settings}.values():
         for sample in setting.result.per_sample_results:
-            question = question_of(sample)
-            first, other = first_of.setdefault(sample.sample_id, (question, setting))
-            if first != question:
+            first, other = first_of.setdefault(sample.sample_id, (sample, setting))
+            if not is_same_question(first, sample):
                 raise ResultsError(
                     f"sample {sample.sample_id} of {task} is another question in {setting.path.parent} than in "
                     f"{other.path.parent}; give sweeps of the same data and split, or compare them by compare_runs.py"

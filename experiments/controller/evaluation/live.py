@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_samples, open_task
+from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_other_samples, open_task
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_hardware
@@ -105,14 +105,12 @@ def open_live(
         refuse_other_controller(learned, config.model, source)
     space = published_space(source.limits)
     task = open_task(config.task)
-    drawn = draw_samples(task, config.task)
+    blocks = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+    drawn = draw_other_samples(task, config.task, blocks)
     device = choose_device(config.machine.device, 0)
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, device)
-    blocks, limit = (
-        block_choice_of(config.knobs, config.model.random_weights, source.folder),
-        max_new_tokens_of(config.task, task),
-    )
+    limit = max_new_tokens_of(config.task, task)
     prepared, failed = prepare_requests(model, task, drawn.sample_ids, space.tiers)
     requests, refused = requests_that_run(model, space, blocks, prepared)
     failed |= refused

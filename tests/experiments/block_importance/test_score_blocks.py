@@ -6,11 +6,20 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, read_block_sets, read_importance
+from experiment_core_utils.config.block_choice import (
+    OWN_SCORES_FILE,
+    choice_by_scores,
+    choice_by_sets,
+    provenance_path,
+    read_block_sets,
+    read_importance,
+)
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
+from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiments.block_importance.importance import provenance_path
 from experiments.block_importance.score_blocks import main
+from tests.models.tiny_checkpoints import write_checkpoint
 
 
 def run(checkpoint: Path, output: Path, *more: str) -> dict[str, Any]:
@@ -33,6 +42,9 @@ def test_every_method_scores_every_block(tiny_checkpoint: Path, tmp_path: Path, 
     assert provenance["method"] == method
     assert provenance["tasks"].keys() == set(tasks)
     assert provenance["tasks"]["reference_vqa"]["samples"] == {"scored": 2, "held_out": 0}
+    # RandomState(42).choice(2000, 2, replace=False).
+    questions = choice_by_scores(output).questions
+    assert questions is not None and questions["reference_vqa"].scored_ids == (353, 1860)
     for block, score in scores.items():
         recorded = provenance["blocks"][str(block)]
         assert recorded["score"] == score == pytest.approx(sum(recorded["by_task"].values()) / 2)
@@ -82,6 +94,9 @@ def test_sets_are_written_for_every_count(tiny_checkpoint: Path, tmp_path: Path)
     )  # fmt: skip
     sets = read_block_sets(output)
     assert set(sets) == {2, 3}
+    # One picture of RandomState(42).choice(500, 1), with its four questions.
+    questions = choice_by_sets(output).questions
+    assert questions is not None and questions["reference_vqa"].scored_ids == (1444, 1445, 1446, 1447)
     assert (provenance["method"], provenance["beam_width"]) == ("beam", 2)
 
 
@@ -138,3 +153,48 @@ def test_the_embedded_models_scores_are_of_its_weights() -> None:
     assert provenance["model"]["weights_sha256"] == weights_digest(EMBEDDED_MODEL)
     assert {block: each["score"] for block, each in provenance["blocks"].items()} == json.loads(path.read_text())
     assert list(read_importance(path)) == list(range(16))
+    questions = choice_by_scores(path).questions
+    assert questions is not None and {each.split for each in questions.values()} == {"train"}
+    assert {name: len(each.scored_ids) for name, each in questions.items()} == {
+        name: each["samples"]["scored"] for name, each in provenance["tasks"].items()
+    }
+
+
+def test_scored_and_profiled_questions_of_a_file_do_not_overlap(tmp_path: Path) -> None:
+    """The two commands of the how-to on a dense text model: 4 of 11 rows choose the blocks, 7 of 7 asked are others."""
+    model = write_checkpoint("llama", tmp_path / "model")
+    rows = [f'{{"question": "Is {number} even?", "answer": "yes"}}\n' for number in range(11)]
+    (tmp_path / "my.jsonl").write_text("".join(rows))
+    shared = ["--model_path", str(model), "--data_file", str(tmp_path / "my.jsonl"), "--device", "cpu",
+              "--num_threads", "1"]  # fmt: skip
+    scores = model / OWN_SCORES_FILE
+    flags = ["--method", "activation_change", "--num_samples", "4", "--output", str(scores)]
+    assert main([*shared, *flags]) == 0
+    scored = json.loads(provenance_path(scores).read_text())["tasks"]["my"]
+    assert len(scored["scored_ids"]) == len(set(scored["scored_sha256"])) == 4
+    of_run = ["--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0",
+              "--max_new_tokens", "2", "--num_active_blocks_list", "2"]  # fmt: skip
+    (result,) = run_profiling(
+        parse_config([*shared, *of_run, "--num_samples", "7", "--output_dir", str(tmp_path / "results")])
+    ).results
+    assert result.num_samples == 7
+    assert {each.data_sha256 for each in result.per_sample_results}.isdisjoint(scored["scored_sha256"])
+    assert {each.sample_id for each in result.per_sample_results}.isdisjoint(scored["scored_ids"])
+    assert result.sampling is not None and result.sampling["num_left_out"] == 4
+    assert not [each for each in result.provenance.caveat_records if "blocks" in each.kind]
+    # Scores alone do not say which questions they are of.
+    provenance_path(scores).unlink()
+    (result,) = run_profiling(
+        parse_config([*shared, *of_run, "--num_samples", "2", "--output_dir", str(tmp_path / "unknown")])
+    ).results
+    (found,) = [each.sentence for each in result.provenance.caveat_records if "blocks" in each.kind]
+    assert found.startswith(f"blocks: {scores} does not say which questions chose them")
+
+
+@pytest.mark.parametrize("family", ["olmoe", "llava", "qwen3_vl_moe"])
+def test_models_of_transformers_are_scored_by_one_pass_a_sample(family: str, tmp_path: Path) -> None:
+    model = write_checkpoint(family, tmp_path / family)
+    flags = ["--model_path", str(model), "--device", "cpu", "--num_threads", "1", "--num_samples", "1"]
+    assert main([*flags, "--method", "activation_change", "--output", str(tmp_path / "scores.json")]) == 0
+    scores = read_importance(tmp_path / "scores.json")
+    assert list(scores) == [0, 1, 2] and min(scores.values()) > 0

@@ -42,6 +42,7 @@ class ScriptedTask:
     metric: str = "vqa_score"
     max_new_tokens: int = 4
     source: dict[str, str] = field(default_factory=dict)
+    is_generated: bool = True
 
     def __len__(self) -> int:
         return 4

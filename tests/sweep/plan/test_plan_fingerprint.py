@@ -11,9 +11,8 @@ from accelerate import Accelerator
 from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.c_prompt_processing import open_task
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.models.common.checkpoint_files import model_digest
+from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_stamp
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
@@ -22,18 +21,21 @@ from experiment_core_utils.records.provenance import Variables
 from experiment_core_utils.records.settings import JournalHeader
 from experiment_core_utils.sweep.plan import (
     NOT_IN_FINGERPRINT,
+    RequestedRun,
     agreed_fingerprint,
     fingerprint_parts,
     refuse_other_engines,
+    requested_run,
 )
 from tests.hand_made_records import measured_sample, part, stored_result
 
 
+def requested(*flags: str) -> RequestedRun:
+    return requested_run(parse_config(["--device", "cpu", "--ids", "1", "2", *flags]))
+
+
 def parts(*flags: str) -> tuple[object, ...]:
-    config = parse_config(["--device", "cpu", *flags])
-    return fingerprint_parts(
-        config, find_model(config.model.model_path), open_task(config.task), [1, 2], Accelerator(cpu=True)
-    )
+    return fingerprint_parts(requested(*flags), Accelerator(cpu=True))
 
 
 def test_execution_belongs_to_a_result_and_eager_adds_nothing() -> None:
@@ -99,9 +101,8 @@ def test_what_a_run_says_to_differ_from_replaced_results_is_what_the_fingerprint
 
 
 def fingerprint(model: Path, output_dir: Path) -> str:
-    config = parse_config(["--device", "cpu", "--model_path", str(model), "--output_dir", str(output_dir)])
-    task, accelerator = open_task(config.task), Accelerator(cpu=True)
-    return agreed_fingerprint(config, find_model(str(model)), task, [1, 2], accelerator)
+    run = requested("--model_path", str(model), "--output_dir", str(output_dir))
+    return agreed_fingerprint(run, Accelerator(cpu=True))
 
 
 def test_a_model_is_known_by_its_content_not_by_place_and_time(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -129,38 +130,42 @@ def test_a_folder_that_was_started_by_place_and_time_resumes_with_them(tiny_chec
     assert fingerprint(tiny_checkpoint, tmp_path) == former
 
 
-def data_parts(output_dir: Path, data_dir: Path) -> tuple[tuple[object, ...], str]:
-    """The parts and the digest of two questions in a file about pictures in a folder."""
+def data_run(output_dir: Path, data_dir: Path) -> RequestedRun:
+    """Two questions in a file about pictures in a folder."""
     file = output_dir / "my.jsonl"
-    file.write_text("\n".join(f'{{"image": "{name}.png", "question": "Q?", "answer": "a"}}' for name in "ab"))
+    file.write_text("\n".join(f'{{"image": "{name}.bmp", "question": "Q?", "answer": "a"}}' for name in "ab"))
     flags = ["--device", "cpu", "--data_file", str(file), "--data_dir", str(data_dir), "--output_dir", str(output_dir)]
-    config, accelerator = parse_config(flags), Accelerator(cpu=True)
-    source, task = find_model(config.model.model_path), open_task(config.task)
-    by_place = fingerprint_parts(config, source, task, [0, 1], accelerator, data_by_place=True)
-    return by_place, agreed_fingerprint(config, source, task, [0, 1], accelerator)
+    return requested_run(parse_config(flags))
+
+
+def data_fingerprint(output_dir: Path, data_dir: Path) -> str:
+    return agreed_fingerprint(data_run(output_dir, data_dir), Accelerator(cpu=True))
 
 
 def test_data_are_known_by_their_content_not_by_their_folder(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
-    Image.new("RGB", (8, 8)).save(first / "a.png")
-    own = data_parts(tmp_path, first)[1]
+    Image.new("RGB", (8, 8), "red").save(first / "a.bmp")
+    own = data_fingerprint(tmp_path, first)
     shutil.copytree(first, second)
     (second / "unrelated.txt").write_text("not one of the pictures")
-    assert data_parts(tmp_path, second)[1] == own
-    Image.new("RGB", (80, 80)).save(second / "a.png")
-    assert data_parts(tmp_path, second)[1] != own
+    assert data_fingerprint(tmp_path, second) == own
+    size = (second / "a.bmp").stat().st_size
+    Image.new("RGB", (8, 8), "blue").save(second / "a.bmp")
+    assert (second / "a.bmp").stat().st_size == size
+    assert data_fingerprint(tmp_path, second) != own
 
 
-def test_a_folder_that_was_begun_by_the_place_of_its_data_goes_on_with_it(tmp_path: Path) -> None:
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
-    by_place, own = data_parts(tmp_path, tmp_path)
-    assert str(tmp_path) in by_place
-    digest = model_digest(find_model(parse_config([]).model.model_path).folder)
-    former = hashlib.sha256(repr((by_place, digest)).encode()).hexdigest()[:16]
-    assert own != former
-    write_plan(RunPlan(PLAN_VERSION, "0001", former, "my", ("a",), ("a",), 2, 1, 0, 1000.0), tmp_path)
-    assert data_parts(tmp_path, tmp_path)[1] == former
+def test_a_folder_begun_when_pictures_were_known_by_name_and_size_is_not_taken_up(tmp_path: Path) -> None:
+    """What its pictures were is not known, so their samples cannot be joined by others."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.bmp")
+    own, folder = data_fingerprint(tmp_path, tmp_path), find_model(parse_config([]).model.model_path).folder
+    found = fingerprint_parts(data_run(tmp_path, tmp_path), Accelerator(cpu=True))
+    stamp = (str(folder.resolve()), weights_stamp(folder))
+    for by in (model_digest(folder), stamp):
+        former = hashlib.sha256(repr((found, by)).encode()).hexdigest()[:16]
+        write_plan(RunPlan(PLAN_VERSION, "0001", former, "my", ("a",), ("a",), 2, 1, 0, 1000.0), tmp_path)
+        assert data_fingerprint(tmp_path, tmp_path) == own
 
 
 COMPILED = {"vision": "reference", "prefill": "reference", "decode": "cpu step"}

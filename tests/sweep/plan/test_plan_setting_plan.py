@@ -31,21 +31,25 @@ def keys(limits: KnobLimits, folder: Path, *flags: str) -> list[str]:
 
 
 def test_by_default_every_knob_has_its_values(tmp_path: Path) -> None:
-    # Half of 5 experts is 2; three quarters of 6 blocks are 4.5, so 5.
-    assert keys(MIXTURE, tmp_path) == [
-        f"tier-{tier}_topk{top_k}_blocks{blocks}"
-        for tier in ("low", "medium", "high")
-        for top_k in (2, 5)
-        for blocks in (5, 6)
-    ]
-    requested = requested_values(parse_config([]).knobs, source_of(KnobLimits(1, 4, 1), tmp_path))
+    """Half of 5 experts is 2; three quarters of 6 blocks are 4.5, so 5, where it is known which, or does not matter."""
+    for fewer, flags in (((), ()), ((5,), ("--random_weights",)), ((5,), ("--importance_scores_file", "none"))):
+        assert keys(MIXTURE, tmp_path, *flags) == [
+            f"tier-{tier}_topk{top_k}_blocks{blocks}"
+            for tier in ("low", "medium", "high")
+            for top_k in (2, 5)
+            for blocks in (*fewer, 6)
+        ]
+    (tmp_path / "block_importance.json").write_text('{"1": 1, "2": 2, "3": 9, "4": 3, "5": 8}')
+    assert keys(DENSE, tmp_path, "--tier_list", "low") == ["tier-low_topknone_blocks5", "tier-low_topknone_blocks6"]
+    (tmp_path / "block_importance.json").unlink()
+    requested = requested_values(parse_config([]), source_of(KnobLimits(1, 4, 1), tmp_path))
     assert (requested.top_k, requested.block_counts) == ((1,), (1,))
 
 
 @pytest.mark.parametrize(
     ("limits", "flags", "expected"),
     [
-        (DENSE, ("--tier_list", "low"), ["tier-low_topknone_blocks5", "tier-low_topknone_blocks6"]),
+        (DENSE, ("--tier_list", "low"), ["tier-low_topknone_blocks6"]),
         (FIXED_PICTURE, ("--num_active_blocks_list", "6"), ["own_topk2_blocks6", "own_topk5_blocks6"]),
         # Its own number may be given where no other can be.
         (IGNORES_TOP_K, ("--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "6"),
@@ -84,9 +88,9 @@ def test_what_the_model_cannot_do_is_refused(
 def test_what_a_strategy_leaves_out_is_named(tmp_path: Path) -> None:
     config = parse_config(["--top_k_list", "1", "2", "3", "--tier_list", "low", "--sampling_strategy", "boundary"])
     source = source_of(MIXTURE, tmp_path)
-    assert left_out_by(config.knobs, source, plan_for(config, source)) == ()
+    assert left_out_by(config, source, plan_for(config, source)) == ()
     lhs = parse_config(["--top_k_list", "1", "2", "3", "--sampling_strategy", "lhs", "--num_configs", "2"])
-    (vision, top_k) = left_out_by(lhs.knobs, source, plan_for(lhs, source))
+    (vision, top_k) = left_out_by(lhs, source, plan_for(lhs, source))
     assert vision.startswith("vision targets tier-") and top_k.startswith("top-k ")
 
 

@@ -27,7 +27,7 @@ def test_a_picture_is_turned_upright() -> None:
     lying.paste(BLUE, (20, 0, 40, 20))
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was turned: rotate by 90 degrees clockwise to show it
-    upright = open_picture(encoded(lying, "JPEG", exif=exif, quality=95), "turned")
+    upright = open_picture(encoded(lying, "JPEG", exif=exif, quality=95), "turned").image
     assert upright.size == (20, 40)
     # Clockwise, the left half comes to the top.
     top, bottom = upright.getpixel((10, 5)), upright.getpixel((10, 35))
@@ -47,7 +47,7 @@ def test_a_picture_that_was_turned_is_not_turned_again_and_a_broken_header_goes_
 
 def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:
     values = np.array([[0, 257, 32768, 65535]], dtype=np.uint16)
-    picture = open_picture(encoded(Image.fromarray(values)), "grey")
+    picture = open_picture(encoded(Image.fromarray(values)), "grey").image
     assert picture.mode == "RGB"
     # 32768 * 255 / 65535 = 127.5, rounded up.
     assert [picture.getpixel((x, 0)) for x in range(4)] == [(v, v, v) for v in (0, 1, 128, 255)]
@@ -56,11 +56,11 @@ def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:
 def test_transparent_pixels_are_white() -> None:
     picture = Image.new("RGBA", (2, 1), (0, 0, 0, 0))
     picture.putpixel((1, 0), (255, 0, 0, 255))
-    opened = open_picture(encoded(picture), "transparent")
+    opened = open_picture(encoded(picture), "transparent").image
     assert [opened.getpixel((x, 0)) for x in range(2)] == [(255, 255, 255), RED]
     palette = Image.new("P", (1, 1), 0)
     palette.putpalette([9, 9, 9])
-    assert open_picture(encoded(palette, transparency=0), "palette").getpixel((0, 0)) == (255, 255, 255)
+    assert open_picture(encoded(palette, transparency=0), "palette").image.getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_a_truncated_picture_is_one_failed_sample() -> None:
@@ -96,7 +96,7 @@ def test_unknown_ranges_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match=r"picture gone is missing: there is no file .*a\.jpg"):
         open_picture(tmp_path / "a.jpg", "gone")
     (tmp_path / "b.png").write_bytes(plain(BLUE))
-    assert open_picture(tmp_path / "b.png", "there").getpixel((0, 0)) == BLUE
+    assert open_picture(tmp_path / "b.png", "there").image.getpixel((0, 0)) == BLUE
 
 
 @pytest.mark.parametrize("kind", [*FORMATS, "MPO"])
@@ -104,7 +104,7 @@ def test_the_formats_that_are_read(kind: str, tmp_path: Path) -> None:
     # A second JPEG picture in the same file, as cameras write them, is left alone.
     more = {"save_all": True, "append_images": [Image.new("RGB", (6, 4), BLUE)]} if kind == "MPO" else {}
     write_picture(tmp_path / "named.wrongly", encoded(Image.new("RGB", (6, 4), GREEN), kind, **more))
-    picture = open_picture(tmp_path / "named.wrongly", "plain")
+    picture = open_picture(tmp_path / "named.wrongly", "plain").image
     assert (picture.mode, picture.size) == ("RGB", (6, 4))
     # Lossy formats keep a plain colour to a few of 255 levels.
     assert np.abs(np.subtract(picture.getpixel((3, 2)), GREEN)).max() <= 4
@@ -178,7 +178,7 @@ def test_pictures_outside_the_folder_are_not_read(tmp_path: Path) -> None:
     inside = ("in.png", "sub/in.png", "within.png", str(data / "train" / "in.png"), "../train/in.png")
     for name in inside:
         found = PictureFolders(roots, folders).find(name)
-        assert open_picture(found, name).getpixel((0, 0)) == RED
+        assert open_picture(found, name).image.getpixel((0, 0)) == RED
     for name in (str(other / "out.png"), "../../other/out.png", "link.png", "linked/out.png"):
         with pytest.raises(SampleError, match=r"^picture .* is not read: it is outside .*data \(an absolute path"):
             PictureFolders(roots, folders).find(name)

@@ -1,11 +1,13 @@
 """ST-VQA from the official training file: Molmo's split of it, paths, types."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.content import digest_of
 from experiment_core_utils.tasks.datasets.st_qa import SceneTextQA
 from tests.tasks.datasets import layouts
 from tests.tasks.datasets.layouts import GREEN, plain, stored, write_hub, write_json, write_picture
@@ -46,18 +48,21 @@ def test_a_question(tmp_path: Path) -> None:
     assert task.prompt(sample) == " User: st_qa: What is 0? Assistant:"
 
 
-def test_pictures_that_are_files_are_known_by_their_sizes(tmp_path: Path) -> None:
+def test_a_sample_is_known_by_the_content_of_its_picture_file(tmp_path: Path) -> None:
     task = SceneTextQA(data_dir=official(tmp_path, 1))
     (picture,) = tmp_path.rglob("0.jpg")
-    assert task.picture_sizes([0]) == {"coco-text/0.jpg": picture.stat().st_size}
+    assert task[0].picture_sha256 == hashlib.sha256(picture.read_bytes()).hexdigest()
+    assert task.data_sha256(0) == digest_of(task[0])
+    assert task.file_of(0) == "coco-text/0.jpg"
     picture.unlink()
-    assert task.picture_sizes([0]) == {}
+    assert task.data_sha256(0) is None
 
 
 def test_from_parquet(tmp_path: Path) -> None:
     row = {"question_id": 5, "question": "Where?", "image": stored(plain(GREEN), "a.jpg"), "answers": ["exit"]}
     task = SceneTextQA(data_dir=write_hub(tmp_path, "train", layouts.ST_VQA, [row]), cache_dir=tmp_path)
     assert (len(task), task[0].answers, task[0].image_id) == (1, ("exit",), "a")
-    assert task.picture_sizes([0]) == {}
+    assert task[0].picture_sha256 == hashlib.sha256(row["image"]["bytes"]).hexdigest()
+    assert task.data_sha256(0) == digest_of(task[0])
     with pytest.raises(ConfigurationError, match="st_qa train has no samples"):
         SceneTextQA("train", data_dir=tmp_path, cache_dir=tmp_path)

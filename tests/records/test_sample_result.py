@@ -1,0 +1,29 @@
+"""Whether two samples of results are the same question."""
+
+from dataclasses import replace
+
+import pytest
+
+from experiment_core_utils.j_results_saving import sample_result
+from experiment_core_utils.records.sample_result import is_same_question
+from experiment_core_utils.tasks.interface import Score
+from tests.hand_made_records import SETTING, measured_sample
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [("b1", "b1", True), ("b1", "c2", False), ("b1", None, True), (None, None, True)],
+)
+def test_a_picture_is_the_same_by_its_content_where_both_results_have_it(
+    one: str | None, other: str | None, is_same: bool
+) -> None:
+    """Question, name of the picture and answers are equal."""
+    samples = [
+        sample_result(replace(measured_sample(3), picture_sha256=each), Score(1.0), SETTING) for each in (one, other)
+    ]
+    assert is_same_question(*samples) == is_same
+
+
+def test_other_answers_make_another_question() -> None:
+    samples = [replace(measured_sample(3), references=each) for each in (("a",), ("b",))]
+    assert not is_same_question(*(sample_result(each, Score(1.0), SETTING) for each in samples))
