@@ -112,5 +112,5 @@ def test_a_knob_that_the_estimator_has_not_seen_is_not_admitted():
 
 def test_a_tier_of_unknown_shape_is_refused():
     bare = replace(request(), shapes={})
-    with pytest.raises(ConfigurationError, match="at tier low is not known"):
+    with pytest.raises(ConfigurationError, match="at the vision setting low is not known"):
         policy().choose(bare, 1.0)
