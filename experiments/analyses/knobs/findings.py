@@ -10,7 +10,7 @@ import numpy as np
 
 from experiment_core_utils.sweep.statistical_power import accuracy_shown, samples_for_accuracy
 from experiments.analyses.charts.chart import milliseconds, thinned
-from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_noise
+from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_drift, is_beyond_noise
 from experiments.analyses.knobs.grid import KNOB_NAMES
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
@@ -45,7 +45,7 @@ def conclusion(analysis: TaskAnalysis, random_weights: bool) -> list[str]:
     elif not random_weights and each.found.no_verdict is None:
         lines.append(f"conclusion: {_fastest_near_best(each.found)}")
     if each.found.no_verdict is None:
-        changes = _knob_changes(analysis, random_weights)
+        changes = _knob_changes(analysis, each.found.drift_allowance, random_weights)
         lines += [f"knobs: {'; '.join(changes)}"] if changes else []
     unknown = list(_not_shown(each.found, random_weights))
     return [*lines, f"not shown: {'; '.join(unknown)}"] if unknown else lines
@@ -93,14 +93,14 @@ def _fastest_near_best(found: Objectives) -> str:
     return f"{text}; {unsure} of {len(near) - 1} others as accurate are not surely slower" if unsure else text
 
 
-def _knob_changes(analysis: TaskAnalysis, random_weights: bool) -> list[str]:
+def _knob_changes(analysis: TaskAnalysis, drift: float, random_weights: bool) -> list[str]:
     """What each knob's way from its smallest value to its largest changes in mean latency and in accuracy."""
     scale, decimals, unit = (100.0, 1, " points") if analysis.grid.best == 1 else (1.0, 3, "")
     latency, accuracy = analysis.effects[LATENCY_MEAN.name], analysis.effects["accuracy"]
     changes = []
     for knob in dict.fromkeys(mean.knob for mean in latency.level_means):
         first, last = ends(latency, knob)
-        text = f"{KNOB_NAMES[knob]} {first.value} → {last.value}: {last.change:+.0f} ms{_noise(latency, knob)}"
+        text = f"{KNOB_NAMES[knob]} {first.value} → {last.value}: {last.change:+.0f} ms{_noise(latency, knob, drift)}"
         if not random_weights:
             # Not minus zero.
             change = round(scale * ends(accuracy, knob)[1].change, decimals) + 0.0
@@ -115,8 +115,11 @@ def ends(found: Effects, knob: str) -> tuple[LevelMean, LevelMean]:
     return own[0], own[-1]
 
 
-def _noise(found: Effects, knob: str) -> str:
-    return "" if knob in moving_knobs(found) else " (noise)"
+def _noise(found: Effects, knob: str, drift: float = 0.0) -> str:
+    first, last = ends(found, knob)
+    # The ends may be within the drift where a value between them is not.
+    is_shown = knob in moving_knobs(found) and (drift == 0 or is_beyond_drift(first.mean, last.mean, drift))
+    return "" if is_shown else " (noise)"
 
 
 def moving_knobs(found: Effects) -> set[str]:
@@ -161,12 +164,11 @@ def change_sentences(analysis: TaskAnalysis) -> Iterator[str]:
         knobs = [knob for knob in dict.fromkeys(mean.knob for mean in effects.level_means) if knob in beyond]
         between = [ends(effects, knob) for knob in knobs]
         # A change that is no larger than the run's drift may be the drift.
-        larger = [
-            (first, last) for first, last in between if abs(last.change) > each.found.drift_allowance * first.mean
-        ]
+        drift = each.found.drift_allowance
+        larger = [(first, last) for first, last in between if is_beyond_drift(first.mean, last.mean, drift)]
         if larger:
             yield f"What changes the {label}: {'; '.join(_between(first, last) for first, last in larger)}."
-        elif effects.terms:
+        elif effects.terms and not knobs:
             yield f"No knob changes the {label} beyond noise."
 
 

@@ -1,10 +1,12 @@
 """E2's findings of one grid in sentences."""
 
 import numpy as np
+import pytest
 
 from experiments.analyses.knobs.analysis import analyse_knobs
-from experiments.analyses.knobs.findings import conclusion, front_places, front_sentences
-from experiments.analyses.knobs.grid import TaskGrid
+from experiments.analyses.knobs.effects import is_beyond_noise
+from experiments.analyses.knobs.findings import change_sentences, conclusion, front_places, front_sentences
+from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN
 from experiments.analyses.knobs.records import TaskAnalysis
 from tests.experiments.hand_made_grid import grid, point
@@ -52,6 +54,43 @@ def test_a_loss_that_few_samples_do_not_show_is_named() -> None:
     assert unknown.startswith(
         "not shown: that tier-low_topk1_blocks12 (0.938, 100 ms) is less accurate than the best; differences in "
     )
+
+
+def one_knob(milliseconds: tuple[float, ...], drift: float | None) -> TaskGrid:
+    """A dense model's runs of 20, 24, ... blocks, which are all right on half of the 20 samples."""
+    points = [
+        KnobPoint(f"own_topknone_blocks{20 + 4 * at}", "own", None, 20 + 4 * at) for at in range(len(milliseconds))
+    ]
+    scores = np.array([np.arange(20) < 10] * len(points), dtype=float)
+    return grid(points, scores, np.outer(milliseconds, np.linspace(0.95, 1.05, 20)), drift=drift)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "drift", "text"),
+    [
+        # Each setting's time is exact to the sample; the device's speed changed by 46 %, and 300 / 231 - 1 = 30 %.
+        ((300.0, 231.0), 0.46, "blocks 20 → 24: -69 ms (noise)"),
+        ((231.0, 300.0), 0.46, "blocks 20 → 24: +69 ms (noise)"),
+        ((300.0, 231.0), 0.29, "blocks 20 → 24: -69 ms"),
+        # A fall to 60 % is a change by 67 % from the other end.
+        ((300.0, 180.0), 0.5, "blocks 20 → 24: -120 ms"),
+        ((300.0, 231.0), None, "blocks 20 → 24: -69 ms"),
+        # What is beyond the drift is in the middle; the ends are not.
+        ((300.0, 600.0, 310.0), 0.1, "blocks 20 → 28: +10 ms (noise)"),
+    ],
+)
+def test_a_change_within_the_drift_is_noise_in_a_run_of_one_knob(
+    milliseconds: tuple[float, ...], drift: float | None, text: str
+) -> None:
+    found = analysed(one_knob(milliseconds, drift))
+    (knobs,) = (line for line in conclusion(found, random_weights=False) if line.startswith("knobs: "))
+    assert knobs == f"knobs: {text}, accuracy +0.0 points (noise)"
+    (term,) = found.effects["latency_mean"].terms
+    is_noise = text.endswith("(noise)") and len(milliseconds) == 2
+    assert (term.within_drift, is_beyond_noise(term)) == (is_noise, not is_noise)
+    # Of the ends alone nothing is said where only the middle is beyond the drift.
+    said = ["No knob"] if is_noise else ["What ch"] * (not text.endswith("(noise)"))
+    assert [sentence[:7] for sentence in change_sentences(found)] == said
 
 
 def test_without_a_verdict_nothing_is_called_faster() -> None:
