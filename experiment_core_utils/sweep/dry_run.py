@@ -58,12 +58,12 @@ class PlanReport:
 
     is_main_process: bool
     estimates: tuple[SettingEstimate, ...]
-    whole_s: float  #: estimated time of the settings that are still to be measured
+    whole_s: float | None  #: estimated time of the settings that are still to be measured; None where it is not known
     text: str
 
 
 def describe_plan(config: ProfilingConfig) -> PlanReport:
-    """The settings in order, each with estimated time and memory, and the whole.
+    """The settings in order, each with estimated time and memory where there is something to go by, and the whole.
 
     Raises:
         ConfigurationError: what would also stop the run, or none of the first samples can be read.
@@ -81,13 +81,15 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
     measuring = config.measuring
     size = PlanSize(len(drawn), measuring.num_runs_per_sample, measuring.num_warmup_runs, accelerator.num_processes)
-    matmul_rate = matmul_flops_per_second(device, dtype) if earlier.rates is None else None
+    # How far below a matrix product a model stays is known of MolmoE alone; of others it may be orders of magnitude.
+    has_rough = source.hf is None and earlier.rates is None
+    matmul_rate = matmul_flops_per_second(device, dtype) if has_rough else None
     weights_bytes = planned.weight_elements * dtype.itemsize
     estimates = []
     for setting in requested.settings:
         request = planned.at(setting)
         is_done = ledger.result(setting.key) is not None
-        memory_bytes = weights_bytes + request.elements * dtype.itemsize
+        memory_bytes = None if request.elements is None else weights_bytes + request.elements * dtype.itemsize
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
     due = [each.work.key for each in estimates if not each.work.is_done]
@@ -97,7 +99,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),
-        *source_sentences(estimates, earlier, output_tokens, matmul_rate),
+        *source_sentences(estimates, earlier, output_tokens, matmul_rate, planned.no_formula),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
