@@ -274,7 +274,7 @@ def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: i
     """What requests with answers of at most `limit` tokens are.
 
     Raises:
-        ConfigurationError: none of the first samples can be read.
+        ConfigurationError: none of the samples can be read.
     """
     if source.hf is not None:
         return TransformersWork(source.hf, task, sample_ids, limit)
@@ -283,16 +283,19 @@ def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: i
 
 def of_first_samples(task: Task, sample_ids: Sequence[int], look: Callable[[Sample], T]) -> list[T]:
     """What is seen in the first few samples that can be read."""
-    seen, reason = [], ""
-    for sample_id in sample_ids[:INSPECTED_SAMPLES]:
+    seen: list[T] = []
+    reason = ""
+    for sample_id in sample_ids:
         try:
             seen.append(look(task[sample_id]))
         except SampleError as error:
             reason = str(error)
+        if len(seen) == INSPECTED_SAMPLES:
+            break
     if not seen:
         raise ConfigurationError(
-            f"none of the first {len(sample_ids[:INSPECTED_SAMPLES])} samples of {task.name} {task.split} can be read, "
-            f"the last because: {reason}; give others with --seed or --ids"
+            f"none of the {len(sample_ids)} samples of {task.name} {task.split} that were drawn can be read, the last "
+            f"because: {reason}; give others with --seed or --ids"
         )
     return seen
 

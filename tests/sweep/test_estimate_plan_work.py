@@ -45,7 +45,7 @@ def test_means_count_a_missing_picture_as_none_and_a_missing_step_as_nothing() -
 
 def test_only_the_first_samples_are_looked_at_and_one_must_be_readable() -> None:
     assert of_first_samples(TASK, range(100), lambda sample: sample.sample_id) == list(range(8))
-    with pytest.raises(ConfigurationError, match="none of the first 3 .* because: picture 9 is torn; give others"):
+    with pytest.raises(ConfigurationError, match="none of the 3 samples .* because: picture 9 is torn; give others"):
         of_first_samples(Unreadable(), (4, 5, 9), lambda sample: sample)  # type: ignore[arg-type]
 
 

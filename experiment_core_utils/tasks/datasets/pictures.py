@@ -9,16 +9,18 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, SampleError, first_line
 from experiment_core_utils.primitives.texts import shown
+
+T = TypeVar("T")
 
 # By their content, not by their names. All are decoded inside this process.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -43,7 +45,16 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
         SampleError: missing, no regular file, truncated, not a picture of one of the `FORMATS`, no or more than
             `MAX_PIXELS` pixels, or grey values whose range is not stated (32-bit and floating-point pixels).
     """
-    name = shown(name)
+    return _read(content, shown(name), lambda picture: _decoded(picture, shown(name)))
+
+
+def check_picture(content: bytes | Path, name: str) -> None:
+    """Raises as `open_picture` for a picture whose header shows that it cannot be read; decodes nothing."""
+    _read(content, shown(name), lambda picture: None)
+
+
+def _read(content: bytes | Path, name: str, read: Callable[[Image.Image], T]) -> T:
+    """What `read` gives of the picture, of which only the header was read before."""
     if isinstance(content, Path):
         _check_regular(content, name)
     try:
@@ -56,8 +67,7 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
                     raise SampleError(f"picture {name} is too large: {size}, at most {MAX_PIXELS}")
                 if picture.width * picture.height == 0:
                     raise SampleError(f"picture {name} is empty: {size}")
-                picture.load()
-                return _rgb(ImageOps.exif_transpose(picture), name)
+                return read(picture)
     except _HUGE as error:
         raise SampleError(f"picture {name} is too large: {first_line(error)}, at most {MAX_PIXELS}") from error
     except UnidentifiedImageError as error:
@@ -67,6 +77,11 @@ def open_picture(content: bytes | Path, name: str) -> Image.Image:
         ) from error
     except _BROKEN as error:
         raise SampleError(f"picture {name} cannot be read: {shown(first_line(error))}") from error
+
+
+def _decoded(picture: Image.Image, name: str) -> Image.Image:
+    picture.load()
+    return _rgb(ImageOps.exif_transpose(picture), name)
 
 
 @dataclass(frozen=True)
@@ -88,8 +103,15 @@ class PictureFolders:
         Raises:
             SampleError: the row has none, or one that cannot be read.
         """
+        return open_picture(*self._named(picture, name))
+
+    def check(self, picture: Mapping[str, Any] | None, name: str) -> None:
+        """Raises as `opened` where a row's picture is missing or its header cannot be read; decodes nothing."""
+        check_picture(*self._named(picture, name))
+
+    def _named(self, picture: Mapping[str, Any] | None, name: str) -> tuple[bytes | Path, str]:
         content = self.stored(picture)
-        return open_picture(content, name if picture is None or isinstance(content, bytes) else picture["path"])
+        return content, name if picture is None or isinstance(content, bytes) else picture["path"]
 
     def stored(self, picture: Mapping[str, Any] | None) -> bytes | Path:
         """The bytes of a row's picture, or the file that has them; raises as `opened`."""
