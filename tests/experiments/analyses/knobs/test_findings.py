@@ -7,7 +7,7 @@ from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.effects import is_beyond_noise
 from experiments.analyses.knobs.findings import change_sentences, conclusion, front_places, front_sentences
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
-from experiments.analyses.knobs.objectives import LATENCY_MEAN
+from experiments.analyses.knobs.objectives import LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.knobs.records import TaskAnalysis
 from tests.experiments.hand_made_grid import grid, point
 
@@ -114,6 +114,26 @@ def test_answers_of_which_none_is_right_name_no_setting() -> None:
     nothing, knobs, _ = conclusion(found, random_weights=False)
     assert nothing.startswith("no conclusion: no answer was right at any setting; compare pred with answers")
     assert knobs.startswith("knobs: vision low → high: +100 ms, accuracy +0.0 points (noise)")
+    # Nor is one the most accurate, or on a front.
+    (sentence,) = front_sentences(found)
+    assert sentence.startswith("No setting is the most accurate: no answer was right at any setting; compare pred")
+    assert front_places(found) == {}
+
+
+def test_sentences_and_columns_are_of_the_mean_latency_whatever_the_first_cost_is() -> None:
+    """By P95 the second setting is the cheapest, by the mean the first: one of 100 requests in ten is slow at each."""
+    times = np.full((4, 100), 300.0)
+    times[0], times[0, :10] = 100.0, 500.0
+    times[1] = 200.0
+    made = grid(POINTS, np.ones((4, 100)), times)
+    (found,) = analyse_knobs([made], (LATENCY_P95, LATENCY_MEAN), num_draws=200).tasks
+    best, counts = front_sentences(found)
+    # 0.9 * 100 + 0.1 * 500 = 140 ms against 200 and 300.
+    assert best.endswith(
+        "is tier-low_topk1_blocks12 with 1.000 on 100 samples; none has a lower mean end-to-end latency."
+    )
+    assert counts.startswith("On the front of accuracy and mean end-to-end latency are 1 of 4 settings")
+    assert front_places(found)["tier-low_topk1_blocks12"] == "within noise"
 
 
 def test_settings_without_times_have_the_reason_alone() -> None:
@@ -128,5 +148,6 @@ def test_of_settings_that_are_all_right_the_cheapest_is_named_the_best() -> None
         front_sentences(analysed(four_settings(40, (1.0, 1.0, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0))))
     )
     assert (
-        "The most accurate setting is tier-low_topk1_blocks12 with 1.000 on 40 samples; none is cheaper." in sentences
+        "The most accurate setting is tier-low_topk1_blocks12 with 1.000 on 40 samples; none has a lower mean "
+        "end-to-end latency." in sentences
     )
