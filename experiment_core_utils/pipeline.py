@@ -30,7 +30,7 @@ from experiment_core_utils.primitives.collectives import (
 )
 from experiment_core_utils.primitives.csv_tables import check_table_format
 from experiment_core_utils.primitives.device import release_cached_memory
-from experiment_core_utils.primitives.errors import WorkerLost
+from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, WorkerLost
 from experiment_core_utils.primitives.files import state_folder
 from experiment_core_utils.primitives.interruption import signals_stop
 from experiment_core_utils.primitives.knobs import KnobSetting
@@ -51,6 +51,8 @@ from experiment_core_utils.sweep.plan import (
     agreed_fingerprint,
     block_caveats,
     block_lines,
+    broken_rows,
+    broken_rows_lines,
     check_and_make_folder,
     due_keys,
     left_out_by,
@@ -72,7 +74,6 @@ from experiment_core_utils.sweep.steadiness import conditions_caveats, discarded
 from experiment_core_utils.tasks.interface import answer_of
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 
-EXIT_CODE_FAILED_SAMPLES = 3
 FOLDER_SEEN_WITHIN_S = 90.0
 _POLL_S = 0.5
 
@@ -133,7 +134,9 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
         due = settings_of(keys, requested.settings)
         if accelerator.is_main_process:
-            for line in replaced_results_lines(requested, ledger, keys):
+            faults = broken_rows(requested.task, requested.sample_ids) if due else []
+            broken = ["\n".join(broken_rows_lines(faults, len(requested.sample_ids)))] if faults else []
+            for line in [*broken, *replaced_results_lines(requested, ledger, keys)]:
                 print(f"warning: {line}", file=sys.stderr, flush=True)
             for line in block_lines(requested):
                 print(line, file=sys.stderr, flush=True)

@@ -97,6 +97,7 @@ LONGEST_FILES = (
     "test_resume.py",
     "test_predict.py",
     "test_notebooks.py",
+    "test_documented_commands.py",
     "test_multi_datasets.py",
     "test_pipeline.py",
     "test_page_in_a_browser.py",

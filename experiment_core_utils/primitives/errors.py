@@ -6,6 +6,9 @@ from contextlib import contextmanager
 
 from experiment_core_utils.primitives.texts import shown
 
+# Of a command that did what it should, of which some samples failed or cannot be used.
+EXIT_CODE_FAILED_SAMPLES = 3
+
 # What the code of a library raises where what it is given is not as it expects.
 LIBRARY_ERRORS = (
     ArithmeticError,

@@ -1,5 +1,6 @@
 """The run-time knobs as values: vision targets, one setting of all knobs, and the active blocks of a block count."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,11 @@ class VisionTarget:
     tokens: int | None  #: the token target, None for a tier
     crops: CropRange  #: how many crops a picture may be cut into
 
+    @property
+    def value(self) -> str:
+        """Names the target among the values of the vision knob: ``low``, ``1008 tokens`` or ``own``."""
+        return self.tier or (self.label if self.tokens is None else f"{self.tokens} tokens")
+
 
 def own_target() -> VisionTarget:
     """The target of a model whose number of vision tokens cannot be set: whatever it takes by itself."""
@@ -51,6 +57,14 @@ def token_target(tokens: int) -> VisionTarget:
     """The target of as many crops as `tokens` suffice for; see `crops_of_tokens`, also for its error."""
     crops = crops_of_tokens(tokens)
     return VisionTarget(f"tokens{tokens}", None, tokens, CropRange(crops, crops))
+
+
+def target_of_value(value: str) -> VisionTarget:
+    """The target that `VisionTarget.value` names; raises ConfigurationError for another text."""
+    if value == own_target().value:
+        return own_target()
+    tokens = re.fullmatch(r"([0-9]+) tokens", value)
+    return tier_target(value) if tokens is None else token_target(int(tokens[1]))
 
 
 def decoder_label(top_k: int | None, num_active_blocks: int) -> str:
@@ -88,6 +102,25 @@ class KnobSetting:
     def decoder_label(self) -> str:
         """See `decoder_label`."""
         return decoder_label(self.top_k, self.num_active_blocks)
+
+
+_KEY = re.compile(r"(own|tier-[a-z]+|tokens[0-9]+)_topk(none|[0-9]+)_blocks([0-9]+)")
+
+
+def values_of_key(key: str) -> tuple[VisionTarget, int | None, int]:
+    """Vision target, top-k and number of active blocks of a setting, from its `KnobSetting.key`.
+
+    Raises:
+        ConfigurationError: a text that is no such key.
+    """
+    found = _KEY.fullmatch(key)
+    if found is None:
+        raise ConfigurationError(
+            f"{key!r} is not a key of a setting; give one such as tier-low_topk8_blocks16 or own_topknone_blocks16"
+        )
+    vision, top_k, blocks = found.groups()
+    value = f"{vision.removeprefix('tokens')} tokens" if vision.startswith("tokens") else vision.removeprefix("tier-")
+    return target_of_value(value), None if top_k == "none" else int(top_k), int(blocks)
 
 
 @dataclass(frozen=True)

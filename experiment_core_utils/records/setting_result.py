@@ -327,6 +327,11 @@ def target_of(result: SettingResult) -> VisionTarget:
     return tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
 
 
+def knob_values(result: SettingResult) -> tuple[int, ...]:
+    """What grows with each knob: crops allowed and vision tokens, experts per token, blocks; 0 without such a knob."""
+    return result.max_crops, result.vision_tokens_target or 0, result.top_k or 0, result.num_active_blocks
+
+
 def setting_key(result: SettingResult) -> str:
     """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
     return f"{target_of(result).label}_{decoder_label(result.top_k, result.num_active_blocks)}"

@@ -18,7 +18,13 @@ from experiment_core_utils.l_results_csv_cleaning import read_results, write_tab
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
-from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SettingResult, setting_key
+from experiment_core_utils.records.setting_result import (
+    RescoredResult,
+    Rescoring,
+    SettingResult,
+    knob_values,
+    setting_key,
+)
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
@@ -212,10 +218,13 @@ def _at(content: Any, path: Sequence[str]) -> Any:
 
 
 def largest_setting(by_key: Mapping[str, SettingResult]) -> str:
-    """The setting that has each knob at the largest value that any has; raises ConfigurationError where none has."""
-    knobs = ("max_crops", "top_k", "num_active_blocks")
-    largest = {knob: max(getattr(result, knob) for result in by_key.values()) for knob in knobs}
-    full = [key for key, result in by_key.items() if all(getattr(result, knob) == largest[knob] for knob in knobs)]
+    """The setting that has each knob at the largest value that any has; raises ConfigurationError where none has.
+
+    A knob that a model does not have is no reason against a setting.
+    """
+    values = {key: knob_values(result) for key, result in by_key.items()}
+    largest = tuple(map(max, zip(*values.values(), strict=True)))
+    full = [key for key, own in values.items() if own == largest]
     if not full:
         raise ConfigurationError(
             f"no setting has all knobs at their largest; give --baseline, one of {', '.join(by_key)}"

@@ -12,6 +12,9 @@ from experiment_core_utils.records.setting_result import RescoredResult, Setting
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 
+# Of a column with the place of each setting on the front of accuracy and mean latency.
+FRONT_HEADING = "front by mean"
+
 
 def few_samples_warning(results: Sequence[SettingResult]) -> str | None:
     """The sentence under a comparison of settings with too few samples; None where it is fair."""
@@ -92,7 +95,7 @@ def closing_table(
         table.insert(6, "samples", [result.num_samples for result in results])
         table["search"] = [places[setting_key(result)] for result in results]
     if fronts:
-        table["front"] = [fronts.get(setting_key(result), "-") for result in results]
+        table[FRONT_HEADING] = [fronts.get(setting_key(result), "-") for result in results]
     if not table["unparsed"].any():
         table = table.drop(columns="unparsed")
     return aligned_text(table)

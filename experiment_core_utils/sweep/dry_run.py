@@ -1,5 +1,7 @@
 """The plan of a run with estimates of time and memory, without loading weights or writing files.
 
+All rows of a data file are checked, of their pictures the headers.
+
 Facts are gathered here (config of the model, pictures of a few samples, earlier results, a matrix product); what
 follows from them is computed in `estimate.py`.
 """
@@ -24,6 +26,7 @@ from experiment_core_utils.primitives.device import (
     matmul_flops_per_second,
     set_cpu_threads,
 )
+from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.result_files import RESULT_FILES
@@ -45,6 +48,8 @@ from experiment_core_utils.sweep.estimate import (
 from experiment_core_utils.sweep.plan import (
     agreed_fingerprint,
     block_lines,
+    broken_rows,
+    broken_rows_lines,
     max_new_tokens_of,
     replaced_results_lines,
     requested_run,
@@ -60,15 +65,23 @@ class PlanReport:
 
     is_main_process: bool
     estimates: tuple[SettingEstimate, ...]
-    whole_s: float  #: estimated time of the settings that are still to be measured
+    whole_s: float | None  #: estimated time of the settings that are still to be measured; None where it is not known
     text: str
+    num_broken_rows: int = 0  #: rows of the data file, drawn or not, that cannot be used
+
+    @property
+    def exit_code(self) -> int:
+        """0: the run can be made; 3: it can, and rows of the data file cannot be used. The main process alone says so,
+        as in a run.
+        """
+        return EXIT_CODE_FAILED_SAMPLES if self.is_main_process and self.num_broken_rows else 0
 
 
 def describe_plan(config: ProfilingConfig) -> PlanReport:
-    """The settings in order, each with estimated time and memory, and the whole.
+    """The settings in order, each with estimated time and memory where there is something to go by, and the whole.
 
     Raises:
-        ConfigurationError: what would also stop the run, or none of the first samples can be read.
+        ConfigurationError: what would also stop the run, or none of the samples can be read.
     """
     requested = requested_run(config)
     source, task, drawn = requested.source, requested.task, requested.drawn
@@ -83,26 +96,30 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
     measuring = config.measuring
     size = PlanSize(len(drawn), measuring.num_runs_per_sample, measuring.num_warmup_runs, accelerator.num_processes)
-    matmul_rate = matmul_flops_per_second(device, dtype) if earlier.rates is None else None
+    # How far below a matrix product a model stays is known of MolmoE alone; of others it may be orders of magnitude.
+    has_rough = source.hf is None and earlier.rates is None
+    matmul_rate = matmul_flops_per_second(device, dtype) if has_rough else None
     weights_bytes = planned.weight_elements * dtype.itemsize
     estimates = []
     for setting in requested.settings:
         request = planned.at(setting)
         is_done = ledger.result(setting.key) is not None
-        memory_bytes = weights_bytes + request.elements * dtype.itemsize
+        memory_bytes = None if request.elements is None else weights_bytes + request.elements * dtype.itemsize
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
     due = [each.work.key for each in estimates if not each.work.is_done]
+    faults = broken_rows(task, range(len(task)))
     lines = [
         f"plan: {len(requested.settings)} settings by {config.knobs.sampling_strategy}, {source.name} on {task.name} "
         f"{task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),
-        *source_sentences(estimates, earlier, output_tokens, matmul_rate),
+        *source_sentences(estimates, earlier, output_tokens, matmul_rate, planned.no_formula),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
         *([] if config.model.random_weights else decoding_sentences(source)),
         *untried_sentences(source),
+        *broken_rows_lines(faults, len(task)),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *block_lines(requested),
         *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
@@ -114,7 +131,9 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
             get_metric(task.metric).best,
         ),
     ]
-    return PlanReport(accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines))
+    return PlanReport(
+        accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines), len(faults)
+    )
 
 
 def decoding_sentences(source: ModelSource) -> list[str]:

@@ -1,9 +1,10 @@
 """Estimates of a plan's time and memory, from formulas and from earlier measurements.
 
 An estimate takes the best source that there is, and says which: the setting's own earlier measurement; the throughput
-of each stage in earlier measurements of the same model on the same device, applied to the setting's operations; or the
-throughput of a matrix product alone, which a whole model does not reach. No source but the first counts the fixed cost
-of each step, which is nearly all the time of a tiny model.
+of each stage in earlier measurements of the same model on the same device, applied to the setting's operations; or, for
+MolmoE alone, the throughput of a matrix product, which a whole model does not reach. No source but the first counts the
+fixed cost of each step, which is nearly all the time of a tiny model. Where there is no source there is no estimate,
+and the plan says why.
 """
 
 import math
@@ -43,9 +44,11 @@ class SettingWork:
 
     key: str  #: names the setting
     prompt_tokens: float  #: mean positions of the prefill
-    #: mean operations of each stage; `decode_flops_per_token` is None where an answer has one token at most
-    flops: StageFlops
-    memory_bytes: int  #: weights, cache and largest activations of the largest request that the setting allows
+    #: mean operations of each stage; `decode_flops_per_token` is None where an answer has one token at most; None where
+    #: no formula is known for the architecture
+    flops: StageFlops | None
+    #: weights, cache and largest activations of the largest request that the setting allows; None without a formula
+    memory_bytes: int | None
     is_done: bool  #: its result is there already
 
 
@@ -70,13 +73,16 @@ class EarlierResults:
 
 @dataclass(frozen=True)
 class SettingEstimate:
-    """Time and memory of a setting; `request_s` is one run of one sample, `setting_s` all that one process does."""
+    """Time and memory of a setting; `request_s` is one run of one sample, `setting_s` all that one process does.
+
+    Both, and their source, are None where there is nothing to go by; the memory where it is not known either.
+    """
 
     work: SettingWork
-    request_s: float
-    setting_s: float
-    time_source: Source
-    memory_bytes: int
+    request_s: float | None
+    setting_s: float | None
+    time_source: Source | None
+    memory_bytes: int | None
     memory_is_measured: bool
 
 
@@ -129,19 +135,20 @@ def estimate_setting(
 
     Args:
         output_tokens: expected length of an answer.
-        matmul_rate: operations per second of a matrix product; needed where `earlier` has no rates.
+        matmul_rate: operations per second of a matrix product, which stands in where `earlier` has no rates; None for
+            no estimate then.
     """
-    result = earlier.by_key.get(work.key)
+    result, rates = earlier.by_key.get(work.key), earlier.rates
+    source: Source | None = None
+    request_s: float | None = None
     preprocess_s = 0.0
     if result is not None:
         total_ms, preprocess_ms = (result.aggregate_stats[f"{name}_mean"] for name in ("T_total", "T_preprocess"))
         assert total_ms is not None and preprocess_ms is not None
-        source: Source = "measured"
-        request_s, preprocess_s = total_ms * 1e-3, preprocess_ms * 1e-3
-    elif earlier.rates is not None:
-        source, request_s = "scaled", request_seconds(work.flops, output_tokens, earlier.rates)
-    else:
-        assert matmul_rate is not None
+        source, request_s, preprocess_s = "measured", total_ms * 1e-3, preprocess_ms * 1e-3
+    elif work.flops is not None and rates is not None:
+        source, request_s = "scaled", request_seconds(work.flops, output_tokens, rates)
+    elif work.flops is not None and matmul_rate is not None:
         rates = StageRates(matmul_rate, matmul_rate, matmul_rate)
         source, request_s = "matmul", request_seconds(work.flops, output_tokens, rates)
     memory = result.memory if result is not None else None
@@ -149,7 +156,9 @@ def estimate_setting(
     return SettingEstimate(
         work=work,
         request_s=request_s,
-        setting_s=request_s * size.requests_per_process + preprocess_s * size.samples_per_process,
+        setting_s=None
+        if request_s is None
+        else request_s * size.requests_per_process + preprocess_s * size.samples_per_process,
         time_source=source,
         memory_bytes=work.memory_bytes if peak is None else int(peak),
         memory_is_measured=peak is not None,
@@ -162,19 +171,22 @@ def plan_table(estimates: Sequence[SettingEstimate]) -> list[str]:
     heading = f"{'#':>4}  {'setting':<{width}}  {'tokens':>7}  {'s/request':>9}  {'time':>10}  {'memory':>11}  estimate"
     lines = [heading]
     for number, each in enumerate(estimates, start=1):
-        source = "done already" if each.work.is_done else each.time_source
-        memory = f"{each.memory_bytes / MEBIBYTE:.0f} MiB"
-        time_text = "-" if each.work.is_done else span(each.setting_s)
+        source = "done already" if each.work.is_done else each.time_source or "none"
+        memory = "-" if each.memory_bytes is None else _mebibytes(each.memory_bytes)
+        time_text = "-" if each.work.is_done or each.setting_s is None else _duration(each.setting_s)
+        request_text = "-" if each.request_s is None else f"{each.request_s:.3g}"
         lines.append(
-            f"{number:>4}  {each.work.key:<{width}}  {each.work.prompt_tokens:>7.0f}  {each.request_s:>9.3g}  "
+            f"{number:>4}  {each.work.key:<{width}}  {each.work.prompt_tokens:>7.0f}  {request_text:>9}  "
             f"{time_text:>10}  {memory:>11}  {source}"
         )
     return lines
 
 
-def due_seconds(estimates: Sequence[SettingEstimate]) -> float:
-    """Time of the settings that are still to be measured."""
-    return sum(each.setting_s for each in estimates if not each.work.is_done)
+def due_seconds(estimates: Sequence[SettingEstimate]) -> float | None:
+    """Time of the settings that are still to be measured; None where one of them has no estimate."""
+    times = [each.setting_s for each in estimates if not each.work.is_done]
+    known = [each for each in times if each is not None]
+    return sum(known) if len(known) == len(times) else None
 
 
 def size_sentence(size: PlanSize) -> str:
@@ -187,19 +199,36 @@ def size_sentence(size: PlanSize) -> str:
 
 
 def plan_total(estimates: Sequence[SettingEstimate]) -> str:
-    """The whole in one line: settings due, their time, the most memory."""
+    """The whole in one line: settings due, their time and the most memory, where these are known."""
     due = [each for each in estimates if not each.work.is_done]
-    most = max(each.memory_bytes for each in estimates)
-    return (
-        f"whole: {len(due)} of {len(estimates)} settings to measure, about {span(due_seconds(estimates))}, "
-        f"most memory {most / MEBIBYTE:.0f} MiB"
-    )
+    seconds = due_seconds(estimates)
+    memories = [each.memory_bytes for each in estimates if each.memory_bytes is not None]
+    time_text = "" if seconds is None else f", about {_duration(seconds)}"
+    memory_text = f", most memory {_mebibytes(max(memories))}" if memories else ""
+    return f"whole: {len(due)} of {len(estimates)} settings to measure{time_text}{memory_text}"
+
+
+def _duration(seconds: float) -> str:
+    return span(seconds) if seconds >= 1 or seconds == 0 else f"{seconds:.2g} s"
+
+
+def _mebibytes(size: int) -> str:
+    mebibytes = size / MEBIBYTE
+    return f"{mebibytes:.0f} MiB" if mebibytes >= 10 else f"{mebibytes:.2g} MiB"
 
 
 def source_sentences(
-    estimates: Sequence[SettingEstimate], earlier: EarlierResults, output_tokens: float, matmul_rate: float | None
+    estimates: Sequence[SettingEstimate],
+    earlier: EarlierResults,
+    output_tokens: float,
+    matmul_rate: float | None,
+    no_formula: str | None = None,
 ) -> list[str]:
-    """Where the figures come from, and how far they can be trusted; one line a source that was used."""
+    """Where the figures come from, and how far they can be trusted; one line a source that was used.
+
+    Args:
+        no_formula: why the architecture has no formula for FLOPs and memory; None where it has one.
+    """
     used = {each.time_source for each in estimates if not each.work.is_done}
     sentences = {
         "measured": "time, measured: from the setting's earlier result in --output_dir",
@@ -211,15 +240,19 @@ def source_sentences(
         "orders of magnitude longer; measure two settings into --output_dir for a better estimate",
     }
     lines = [sentence for source, sentence in sentences.items() if source in used]
+    if None in used:
+        why = no_formula or "no earlier result in --output_dir to go by"
+        lines.append(f"no estimate: {why}; measure the settings with a few samples into --output_dir, and plan again")
     measured = sum(each.memory_is_measured for each in estimates)
     if measured:
         lines.append(f"memory: peak of the earlier result for {measured} settings")
-    if measured < len(estimates):
+    if any(each.memory_bytes is not None and not each.memory_is_measured for each in estimates):
         lines.append(
             "memory: by formula, for all weights, the cache of the longest prompt and (MolmoE only) the largest "
             "activations; what allocator and device reserve is not included"
         )
-    lines.append("not in the time: loading, checks of the knobs, unmeasured runs for new tilings, scoring, retries")
+    if used != {None}:
+        lines.append("not in the time: loading, checks of the knobs, unmeasured runs for new tilings, scoring, retries")
     return lines
 
 
@@ -233,15 +266,15 @@ class RequestWork:
     """A request of the mean size of those looked at; of the largest one the elements held beside the weights."""
 
     prompt_tokens: float
-    flops: StageFlops
-    elements: int  #: cache and, where they are known, the largest activations
+    flops: StageFlops | None  #: None where no formula is known for the architecture
+    elements: int | None  #: cache and, where they are known, the largest activations; None without a formula
 
 
 def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: int) -> "MolmoeWork | TransformersWork":
     """What requests with answers of at most `limit` tokens are.
 
     Raises:
-        ConfigurationError: none of the first samples can be read, or no formula is known for the architecture.
+        ConfigurationError: none of the samples can be read.
     """
     if source.hf is not None:
         return TransformersWork(source.hf, task, sample_ids, limit)
@@ -250,17 +283,20 @@ def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: i
 
 def of_first_samples(task: Task, sample_ids: Sequence[int], look: Callable[[Sample], T]) -> list[T]:
     """What is seen in the first few samples that can be read."""
-    seen, reason = [], ""
-    for sample_id in sample_ids[:INSPECTED_SAMPLES]:
+    seen: list[T] = []
+    reason = ""
+    for sample_id in sample_ids:
         try:
             with library_faults_named(f"sample {sample_id}"):
                 seen.append(look(task[sample_id]))
         except SampleError as error:
             reason = str(error)
+        if len(seen) == INSPECTED_SAMPLES:
+            break
     if not seen:
         raise ConfigurationError(
-            f"none of the first {len(sample_ids[:INSPECTED_SAMPLES])} samples of {task.name} {task.split} can be read, "
-            f"the last because: {reason}; give others with --seed or --ids"
+            f"none of the {len(sample_ids)} samples of {task.name} {task.split} that were drawn can be read, the last "
+            f"because: {reason}; give others with --seed or --ids"
         )
     return seen
 
@@ -286,6 +322,8 @@ class PromptShape:
 
 class MolmoeWork:
     """Work of MolmoE requests: a picture's size alone determines its crops."""
+
+    no_formula: str | None = None  #: why there are no operations and no memory
 
     def __init__(self, source: ModelSource, task: Task, sample_ids: Sequence[int], limit: int) -> None:
         self._source = source
@@ -343,10 +381,10 @@ class TransformersWork:
     """
 
     def __init__(self, source: HFSource, task: Task, sample_ids: Sequence[int], limit: int) -> None:
-        architecture = architecture_of(source.config)
-        if isinstance(architecture, UnknownArchitecture):
-            raise ConfigurationError(f"--dry_run has no estimate for {source.name}: {architecture.reason}")
-        self._architecture = architecture
+        found = architecture_of(source.config)
+        #: why there are no operations and no memory; None where there are
+        self.no_formula = found.reason if isinstance(found, UnknownArchitecture) else None
+        self._architecture = None if isinstance(found, UnknownArchitecture) else found
         self._task = task
         self._limit = limit
         self._requests = source.requests
@@ -358,9 +396,11 @@ class TransformersWork:
     def at(self, setting: KnobSetting) -> RequestWork:
         """A request at the setting; elements are the cache's alone, of the longest prompt seen."""
         shapes = self._shapes_at(setting.vision.crops)
+        tokens = [shape.prompt_tokens for shape in shapes]
+        if self._architecture is None:
+            return RequestWork(statistics.fmean(tokens), None, None)
         architecture = self._architecture.at_setting(setting.top_k, setting.active_blocks)
         flops = [architecture.request_flops(shape.size(self._limit)).stages for shape in shapes]
-        tokens = [shape.prompt_tokens for shape in shapes]
         elements = cache_elements(architecture.decoder.blocks, max(tokens) + self._limit)
         return RequestWork(statistics.fmean(tokens), mean_flops(flops), elements)
 

@@ -37,6 +37,7 @@ from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.drift import fill_in_drift
 from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
 from experiment_core_utils.tasks.content import digests_of
+from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
@@ -336,6 +337,30 @@ def plan_of(
 NOT_IN_FINGERPRINT = {
     "drift_check_every", "enable_memory_optimization", "max_config_retries", "sample_timeout_s", "sampling_strategy",
 }  # fmt: skip
+
+
+# Of broken rows the first so many are named.
+_SHOWN_ROWS = 5
+
+
+def broken_rows(task: Task, sample_ids: Sequence[int]) -> list[str]:
+    """Where each row of a data file is that cannot be used, among these samples, and why; none where it is no file.
+
+    Columns, answers and texts are checked, and that a picture is there and has a header that can be read.
+    """
+    return list(task.faults(sample_ids)) if isinstance(task, DataFileTask) else []
+
+
+def broken_rows_lines(faults: Sequence[str], num_rows: int) -> list[str]:
+    """How many of `num_rows` rows cannot be used, the first five with the reason, and how many more there are."""
+    if not faults:
+        return []
+    more = len(faults) - _SHOWN_ROWS
+    return [
+        f"{len(faults)} of {num_rows} rows of the data file cannot be used, and are failed samples in a run:",
+        *[f"  {fault}" for fault in faults[:_SHOWN_ROWS]],
+        *[f"  and {more} more"] * (more > 0),
+    ]
 
 
 def replaced_results_lines(requested: RequestedRun, ledger: Ledger, due: Collection[str]) -> list[str]:

@@ -19,7 +19,7 @@ class RecordedTable:
 
     settings: tuple[str, ...]
     sample_ids: tuple[int, ...]
-    pictures: tuple[str, ...]  #: of each sample
+    pictures: tuple[str, ...]  #: of each sample; one without a picture stands for itself
     #: scores, seconds, costs: [settings, samples]; seconds and costs are nan where a sample failed, scores also where
     #: the metric has none. `costs` is the time of all measured runs together.
     scores: np.ndarray
@@ -28,6 +28,11 @@ class RecordedTable:
     best: float  #: the metric's highest score
     origin: Mapping[str, Any]  #: where it was measured and what its times are not
     prompts: tuple[str, ...] = ()  #: of each sample; empty in a table from before they were kept
+
+
+def named_picture(sample_id: int, image_id: object) -> str:
+    """The name of a sample's picture; a sample without one (None) stands for itself."""
+    return f"sample {sample_id}" if image_id is None else str(image_id)
 
 
 def table_of(results: Sequence[SettingResult]) -> RecordedTable:
@@ -42,7 +47,7 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
     for row, result in enumerate(results):
         for sample in result.per_sample_results:
             at = place[sample.sample_id]
-            pictures[at] = sample.metadata.image_id
+            pictures[at] = named_picture(sample.sample_id, sample.metadata.image_id)
             prompts[at] = sample.metadata.prompt or sample.metadata.question
             scores[row, at] = np.nan if sample.accuracy is None else sample.accuracy
             seconds[row, at] = (sample.T_total or np.nan) / 1000
@@ -98,7 +103,8 @@ def read_table(path: Path) -> RecordedTable:
         scores = np.array([row["scores"] for row in rows.values()], dtype=float)
         seconds = np.array([row["milliseconds"] for row in rows.values()], dtype=float) / 1000
         costs = np.array([row["cost_milliseconds"] or row["milliseconds"] for row in rows.values()], dtype=float) / 1000
-        ids, pictures = tuple(content["sample_ids"]), tuple(content["pictures"])
+        ids = tuple(content["sample_ids"])
+        pictures = tuple(map(named_picture, ids, content["pictures"]))
         prompts = tuple(content.get("prompts", ()))
         return RecordedTable(
             tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"], prompts

@@ -18,12 +18,11 @@ from experiment_core_utils.l_results_csv_cleaning import (
 from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
-from experiment_core_utils.primitives.knobs import own_target
 from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.json_record import Record
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.sample_result import RunTimes
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult, knob_values, target_of
 
 # Folders inside a run's folder that contain other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")
@@ -260,11 +259,9 @@ def _stored(results_dir: Path) -> Iterator[StoredSetting]:
             yield StoredSetting(result.provenance.task.name, setting_key(result), folder / name, result)
 
 
-def setting_order(setting: StoredSetting) -> tuple[str, int, float, int, int, str]:
+def setting_order(setting: StoredSetting) -> tuple[str, tuple[int, ...], str]:
     """The place of a setting in a sweep: by task, then knobs, fewest vision features first."""
-    result = setting.result
-    knobs = result.max_crops, float(result.vision_tokens_target or 0), result.top_k or 0, result.num_active_blocks
-    return setting.task, *knobs, setting.key
+    return setting.task, knob_values(setting.result), setting.key
 
 
 def _check_no_twins(settings: Sequence[StoredSetting]) -> None:
@@ -341,6 +338,5 @@ def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
 
 
 def vision_label(result: SettingResult) -> str:
-    """The label of a setting's vision knob: its tier, its target such as `1008 tokens`, or `own` for no choice."""
-    tokens = result.vision_tokens_target
-    return str(result.tier or (own_target().label if tokens is None else f"{tokens} tokens"))
+    """The label of a setting's vision knob; see `VisionTarget.value`."""
+    return target_of(result).value

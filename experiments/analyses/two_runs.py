@@ -233,7 +233,8 @@ def mean_ratio(
     """Interval of mean(other) / mean(one), both above 0, by Fieller's theorem over pictures.
 
     It holds the ratios r for which the mean of other - r * one is within Student's t of 0; unpaired, the covariance is
-    0 and the degrees of freedom those of the smaller side. None for fewer than 6 pictures, or where it has no end.
+    0 and the degrees of freedom those of the smaller side. The lower end is 0 where the samples set none. None for
+    fewer than 6 pictures, or where it has no upper end.
     """
     groups = min(len(np.unique(pictures)), len(np.unique(other_pictures)))
     if groups < FEWEST_PICTURES:
@@ -249,7 +250,8 @@ def mean_ratio(
     if first <= 0:
         return None
     root = math.sqrt(max(mixed**2 - first * last, 0.0))
-    return (mixed - root) / first, (mixed + root) / first
+    # A ratio of times or energies is above 0 whatever the residuals: below that the interval has no lower end.
+    return max((mixed - root) / first, 0.0), (mixed + root) / first
 
 
 def _tail_ratio(one: _Side, other: _Side, tail: float) -> tuple[float, float] | None:

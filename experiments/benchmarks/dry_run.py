@@ -26,10 +26,13 @@ from experiment_core_utils.sweep.dry_run import PlanReport, describe_plan
 
 
 def request_ratios(plan: PlanReport, results: Sequence[SettingResult]) -> dict[str, float]:
-    """Measured over estimated time of one request, by setting."""
+    """Measured over estimated time of one request, by setting; raises ConfigurationError where there is no estimate."""
     estimated = {each.work.key: each.request_s for each in plan.estimates}
     measured = {setting_key(result): (result.aggregate_stats["T_total_mean"] or 0.0) * 1e-3 for result in results}
-    return {key: seconds / estimated[key] for key, seconds in measured.items()}
+    ratios = {key: seconds / expected for key, seconds in measured.items() if (expected := estimated[key])}
+    if not ratios:
+        raise ConfigurationError("there is no estimate of this model's times to compare with; give a MolmoE model")
+    return ratios
 
 
 def estimate_from_ends(config: ProfilingConfig, results: Sequence[SettingResult]) -> PlanReport:
@@ -67,7 +70,8 @@ def main() -> None:
     scaled = {key: ratio for key, ratio in request_ratios(after, report.results).items() if key not in ends}
     print(line("matmul", list(request_ratios(before, report.results).values())))
     print(line("scaled", list(scaled.values())))
-    print(f"whole: {wall_s:.0f} s, processor time {processor_s:.0f} s; estimated {before.whole_s:.0f} s (matmul)")
+    estimated = "no estimate" if before.whole_s is None else f"estimated {before.whole_s:.0f} s (matmul)"
+    print(f"whole: {wall_s:.0f} s, processor time {processor_s:.0f} s; {estimated}")
 
 
 if __name__ == "__main__":

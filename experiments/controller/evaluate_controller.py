@@ -229,8 +229,8 @@ def measured_live(
     if given.learned is not None:
         # Read for use after the model's warm-up; a file that is not a checkpoint is refused before anything slow.
         load_networks(given.learned)
-    grid, seed = load_grid(given.results), given.evaluation_seed
-    calibration = grid if given.calibration is None else load_grid(given.calibration)
+    grid, seed = load_grid(given.results).with_all_knobs(), given.evaluation_seed
+    calibration = grid if given.calibration is None else load_grid(given.calibration).with_all_knobs()
     lookup = lookup_of(given, calibration)
     seconds = budgets_of(given, calibration)
     further = further_policies(given, calibration, lookup, seconds)

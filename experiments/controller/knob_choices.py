@@ -1,17 +1,25 @@
-"""What a controller may choose for one model, and the setting that a choice puts in force.
+"""What may be chosen for a request, and the setting that a choice puts in force.
 
-A choice is made of a tier, which acts before the vision encoder, and of top-k and a number of blocks, which act inside
-the language model. The number counts block 0, which always runs; top-k is that of the blocks after the first, which
-keeps the model's own. Decode steps run at what was chosen for the prefill.
+A table or a baseline chooses among measured settings, whatever knobs the model has. The two-stage controller chooses in
+a `KnobSpace`, where a choice is made of a tier, which acts before the vision encoder, and of top-k and a number of
+blocks, which act inside the language model. The number counts block 0, which always runs; top-k is that of the blocks
+after the first, which keeps the model's own. Decode steps run at what was chosen for the prefill.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import TIERS, KnobLimits, KnobSetting, decoder_label, tier_target
+from experiment_core_utils.primitives.knobs import (
+    TIERS,
+    KnobLimits,
+    KnobSetting,
+    decoder_label,
+    target_of_value,
+    tier_target,
+)
 
 TOP_KS = (4, 5, 6, 7, 8)
 # Of 16 blocks 12, 13, 14, 15 or 16 run.
@@ -20,16 +28,33 @@ MOST_BLOCKS_LEFT_OUT = 4
 
 @dataclass(frozen=True)
 class KnobChoice:
-    """The knobs that a controller sets for one request."""
+    """The knobs of one request."""
 
-    tier: str
-    top_k: int  #: experts per token in the blocks after the first
+    vision: str  #: see `VisionTarget.value`: a tier, such as `1008 tokens`, or `own`
+    top_k: int | None  #: experts per token in the blocks after the first; None in a model without experts
     num_active_blocks: int  #: blocks that run, block 0 counted
 
     @property
     def key(self) -> str:
         """The name of the setting in results: `tier-low_topk8_blocks16`."""
-        return f"tier-{self.tier}_{decoder_label(self.top_k, self.num_active_blocks)}"
+        return f"{target_of_value(self.vision).label}_{decoder_label(self.top_k, self.num_active_blocks)}"
+
+    @property
+    def has_all_knobs(self) -> bool:
+        """Whether it is one of tier, top-k and blocks, as the two-stage controller chooses them."""
+        return self.vision in TIERS and self.top_k is not None
+
+    @property
+    def tier(self) -> str:
+        """`vision` of a choice that has all knobs."""
+        assert self.vision in TIERS
+        return self.vision
+
+    @property
+    def experts(self) -> int:
+        """`top_k` of a choice that has all knobs."""
+        assert self.top_k is not None
+        return self.top_k
 
 
 @dataclass(frozen=True)
@@ -53,11 +78,12 @@ class KnobSpace:
 
     def check(self, choice: KnobChoice) -> KnobChoice:
         """Returns the choice; raises ConfigurationError for one outside the space."""
-        allowed: Mapping[str, tuple[str | int, ...]] = {
-            "tier": self.tiers, "top_k": self.top_ks, "num_active_blocks": self.block_counts,
-        }  # fmt: skip
-        for name, values in allowed.items():
-            given = getattr(choice, name)
+        allowed: Sequence[tuple[str, str | int | None, tuple[str | int, ...]]] = (
+            ("tier", choice.vision, self.tiers),
+            ("top_k", choice.top_k, self.top_ks),
+            ("num_active_blocks", choice.num_active_blocks, self.block_counts),
+        )
+        for name, given, values in allowed:
             if given not in values:
                 raise ConfigurationError(
                     f"{name} {given!r} cannot be chosen; choose among {', '.join(map(str, values))}"

@@ -22,7 +22,7 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.knobs import TIERS
+from experiment_core_utils.primitives.knobs import TIERS, own_target, target_of_value, token_target
 from experiment_core_utils.primitives.units import check_at_least, check_fraction
 from experiment_core_utils.records.json_record import Amount, Count, Knob, Share, Time
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
@@ -47,9 +47,9 @@ LOOKUP_FLAGS = ("aggregation_method", "tolerance", "max_late", "confidence", "ne
 class LookupEntry:
     """A measured setting, over the samples that it was measured on."""
 
-    #: tier, top_k, num_active_blocks: see `KnobChoice`
-    tier: Literal[tuple(TIERS)]  # type: ignore[valid-type]
-    top_k: Knob
+    #: None where the vision knob was set by a number of tokens, or the model has none
+    tier: Literal[tuple(TIERS)] | None  # type: ignore[valid-type]
+    top_k: Knob | None  #: None in a model without experts
     num_active_blocks: Knob
     accuracy: Share  #: mean of score / best score over the samples that have a score
     num_scored: Count
@@ -61,11 +61,14 @@ class LookupEntry:
     #: none. Both are empty in a file from before they were kept.
     latencies_ms: tuple[Time | None, ...] = ()
     scores: tuple[Share | None, ...] = ()
+    vision_tokens_target: Knob | None = None  #: None for a tier, or where the number cannot be set
 
     @property
     def choice(self) -> KnobChoice:
         """The setting."""
-        return KnobChoice(self.tier, self.top_k, self.num_active_blocks)
+        tokens = self.vision_tokens_target
+        target = own_target() if tokens is None else token_target(tokens)
+        return KnobChoice(self.tier or target.value, self.top_k, self.num_active_blocks)
 
 
 @with_config(ConfigDict(strict=True))
@@ -151,7 +154,7 @@ class Lookup:
     """The table of measured settings that `predict` reads."""
 
     options: LookupOptions
-    entries: tuple[LookupEntry, ...]  #: in order of tier, top-k and blocks
+    entries: tuple[LookupEntry, ...]  #: in order of the knobs, as the grid has them
     sample_ids: Mapping[str, tuple[int, ...]]  #: task -> the samples that the entries are based on
     source: Mapping[str, Any]  #: provenance of the results
     prompts: tuple[str | None, ...] = ()  #: of each sample, where there is a neighbourhood
@@ -315,12 +318,13 @@ def build(
         needs_both = aggregation_method in ("in_time", "stream")
         if scored.any() and measured.any() and (not needs_both or (scored & measured).any()):
             own = total_ms[row][measured]
+            target = target_of_value(choice.vision)
             entries.append(
                 LookupEntry(
-                    choice.tier, choice.top_k, choice.num_active_blocks,
+                    target.tier, choice.top_k, choice.num_active_blocks,
                     float(fractions[row][scored].mean()), int(scored.sum()),
                     float(own.mean()), float(np.median(own)), int(measured.sum()),
-                    _known(total_ms[row]), _known(fractions[row]),
+                    _known(total_ms[row]), _known(fractions[row]), target.tokens,
                 )
             )  # fmt: skip
     if not entries:

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.knobs import TIERS
+from experiment_core_utils.primitives.knobs import target_of_value
 from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid, load_study
-from experiments.analyses.sweeps import Sweep
+from experiments.analyses.sweeps import Sweep, vision_label
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.policies.interface import PictureShape, RequestFeatures
 from experiments.fitting.held_out import drawn_groups
@@ -20,7 +20,7 @@ from experiments.fitting.held_out import drawn_groups
 
 @dataclass(frozen=True)
 class MeasuredGrid:
-    """The measurements of S choices in order of tier, top-k and blocks for N requests, task by task.
+    """The measurements of S choices in order of the knobs (see `order_of`) for N requests, task by task.
 
     Scores are those that the run gave. Of a metric that scores a run's answers together (`cider_score`) they depend on
     the run's other samples through the references alone, never through what was answered, so that scores of different
@@ -38,7 +38,7 @@ class MeasuredGrid:
     #: [N], what a policy may see; None where the results do not contain it (a recorded table)
     requests: tuple[RequestFeatures, ...] | None
     metrics: Mapping[str, str]  #: task -> its metric
-    left_out: tuple[str, ...]  #: settings that no controller chooses, or that not every task has
+    left_out: tuple[str, ...]  #: settings that not every task has
     source: Mapping[str, Any]  #: provenance, as JSON
     setup: tuple[str, ...]  #: device, model, how it ran, for captions
     model: str | None = None  #: its name as given; None where the results do not contain it
@@ -86,6 +86,28 @@ class MeasuredGrid:
             self, scores=self.scores[:, places], best=self.best[places], total_s=self.total_s[:, places], **taken
         )
 
+    def with_all_knobs(self) -> "MeasuredGrid":
+        """The part with settings of tier, top-k and blocks, among which the two-stage controller chooses.
+
+        Raises:
+            ResultsError: there are none.
+        """
+        kept = [row for row, choice in enumerate(self.choices) if choice.has_all_knobs]
+        if not kept:
+            raise ResultsError(
+                f"a two-stage controller chooses tier, top-k and blocks, and these are settings such as "
+                f"{self.choices[0].key}; use a lookup table for such a model, or profile one that has all three by "
+                "--tier_list, --top_k_list and --num_active_blocks_list"
+            )
+        others = tuple(choice.key for choice in self.choices if not choice.has_all_knobs)
+        return replace(
+            self,
+            choices=tuple(self.choices[row] for row in kept),
+            scores=self.scores[kept],
+            total_s=self.total_s[kept],
+            left_out=(*self.left_out, *others),
+        )
+
     @property
     def is_complete(self) -> np.ndarray:
         """Whether each request [N] has a score and a time at every choice."""
@@ -110,7 +132,7 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     """Folders of runs, read as one sweep, or tables of `collect_table.py`, one for each task.
 
     Raises:
-        ResultsError: no results, broken ones or of different sweeps, random weights, or no setting by tier and top-k.
+        ResultsError: no results, broken ones or of different sweeps, random weights, or no setting that all tasks have.
     """
     study = load_study(paths)
     if study.random_weights:
@@ -164,48 +186,44 @@ def _side_by_side(
     return np.concatenate(parts, axis=1)
 
 
-def choice_of_point(point: KnobPoint) -> KnobChoice | None:
-    """The choice of a setting; None for one of a token target or without experts, which no controller chooses."""
-    if point.vision not in TIERS or point.top_k is None:
-        return None
+def choice_of_point(point: KnobPoint) -> KnobChoice:
+    """The choice of a setting."""
     return KnobChoice(point.vision, point.top_k, point.num_active_blocks)
 
 
 def _shared_choices(grids: Sequence[TaskGrid]) -> tuple[tuple[KnobChoice, ...], tuple[str, ...]]:
     found = [{point.key: choice_of_point(point) for point in grid.points} for grid in grids]
     keys = dict.fromkeys(key for each in found for key in each)
-    shared = [found[0][key] for key in keys if all(each.get(key) is not None for each in found)]
-    choices = sorted((each for each in shared if each is not None), key=order_of)
-    if not choices:
+    shared = [key for key in keys if all(key in each for each in found)]
+    if not shared:
         raise ResultsError(
-            "no setting of these results is one of tier, top-k and blocks that every task has; profile with "
-            "--tier_list, --top_k_list and --num_active_blocks_list, the same for all tasks"
+            "no setting of these results is one that every task has; profile all tasks with the same values of the "
+            "knobs"
         )
-    kept = {choice.key for choice in choices}
-    return tuple(choices), tuple(key for key in keys if key not in kept)
+    choices = tuple(sorted((found[0][key] for key in shared), key=order_of))
+    return choices, tuple(key for key in keys if key not in shared)
 
 
-def order_of(choice: KnobChoice) -> tuple[int, int, int]:
-    """A sort key of choices: by tier, then top-k, then blocks."""
-    return list(TIERS).index(choice.tier), choice.top_k, choice.num_active_blocks
+def order_of(choice: KnobChoice) -> tuple[int, ...]:
+    """A sort key of choices: by crops and vision tokens (tiers in their order), then top-k, then blocks."""
+    target = target_of_value(choice.vision)
+    return target.crops.max_crops, target.tokens or 0, choice.top_k or 0, choice.num_active_blocks
 
 
 def _features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
-    """Request shapes by task and sample id; tiers that a sample was not run at are left out.
+    """Request shapes by task and sample id; vision targets that a sample was not run at are left out.
 
     The length of the answer is left open: it is not known before the request runs.
     """
     text_tokens: dict[tuple[str, int], int] = {}
     shapes: dict[tuple[str, int], dict[str, PictureShape]] = {}
     for each in sweep.settings:
-        tier = each.result.tier
-        if tier is None:
-            continue
+        vision = vision_label(each.result)
         for sample in each.result.per_sample_results:
             key = each.task, sample.sample_id
             text_tokens[key] = sample.input_text_tokens
             # Without a picture there are no crops.
-            shapes.setdefault(key, {})[tier] = PictureShape(sample.actual_num_crops or 0, sample.actual_vision_tokens)
+            shapes.setdefault(key, {})[vision] = PictureShape(sample.actual_num_crops or 0, sample.actual_vision_tokens)
     return {key: RequestFeatures(*key, text_tokens[key], shapes[key], None) for key in shapes}
 
 

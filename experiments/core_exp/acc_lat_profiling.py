@@ -16,7 +16,10 @@ from experiment_core_utils.config.profiling import parse_config
 
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 refused, 3 samples failed, 130 stopped."""
+    """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 refused, 3 samples failed, 130 stopped.
+
+    Of a dry run: 0 the run can be made, 2 refused, 3 some rows of the data file cannot be used.
+    """
     # While imports and loading last; a run has its own handlers, which let the sample at work end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = parse_config(argv)
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan = describe_plan(config)
         if plan.is_main_process:
             print(plan.text)
-        return 0
+        return plan.exit_code
     with libraries_loading():
         from experiment_core_utils.pipeline import run_profiling
 

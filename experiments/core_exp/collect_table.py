@@ -3,7 +3,8 @@
 torchrun --nproc-per-node=8 experiments/core_exp/collect_table.py table.json --device cpu --num_threads 2
 
 Started again, it resumes where it stopped. Flags that are not in --help go to the pipeline. Its settings are those of
-`GRID`, one measured run of each sample. Latencies of several processes on one machine are not those of one alone; the
+`GRID` for the embedded model, for another one (--model_path) the full grid of that model's own values; one measured run
+of each sample. Latencies of several processes on one machine are not those of one alone; the
 table keeps what the run says of that under `caveats`.
 """
 
@@ -24,16 +25,22 @@ from experiment_core_utils.pipeline import run_profiling
 from experiments.analyses.recorded_table import table_of, write_table
 
 # 3 tiers x 4 numbers of experts x 5 numbers of blocks.
-GRID = ("--tier_list low medium high --top_k_list 1 2 4 8 --num_active_blocks_list 12 13 14 15 16 "
-        "--sampling_strategy full --num_runs_per_sample 1 --num_warmup_runs 1").split()  # fmt: skip
+GRID = {
+    "--tier_list": ("low", "medium", "high"),
+    "--top_k_list": ("1", "2", "4", "8"),
+    "--num_active_blocks_list": ("12", "13", "14", "15", "16"),
+}
+MEASURED = {"--sampling_strategy": ("full",), "--num_runs_per_sample": ("1",), "--num_warmup_runs": ("1",)}
 
 
 def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str]) -> int:
     """Run (or finish) the full grid and write its table; exit code as the driver's."""
     started = time.perf_counter()
-    report = run_profiling(
-        parse_config([*GRID, "--num_samples", str(num_samples), "--output_dir", str(results_dir), *flags])
-    )
+    given = {flag.split("=")[0] for flag in flags}
+    chosen = MEASURED if "--model_path" in given else GRID | MEASURED
+    defaults = [word for flag, values in chosen.items() if flag not in given for word in (flag, *values)]
+    own = ["--num_samples", str(num_samples), "--output_dir", str(results_dir)]
+    report = run_profiling(parse_config([*defaults, *own, *flags]))
     if not report.is_main_process:
         return 0
     for key, failure in report.failed.items():

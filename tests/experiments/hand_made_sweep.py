@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.knobs import KnobSetting, decoder_label, tier_target
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.settings import MeasuredSample
 from tests.hand_made_records import measured_sample, part, staged_run, stored_result
@@ -65,6 +65,9 @@ def write(folder: Path, *results: dict[str, Any]) -> Path:
     """Each result as its file in `folder`, which is returned."""
     folder.mkdir(parents=True, exist_ok=True)
     for each in results:
-        name = f"signs_imgsizetier-{each['tier']}_crops2_topk{each['top_k']}_blocks{each['num_active_blocks']}.json"
+        tokens = each["vision_tokens_target"]
+        vision = "own" if tokens is None else f"tokens{tokens}"
+        vision = vision if each["tier"] is None else f"tier-{each['tier']}_crops2"
+        name = f"signs_imgsize{vision}_{decoder_label(each['top_k'], each['num_active_blocks'])}.json"
         (folder / name).write_text(json.dumps(each))
     return folder

@@ -1,7 +1,17 @@
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import CropRange, select_active_blocks, tier_target, token_target
+from experiment_core_utils.primitives.knobs import (
+    CropRange,
+    KnobSetting,
+    VisionTarget,
+    own_target,
+    select_active_blocks,
+    target_of_value,
+    tier_target,
+    token_target,
+    values_of_key,
+)
 
 
 def test_tiers_are_the_published_ranges() -> None:
@@ -12,6 +22,22 @@ def test_tiers_are_the_published_ranges() -> None:
 @pytest.mark.parametrize(("tokens", "crops"), [(432, 2), (720, 4), (1008, 6), (1440, 9), (288, 1), (431, 1)])
 def test_a_token_target_means_exactly_so_many_crops(tokens: int, crops: int) -> None:
     assert token_target(tokens).crops == CropRange(crops, crops)
+
+
+@pytest.mark.parametrize(
+    ("target", "value"), [(tier_target("medium"), "medium"), (token_target(1008), "1008 tokens"), (own_target(), "own")]
+)
+@pytest.mark.parametrize("top_k", [8, None])
+def test_a_key_and_a_value_are_read_back(target: VisionTarget, value: str, top_k: int | None) -> None:
+    assert target.value == value
+    assert target_of_value(value) == target
+    assert values_of_key(KnobSetting(target, top_k, (0, 2, 5)).key) == (target, top_k, 3)
+
+
+@pytest.mark.parametrize("key", ["", "low", "tier-low_topk8", "tier-low_topkmany_blocks3", "own_topk1_blocks3 more"])
+def test_what_is_no_key_is_refused(key: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a key of a setting; give one such as tier-low_topk8_blocks16"):
+        values_of_key(key)
 
 
 def test_an_unknown_tier_is_refused_with_the_known_ones() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget, own_target, tier_target, token_target
 from experiment_core_utils.records.sample_result import Metadata, SampleResult
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore, stored_answer
 from experiment_core_utils.tasks.interface import Answer, Scoring
@@ -146,6 +147,19 @@ def test_every_setting_stands_against_the_largest(results: Path) -> None:
     assert (comparison.better, comparison.worse, comparison.equal) == (0, 3, 1)
     (turned,) = compare_folder(results, "tier-low_topk2_blocks3")
     assert turned.comparisons["tier-low_topk4_blocks4"].difference == 0.5
+
+
+@pytest.mark.parametrize(
+    "targets", [[tier_target("low"), tier_target("high")], [token_target(288), token_target(300)], [own_target()]]
+)
+def test_the_largest_setting_of_a_model_without_experts(tmp_path: Path, targets: list[VisionTarget]) -> None:
+    """A model of one knob or two, whose top-k is null, and whose number of vision tokens may be its own."""
+    for target, blocks in reversed(list(product(targets, (4, 3)))):
+        setting = KnobSetting(target, None, tuple(range(blocks)))
+        write(tmp_path / "results", f"signs_imgsize{setting.key}.json", setting, "1", "0.5")
+    (found,) = compare_folder(tmp_path / "results", None)
+    assert found.baseline == f"{targets[-1].label}_topknone_blocks4"
+    assert len(found.comparisons) == 2 * len(targets) - 1
 
 
 def test_tasks_in_one_folder_are_apart(results: Path) -> None:

@@ -96,6 +96,37 @@ def test_what_is_done_counts_as_done() -> None:
     ]
 
 
+def test_a_plan_without_times_is_a_plan() -> None:
+    """No formula is known, or nothing was measured before: the settings are there, figures are not, and a line why."""
+    bare = SettingWork("own_topknone_blocks3", 47.0, None, None, is_done=False)
+    rates = EarlierResults({}, StageRates(1.0, 1.0, 1.0), 5.0, 2)
+    for earlier, work, matmul in ((rates, bare, 980.0), (NOTHING, WORK, None)):
+        estimate = estimate_setting(work, SIZE, earlier, 5.0, matmul)
+        assert (estimate.request_s, estimate.setting_s, estimate.time_source) == (None, None, None)
+    without = estimate_setting(bare, SIZE, NOTHING, 5.0, None)
+    known = estimate_setting(WORK, SIZE, NOTHING, 5.0, 980.0)
+    assert due_seconds([known, without]) is None
+    assert plan_table([without])[1].split() == ["1", bare.key, "47", "-", "-", "-", "none"]
+    assert plan_total([without]) == "whole: 1 of 1 settings to measure"
+    assert plan_total([known, without]) == "whole: 2 of 2 settings to measure, most memory 3 MiB"
+    advice = "measure the settings with a few samples into --output_dir, and plan again"
+    assert source_sentences([without], NOTHING, 16, None, "no formula is known for 'opt'") == [
+        f"no estimate: no formula is known for 'opt'; {advice}"
+    ]
+    unmeasured = estimate_setting(WORK, SIZE, NOTHING, 5.0, None)
+    lines = source_sentences([unmeasured], NOTHING, 16, None)
+    assert lines[0] == f"no estimate: no earlier result in --output_dir to go by; {advice}"
+    assert [line.split(":")[0] for line in lines] == ["no estimate", "memory"]
+
+
+def test_less_than_a_second_or_a_mebibyte_is_not_nothing() -> None:
+    small = SettingWork("own_topknone_blocks3", 47.0, FLOPS, 2**17, is_done=False)
+    # 1960 operations a request and 7 requests.
+    estimate = estimate_setting(small, SIZE, NOTHING, 5.0, matmul_rate=98e3)
+    assert plan_total([estimate]) == "whole: 1 of 1 settings to measure, about 0.14 s, most memory 0.12 MiB"
+    assert plan_table([estimate])[1].split()[3:] == ["0.02", "0.14", "s", "0.12", "MiB", "matmul"]
+
+
 def test_every_source_that_was_used_is_explained_and_no_other() -> None:
     rough = source_sentences([estimate_setting(WORK, SIZE, NOTHING, 16, 98e9)], NOTHING, 16, 98e9)
     assert rough[0].startswith("time, matmul: ROUGH") and "(98 GFLOP/s)" in rough[0] and "(16 tokens)" in rough[0]

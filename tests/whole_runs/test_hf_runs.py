@@ -238,7 +238,25 @@ def test_a_plan_of_a_mixture_needs_no_weights(folder_of: Written, tmp_path: Path
     rows = [line for line in plan.text.splitlines() if "_blocks3" in line]
     assert [row.split()[1] for row in rows] == ["tier-low_topk1_blocks3", "tier-low_topk2_blocks3"]
     assert "2 of 2 settings to measure" in plan.text and "cache of the longest prompt" in plan.text
+    # A matrix product says nothing of a model whose speed was never compared with one.
+    assert "no estimate: no earlier result in --output_dir" in plan.text and plan.whole_s is None
     assert not (tmp_path / "none").exists()
+
+
+def test_a_family_without_formulas_has_a_plan_without_times(
+    folder_of: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(folder_of("llama"), model)
+    config = json.loads((model / "config.json").read_text())
+    # Layers and sizes have the same names there.
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "glm", "architectures": ["GlmForCausalLM"]}))
+    assert main(flags_for(model, tmp_path / "none", "--num_active_blocks_list", "2", "3", "--dry_run")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:4] for line in lines if "_blocks" in line] == [
+        [f"own_topknone_blocks{blocks}", lines[3].split()[2], "-"] for blocks in (2, 3)
+    ]
+    assert any(line.startswith("no estimate: no formula is known for 'glm'") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from experiment_core_utils.primitives.errors import ConfigurationError, DataChan
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore
 from experiment_core_utils.saved_results.tasks_command import main as tasks_main
+from experiment_core_utils.sweep.dry_run import describe_plan
 from experiment_core_utils.tasks import registry
 from experiment_core_utils.tasks.registry import get_metric, list_metrics, list_tasks, load_data_file
 from experiments.analyses.sweeps import load_sweep
+from experiments.core_exp.acc_lat_profiling import main as driver
 from tests.tasks.datasets.layouts import BLUE, GREEN, RED, plain, write_picture
 
 PAGE = (REPOSITORY / "docs" / "datasets.md").read_text(encoding="utf-8")
@@ -66,11 +68,45 @@ def config_for(checkpoint: Path, output_dir: Path, **more: object) -> ProfilingC
     return ProfilingConfig.of(**(given | more))
 
 
+def test_a_dry_run_names_broken_rows_and_a_run_warns_of_those_drawn(
+    tiny_checkpoint: Path, tmp_path: Path, data_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_for(tiny_checkpoint, tmp_path / "results", data_file=data_file, dry_run=True)
+    plan = describe_plan(config)
+    assert (plan.num_broken_rows, plan.exit_code) == (2, 3)
+    lines = plan.text.splitlines()
+    (at,) = (at for at, line in enumerate(lines) if line.startswith("2 of 5 rows of the data file cannot be used"))
+    assert lines[at + 1].startswith("  my.jsonl line 3: picture green.png is missing")
+    assert lines[at + 2].startswith("  my.jsonl line 5: it is not JSON")
+    # Rows that were not drawn count, too.
+    flags = [
+        "--model_path",
+        str(tiny_checkpoint),
+        "--output_dir",
+        str(tmp_path / "results"),
+        "--data_file",
+        str(data_file),
+    ]
+    assert driver([*flags, "--ids", "0", "1", "--dry_run"]) == 3
+    with data_file.open("a") as file:
+        file.write(5 * "{}\n")
+    capsys.readouterr()
+    assert driver([*flags, "--dry_run"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    (at,) = (at for at, line in enumerate(lines) if line.startswith("7 of 10 rows"))
+    assert [line[:2] for line in lines[at + 1 : at + 7]] == 6 * ["  "] and lines[at + 6] == "  and 2 more"
+    data_file.write_text("".join(data_file.read_text().splitlines(keepends=True)[:2]))
+    assert driver([*flags, "--dry_run"]) == 0
+    data_file.write_text("{}\n")
+    assert driver([*flags, "--dry_run"]) == 2
+
+
 def test_a_run_on_a_file_has_all_that_a_run_on_a_task_has(
-    tiny_checkpoint: Path, tmp_path: Path, data_file: Path
+    tiny_checkpoint: Path, tmp_path: Path, data_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config_for(tiny_checkpoint, tmp_path / "results", data_file=data_file, metric="em")
     report = run_profiling(config)
+    assert "warning: 2 of 5 rows of the data file cannot be used, and are failed samples" in capsys.readouterr().err
     assert report.csv_path == tmp_path / "results" / "my_settings.csv" and not report.failed
     assert len(report.results) == 2
     for result in report.results:

@@ -1,16 +1,23 @@
 """A task made from your own JSONL, CSV or Parquet file; see docs/datasets.md."""
 
+import codecs
 import csv
 import hashlib
 import io
 import re
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, package_of_extra
+from experiment_core_utils.primitives.errors import (
+    LIBRARY_ERRORS,
+    ConfigurationError,
+    SampleError,
+    first_line,
+    package_of_extra,
+)
 from experiment_core_utils.primitives.files import parse_json, read_given, refuse_unreadable
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.datasets.pictures import PictureFolders
@@ -27,6 +34,10 @@ from experiment_core_utils.tasks.datasets.tables import Row
 from experiment_core_utils.tasks.interface import Sample
 
 COLUMNS = ("image", "question", "answer", "answers", "options", "type")
+# What spreadsheets write in place of commas, and its name.
+_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+# A file of another encoding shows that within these.
+_INSPECTED_BYTES = 1000
 # Molmo's names of short answers and of multiple choice.
 OPEN_STYLE, CHOICE_STYLE = "vqa2", "a_okvqa_mc"
 OPEN_METRIC, CHOICE_METRIC = "em_lenient", "mc"
@@ -104,6 +115,18 @@ class DataFileTask(RowTask):
             raise type(error)(f"{self._where[index]}: {error}") from error
         return question.sample(index, opened, self.question_type(index))
 
+    def faults(self, indices: Iterable[int]) -> Iterator[str]:
+        """Of each of these rows that cannot be used, where it is and why; only the headers of pictures are read."""
+        for index in indices:
+            try:
+                question = self.row_at(index)
+                if question.picture is not None:
+                    self._pictures.check(question.picture, question.image_id)
+            except SampleError as error:
+                yield f"{self._where[index]}: {error}"
+            except LIBRARY_ERRORS as error:
+                yield f"{self._where[index]}: it cannot be read ({type(error).__name__}: {shown(first_line(error))})"
+
     def row_at(self, index: int) -> QuestionRow:
         """See `RowTask`."""
         question = self._questions[self._checked(index)]
@@ -141,8 +164,13 @@ def read_rows(path: Path, cache_dir: Path | None) -> FileRows:
         return _parquet_rows(path, cache_dir)
     if path.suffix not in (".jsonl", ".csv"):
         raise ConfigurationError(f"--data_file {path} is read by its ending: give a .jsonl, .csv or .parquet file")
+    data = read_given(path, "--data_file")
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data[:_INSPECTED_BYTES]:
+        raise ConfigurationError(
+            f"--data_file {path} has zero bytes or the mark of UTF-16, and is read as UTF-8; save it as UTF-8"
+        )
     # What is no UTF-8 is reported with its row.
-    text = read_given(path, "--data_file").decode("utf-8-sig", errors="surrogateescape")
+    text = data.decode("utf-8-sig", errors="surrogateescape")
     found = list(_jsonl_rows(text) if path.suffix == ".jsonl" else _csv_rows(text, path))
     images = [None if isinstance(row, str) else row.get("image") for _, row in found]
     return FileRows([row for _, row in found], [line for line, _ in found], images.__getitem__)
@@ -160,6 +188,7 @@ def _jsonl_rows(text: str) -> Iterator[tuple[int, Row | str]]:
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, Row | str]]:
+    _check_separator(text.lstrip().split("\n")[0].strip(), path)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] = []
     while True:
@@ -179,6 +208,20 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, Row | str]]:
             yield line, dict(zip(header, cells, strict=True))
         elif cells:
             yield line, f"it has {len(cells)} cells, and the first line has {len(header)}"
+
+
+def _check_separator(header: str, path: Path) -> None:
+    """Raises ConfigurationError for a first line whose columns something else than commas separates."""
+
+    def has_columns(mark: str) -> bool:
+        return bool({each.strip(" \"'") for each in header.split(mark)} & set(COLUMNS))
+
+    other = next((name for mark, name in _OTHER_SEPARATORS.items() if mark in header and has_columns(mark)), None)
+    if other is not None and not has_columns(","):
+        raise ConfigurationError(
+            f"--data_file {path} separates its columns by {other} ({shown(header)}), and is read with commas; save it "
+            "with commas"
+        )
 
 
 def _parquet_rows(path: Path, cache_dir: Path | None) -> FileRows:
@@ -204,6 +247,13 @@ def _question_or_reason(row: Row | str, where: str) -> QuestionRow | str:
 def _question(row: Row, where: str) -> QuestionRow:
     """The row without its picture; raises SampleError for one that is no question."""
     given = {name: row[name] for name in COLUMNS if row.get(name) not in (None, "", [])}
+    for name, value in given.items():
+        odd = [ord(each) - 0xDC00 for each in value if "\udc80" <= each <= "\udcff"] if isinstance(value, str) else []
+        if odd:
+            raise SampleError(
+                f"its {name} has a byte that is not UTF-8 (0x{odd[0]:02x}), as of Windows-1252 or Latin-1; save the "
+                "file as UTF-8"
+            )
     if "question" not in given:
         raise SampleError(f"it has no question; its columns are {shown(', '.join(row))}")
     if len(given.keys() & {"answer", "answers"}) != 1:

@@ -10,17 +10,19 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, SampleError, first_line
 from experiment_core_utils.primitives.texts import shown
+
+T = TypeVar("T")
 
 # By their content, not by their names. All are decoded inside this process.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
@@ -54,7 +56,16 @@ def open_picture(content: bytes | Path, name: str) -> OpenedPicture:
         SampleError: missing, no regular file, truncated, not a picture of one of the `FORMATS`, no or more than
             `MAX_PIXELS` pixels, or grey values whose range is not stated (32-bit and floating-point pixels).
     """
-    name = shown(name)
+    return _read(content, shown(name), lambda picture, stream: _decoded(picture, stream, shown(name)))
+
+
+def check_picture(content: bytes | Path, name: str) -> None:
+    """Raises as `open_picture` for a picture whose header shows that it cannot be read; decodes nothing."""
+    _read(content, shown(name), lambda picture, stream: None)
+
+
+def _read(content: bytes | Path, name: str, read: Callable[[Image.Image, IO[bytes]], T]) -> T:
+    """What `read` gives of the picture, of which only the header was read before, and of its encoded bytes."""
     try:
         with _stream(content, name) as stream, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -64,11 +75,7 @@ def open_picture(content: bytes | Path, name: str) -> OpenedPicture:
                     raise SampleError(f"picture {name} is too large: {size}, at most {MAX_PIXELS}")
                 if picture.width * picture.height == 0:
                     raise SampleError(f"picture {name} is empty: {size}")
-                picture.load()
-                decoded = _rgb(ImageOps.exif_transpose(picture), name)
-                # It is turned already: a processor that looks again would turn it twice, or fail on a broken header.
-                decoded.info.pop("exif", None)
-            return OpenedPicture(decoded, _digest_of(stream))
+                return read(picture, stream)
     except _HUGE as error:
         raise SampleError(f"picture {name} is too large: {first_line(error)}, at most {MAX_PIXELS}") from error
     except UnidentifiedImageError as error:
@@ -78,6 +85,14 @@ def open_picture(content: bytes | Path, name: str) -> OpenedPicture:
         ) from error
     except _BROKEN as error:
         raise SampleError(f"picture {name} cannot be read: {shown(first_line(error))}") from error
+
+
+def _decoded(picture: Image.Image, stream: IO[bytes], name: str) -> OpenedPicture:
+    picture.load()
+    decoded = _rgb(ImageOps.exif_transpose(picture), name)
+    # It is turned already: a processor that looks again would turn it twice, or fail on a broken header.
+    decoded.info.pop("exif", None)
+    return OpenedPicture(decoded, _digest_of(stream))
 
 
 def picture_digest(content: bytes | Path, name: str) -> str:
@@ -128,13 +143,17 @@ class PictureFolders:
         Raises:
             SampleError: the row has none, or one that cannot be read.
         """
-        return open_picture(*self._stored_and_name(picture, name))
+        return open_picture(*self._named(picture, name))
 
     def digest(self, picture: Mapping[str, Any] | None, name: str) -> str:
         """The digest that `opened` gives, from the stored picture alone; arguments and errors as there."""
-        return picture_digest(*self._stored_and_name(picture, name))
+        return picture_digest(*self._named(picture, name))
 
-    def _stored_and_name(self, picture: Mapping[str, Any] | None, name: str) -> tuple[bytes | Path, str]:
+    def check(self, picture: Mapping[str, Any] | None, name: str) -> None:
+        """Raises as `opened` where a row's picture is missing or its header cannot be read; decodes nothing."""
+        check_picture(*self._named(picture, name))
+
+    def _named(self, picture: Mapping[str, Any] | None, name: str) -> tuple[bytes | Path, str]:
         content = self.stored(picture)
         return content, name if picture is None or isinstance(content, bytes) else picture["path"]
 

@@ -47,7 +47,11 @@ def _analyse_task(grid: TaskGrid, costs: Sequence[Cost], num_draws: int, seed: i
             if "accuracy" not in split:
                 split["accuracy"] = effects(levels, each.found.accuracy, each.found.accuracy_draws)
             split[each.found.of.name] = effects(
-                levels, each.found.cost, each.found.cost_draws, allows_verdict=each.found.no_verdict is None
+                levels,
+                each.found.cost,
+                each.found.cost_draws,
+                allows_verdict=each.found.no_verdict is None,
+                drift_allowance=each.found.drift_allowance,
             )
     return TaskAnalysis(grid, fronts, split)
 

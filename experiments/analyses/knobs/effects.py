@@ -8,7 +8,8 @@ whole. On an incomplete grid they do not, since terms overlap there; `rest_share
 Two kinds of noise affect a term. Which samples were drawn is in the draws. What else makes settings differ (a device
 that drifts while they take turns) is not in the draws, but the highest interaction contains it: every other term is
 also tested against the mean square of that, as is usual where settings are not repeated (G. Box, W. Hunter and J.
-Hunter, "Statistics for experimenters", 1978).
+Hunter, "Statistics for experimenters", 1978). Where one knob alone moves, its main effect is that highest term, and
+nothing contains the drift: a main effect on a latency therefore also has to be larger than the drift that was read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,8 @@ class Term:
     #: the larger of the two, corrected for the number of terms of the figure (false discovery rate, Benjamini and
     #: Hochberg); None where the figure allows no verdict
     family_p_value: float | None = None
+    #: of a main effect, whether its largest mean over a value, divided by the smallest, is within the drift allowance
+    within_drift: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,19 @@ class Effects:
 
 
 def effects(
-    levels: Mapping[str, Sequence[Value]], figures: np.ndarray, draws: np.ndarray, *, allows_verdict: bool = True
+    levels: Mapping[str, Sequence[Value]],
+    figures: np.ndarray,
+    draws: np.ndarray,
+    *,
+    allows_verdict: bool = True,
+    drift_allowance: float = 0.0,
 ) -> Effects:
     """Split the spread of [S] figures, with [B, S] draws.
 
     Args:
         levels: knob -> its value at each of the S settings.
         allows_verdict: whether there are enough pictures for draws of the figure to be trusted.
+        drift_allowance: of the figure, as in `Objectives`.
     """
     moving = {knob: values for knob, values in levels.items() if len(set(values)) > 1}
     combinations_there = set(zip(*moving.values(), strict=True))
@@ -106,6 +115,7 @@ def effects(
     terms = tuple(replace(each, settings_p_value=_against(each, split[-1])) for each in split)
     if allows_verdict:
         terms = _corrected(terms)
+    terms = tuple(replace(each, within_drift=_is_within_drift(each, means, drift_allowance)) for each in terms)
     return Effects(is_full, std, terms, 1 - sum(each.share or 0.0 for each in terms), means, None)
 
 
@@ -150,6 +160,16 @@ def _term(
         p_value=(1 + int((noise >= squares).sum())) / (1 + len(noise)),
         settings_p_value=None,
     )
+
+
+def _is_within_drift(term: Term, means: Sequence[LevelMean], allowance: float) -> bool:
+    own = [each.mean for each in means if term.knobs == (each.knob,)]
+    return allowance > 0 and bool(own) and not is_beyond_drift(min(own), max(own), allowance)
+
+
+def is_beyond_drift(one: float, other: float, allowance: float) -> bool:
+    """Whether two latencies differ by more than a drift allowance: the longer over the shorter, minus 1."""
+    return min(one, other) * (1 + allowance) < max(one, other)
 
 
 def _corrected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
@@ -215,5 +235,5 @@ def _knob_means(
 
 
 def is_beyond_noise(term: Term) -> bool:
-    """Whether neither kind of noise alone would give so large a term, with a false discovery rate of 5 %."""
-    return term.family_p_value is not None and term.family_p_value <= 2 * TAIL
+    """Whether neither kind of noise alone would give so large a term, with a false discovery rate of 5 %, nor drift."""
+    return term.family_p_value is not None and term.family_p_value <= 2 * TAIL and not term.within_drift

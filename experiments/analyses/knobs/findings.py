@@ -10,7 +10,7 @@ import numpy as np
 
 from experiment_core_utils.sweep.statistical_power import accuracy_shown, samples_for_accuracy
 from experiments.analyses.charts.chart import milliseconds, thinned
-from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_noise
+from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_drift, is_beyond_noise
 from experiments.analyses.knobs.grid import KNOB_NAMES
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
@@ -22,8 +22,8 @@ DETECTED = 0.05
 # Settings whose answers are compared in pairs.
 _MOST_SETTINGS = 12
 NOTHING_RIGHT = (
-    "no conclusion: no answer was right at any setting; compare pred with answers in the CSV of samples (--metric "
-    "changes the scoring, of own data --prompt_template the prompt)"
+    "no answer was right at any setting; compare pred with answers in the CSV of samples (--metric changes the "
+    "scoring, of own data --prompt_template the prompt)"
 )
 FRONT_WORDS = {"established": "established", "within_noise": "within noise", "possible": "possible", "dominated": "-"}
 
@@ -41,11 +41,11 @@ def conclusion(analysis: TaskAnalysis, random_weights: bool) -> list[str]:
         return [f"no conclusion: {reasons[0]}"] if reasons else []
     lines = []
     if not random_weights and not each.found.accuracy.any():
-        lines.append(NOTHING_RIGHT)
+        lines.append(f"no conclusion: {NOTHING_RIGHT}")
     elif not random_weights and each.found.no_verdict is None:
         lines.append(f"conclusion: {_fastest_near_best(each.found)}")
     if each.found.no_verdict is None:
-        changes = _knob_changes(analysis, random_weights)
+        changes = _knob_changes(analysis, each.found.drift_allowance, random_weights)
         lines += [f"knobs: {'; '.join(changes)}"] if changes else []
     unknown = list(_not_shown(each.found, random_weights))
     return [*lines, f"not shown: {'; '.join(unknown)}"] if unknown else lines
@@ -63,8 +63,14 @@ def study_findings(analyses: Sequence[TaskAnalysis], random_weights: bool) -> li
 
 def front_places(analysis: TaskAnalysis) -> Mapping[str, str]:
     """For each setting its place on the front of accuracy and mean latency, in words; empty where there is none."""
-    each = _by_mean_latency(analysis)
+    each = mean_latency_front(analysis)
     return {} if each is None else {point.key: FRONT_WORDS[point.status] for point in each.front.points}
+
+
+def mean_latency_front(analysis: TaskAnalysis) -> FrontAnalysis | None:
+    """The front that a column of tables is of; None without mean latencies, and where no answer was right."""
+    each = _by_mean_latency(analysis)
+    return each if each is not None and each.found.accuracy.any() else None
 
 
 def _by_mean_latency(analysis: TaskAnalysis) -> FrontAnalysis | None:
@@ -93,14 +99,14 @@ def _fastest_near_best(found: Objectives) -> str:
     return f"{text}; {unsure} of {len(near) - 1} others as accurate are not surely slower" if unsure else text
 
 
-def _knob_changes(analysis: TaskAnalysis, random_weights: bool) -> list[str]:
+def _knob_changes(analysis: TaskAnalysis, drift: float, random_weights: bool) -> list[str]:
     """What each knob's way from its smallest value to its largest changes in mean latency and in accuracy."""
     scale, decimals, unit = (100.0, 1, " points") if analysis.grid.best == 1 else (1.0, 3, "")
     latency, accuracy = analysis.effects[LATENCY_MEAN.name], analysis.effects["accuracy"]
     changes = []
     for knob in dict.fromkeys(mean.knob for mean in latency.level_means):
         first, last = ends(latency, knob)
-        text = f"{KNOB_NAMES[knob]} {first.value} → {last.value}: {last.change:+.0f} ms{_noise(latency, knob)}"
+        text = f"{KNOB_NAMES[knob]} {first.value} → {last.value}: {last.change:+.0f} ms{_noise(latency, knob, drift)}"
         if not random_weights:
             # Not minus zero.
             change = round(scale * ends(accuracy, knob)[1].change, decimals) + 0.0
@@ -115,8 +121,11 @@ def ends(found: Effects, knob: str) -> tuple[LevelMean, LevelMean]:
     return own[0], own[-1]
 
 
-def _noise(found: Effects, knob: str) -> str:
-    return "" if knob in moving_knobs(found) else " (noise)"
+def _noise(found: Effects, knob: str, drift: float = 0.0) -> str:
+    first, last = ends(found, knob)
+    # The ends may be within the drift where a value between them is not.
+    is_shown = knob in moving_knobs(found) and (drift == 0 or is_beyond_drift(first.mean, last.mean, drift))
+    return "" if is_shown else " (noise)"
 
 
 def moving_knobs(found: Effects) -> set[str]:
@@ -161,12 +170,11 @@ def change_sentences(analysis: TaskAnalysis) -> Iterator[str]:
         knobs = [knob for knob in dict.fromkeys(mean.knob for mean in effects.level_means) if knob in beyond]
         between = [ends(effects, knob) for knob in knobs]
         # A change that is no larger than the run's drift may be the drift.
-        larger = [
-            (first, last) for first, last in between if abs(last.change) > each.found.drift_allowance * first.mean
-        ]
+        drift = each.found.drift_allowance
+        larger = [(first, last) for first, last in between if is_beyond_drift(first.mean, last.mean, drift)]
         if larger:
             yield f"What changes the {label}: {'; '.join(_between(first, last) for first, last in larger)}."
-        elif effects.terms:
+        elif effects.terms and not knobs:
             yield f"No knob changes the {label} beyond noise."
 
 
@@ -180,13 +188,19 @@ def _between(first: LevelMean, last: LevelMean) -> str:
 
 
 def front_sentences(analysis: TaskAnalysis) -> Iterator[str]:
-    """Statements about the best setting, a cheaper one, and how sure the front of the first cost with a verdict is."""
+    """Statements about the best setting, a cheaper one, and how sure the front of accuracy and mean latency is.
+
+    Where there are no mean latencies they are of the first cost that there is, which they name.
+    """
     found = present(analysis)
-    for each in [each for each in found if each.found.no_verdict is None][:1] or found[:1]:
-        if len(each.found.points) < 2:
-            continue
-        yield _best_and_cheaper(each)
-        yield front_counts(each)
+    each = _by_mean_latency(analysis) or next(iter(found), None)
+    if each is None or len(each.found.points) < 2:
+        return
+    if not each.found.accuracy.any():
+        yield f"No setting is the most accurate: {NOTHING_RIGHT}."
+        return
+    yield _best_and_cheaper(each)
+    yield front_counts(each)
 
 
 def front_counts(each: FrontAnalysis) -> str:
@@ -209,9 +223,10 @@ def _best_and_cheaper(each: FrontAnalysis) -> str:
     text = f"The most accurate setting is {best.key} with {best.accuracy:.3f} on {each.found.num_score_samples} samples"
     if cheapest.key == best.key:
         is_cheapest = all(point.cost >= best.cost for point in each.front.points)
-        return f"{text}; {'none is cheaper' if is_cheapest else 'every cheaper one is confidently less accurate'}."
+        lower = f"lower {each.found.of.label}"
+        return f"{text}; {f'none has a {lower}' if is_cheapest else f'all of {lower} are confidently less accurate'}."
     if not each.found.cheaper(places[cheapest.key], len(places))[places[best.key]]:
-        return f"{text}; of those not confidently less accurate none is surely cheaper."
+        return f"{text}; none of those not confidently less accurate has surely a lower {each.found.of.label}."
     return (
         f"{text}; the cheapest that is not confidently less accurate is {cheapest.key} ({cheapest.accuracy:.3f}), at "
         f"{100 * cheapest.cost / best.cost:.0f} % of its {each.found.of.label}."

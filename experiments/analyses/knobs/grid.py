@@ -1,6 +1,5 @@
 """The grid of each task of a sweep: its settings by knob, and what every sample scored and cost at each."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.knobs import values_of_key
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
-from experiments.analyses.recorded_table import RecordedTable, read_table
+from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
 from experiments.analyses.sweeps import StoredSetting, Sweep, drift_ratios, load_sweeps, vision_label
 
@@ -154,8 +154,7 @@ def largest_drift(settings: Sequence[StoredSetting]) -> float | None:
 
 def picture_of(sample: SampleResult) -> str:
     """The name of the picture; a sample without one stands for itself."""
-    picture = sample.metadata.image_id
-    return f"sample {sample.sample_id}" if picture is None else str(picture)
+    return named_picture(sample.sample_id, sample.metadata.image_id)
 
 
 def _point(setting: StoredSetting) -> KnobPoint:
@@ -171,9 +170,6 @@ def _matrix(
     matrix = np.array(values, dtype=float).reshape(len(rows), len(ids))
     matrix[~np.isfinite(matrix)] = np.nan
     return matrix
-
-
-_KEY = re.compile(r"(?:tier-(\w+)|tokens(\d+))_topk(\d+)_blocks(\d+)")
 
 
 @dataclass(frozen=True)
@@ -246,13 +242,11 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
 
 
 def _recorded_point(key: str) -> KnobPoint:
-    found = _KEY.fullmatch(key)
-    if found is None:
-        raise ResultsError(
-            f"{key!r} is not a key of a setting such as tier-low_topk8_blocks16; collect the table again"
-        )
-    tier, tokens, top_k, blocks = found.groups()
-    return KnobPoint(key, tier or f"{tokens} tokens", int(top_k), int(blocks))
+    try:
+        vision, top_k, blocks = values_of_key(key)
+    except ConfigurationError as error:
+        raise ResultsError(f"{error}; collect the table again") from error
+    return KnobPoint(key, vision.value, top_k, blocks)
 
 
 def _source(tables: Sequence[RecordedTable]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Requests and measured samples as columns, the terms of the latency model, and the checks of both."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import numpy as np
@@ -13,6 +13,7 @@ from experiments.analyses.files import MOST_FITTED, MOST_SETTINGS
 
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
 MEASURED = (*STAGES, "T_total")
+# What stands for `top_k` in the columns of a model without experts.
 DENSE_EXPERTS = 1
 # A column of which less than this fraction is its own is a sum of others, except for rounding.
 _OWN_FRACTION = 1e-9
@@ -25,7 +26,7 @@ class RequestSetting:
     vision_tokens: int  #: image features that enter the language model; 0 without a picture
     crops: int  #: crops of the picture, without the overview; 0 without a picture
     text_tokens: int  #: of the prompt, without image features and image markers
-    top_k: int  #: experts per token in the blocks after the first
+    top_k: int | None  #: experts per token in the blocks after the first; None in a model without experts
     num_active_blocks: int  #: all blocks that run, block 0 counted
     output_tokens: float | None = None  #: of the answer, true or expected, at least 1; None where it is not known
 
@@ -82,8 +83,9 @@ class RequestColumns:
 
 def requests_of(settings: Sequence[RequestSetting]) -> RequestColumns:
     """The columns of rows; raises ConfigurationError as RequestColumns does."""
+    rows = [row if row.top_k is not None else replace(row, top_k=DENSE_EXPERTS) for row in settings]
     columns = {
-        each.name: np.array([getattr(row, each.name) for row in settings], dtype=np.float64)
+        each.name: np.array([getattr(row, each.name) for row in rows], dtype=np.float64)
         for each in fields(RequestColumns)
     }
     return RequestColumns(**columns)

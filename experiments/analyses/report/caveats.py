@@ -93,7 +93,10 @@ def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
         yield ReportCaveat(f"{_percent(share)} {text}.", None if having == total else f"{having} of {total} settings")
     fewest = int(frame["num_latency_samples"].min())
     if fewest < 20:
-        yield ReportCaveat(f"With fewer than 20 samples the P95 is just the slowest one; the fewest here are {fewest}.")
+        yield ReportCaveat(
+            "With fewer than 20 samples the P95 is interpolated between the two slowest ones and depends on them "
+            f"alone; the fewest here are {fewest}."
+        )
 
 
 def _percent(share: float) -> str:

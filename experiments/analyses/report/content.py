@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.primitives.knobs import own_target
+from experiment_core_utils.saved_results.terminal import FRONT_HEADING
 from experiments.analyses.charts.knob_charts import STATUS_MARKS
 from experiments.analyses.charts.style import joint_setup
-from experiments.analyses.knobs.records import present
+from experiments.analyses.knobs.findings import mean_latency_front
 from experiments.analyses.report.analyses import Analyses
 from experiments.analyses.report.caveats import conditions_facts, report_caveats
 from experiments.analyses.report.findings import report_statements
@@ -101,7 +103,11 @@ def settings_table(found: Analyses) -> ReportTable:
         Column("setting", "name of the setting, as in its file's", is_number=False),
         Column("vision", "tier of image crops or target of vision tokens; sorts by the tokens that were there", True),
         *(Column(label, meaning, is_number=True) for label, meaning, *_ in kept),
-        *([Column("front", "place on the front of accuracy and P95 latency", is_number=False)] if places else []),
+        *(
+            [Column(FRONT_HEADING, "place on the front of accuracy and mean latency", is_number=False)]
+            if places
+            else []
+        ),
     ]
     rows = []
     has_tasks = frame["task"].nunique() > 1
@@ -118,7 +124,9 @@ def settings_table(found: Analyses) -> ReportTable:
 
 
 def _vision(row: Mapping[Any, Any]) -> Value:
-    text = row["tier"] if isinstance(row["tier"], str) else f"{row['vision_tokens_target']:.0f} tokens"
+    target = row["vision_tokens_target"]
+    counted = own_target().value if np.isnan(target) else f"{target:.0f} tokens"
+    text = row["tier"] if isinstance(row["tier"], str) else counted
     tokens = row["actual_vision_tokens_mean"]
     return Value(text, None if np.isnan(tokens) else float(tokens))
 
@@ -137,15 +145,14 @@ def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -
 
 
 def _places(found: Analyses) -> dict[tuple[str, str], Value]:
-    """(task, name of the setting) -> its place relative to the front of the first cost."""
+    """(task, name of the setting) -> its place relative to the front of accuracy and mean latency."""
     order = list(STATUS_MARKS)
     return {
         (analysis.grid.task, point.key): Value(
             STATUS_MARKS[point.status][0], f"{len(order) - order.index(point.status)}"
         )
         for analysis in found.knobs.tasks
-        for each in present(analysis)[:1]
-        if each.found.of.unit == "ms"
+        if (each := mean_latency_front(analysis)) is not None
         for point in each.front.points
     }
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.knobs import own_target
 from experiments.controller.evaluation.outcomes import late
 from experiments.controller.evaluation.replay import replay
 from experiments.controller.knob_choices import KnobChoice
@@ -17,7 +19,8 @@ from experiments.controller.policies.prompt_words import PromptWords
 from experiments.fitting.held_out import left_out_masks
 
 METHODS: tuple[Aggregation, ...] = ("mean", "p50", "p95", "p99", "in_time")
-KNOBS = ("tier", "top_k", "num_active_blocks")
+# By the names of policies -> of `KnobChoice`.
+KNOBS = {"tier": "vision", "top_k": "top_k", "num_active_blocks": "num_active_blocks"}
 MAX_LATE = 0.05
 NEIGHBOURHOOD = 0.2
 CHOSEN_TABLE = "chosen_table"
@@ -82,22 +85,35 @@ def tables(calibration: MeasuredGrid) -> list[Lookup]:
 
 
 def one_knob_tables(calibration: MeasuredGrid) -> list[Policy]:
-    """Lookups by the score in time that turn one knob alone; the others stay at the highest values of the grid."""
-    whole = build(calibration, "in_time")
+    """Lookups by the score in time that turn one knob alone; the others stay at the highest values of the grid.
+
+    There is none of a knob that the model does not have.
+    """
+    whole, full = build(calibration, "in_time"), calibration.choices[-1]
     found: list[Policy] = []
-    for knob in KNOBS:
-        full = calibration.choices[-1]
+    for name, knob in KNOBS.items():
+        if getattr(full, knob) in (None, own_target().value):
+            continue
         own = tuple(
             entry for entry in whole.entries if replace(full, **{knob: getattr(entry.choice, knob)}) == entry.choice
         )
-        found.append(Renamed(f"only_{knob}", replace(whole, entries=own)))
+        found.append(Renamed(f"only_{name}", replace(whole, entries=own)))
     return found
 
 
 def chosen_table(calibration: MeasuredGrid, budgets_s: Sequence[float]) -> Policy:
-    """The best of `tables` by mean score in time over the budgets, by five folds of the calibration pictures alone."""
+    """The best of `tables` by mean score in time over the budgets, by five folds of the calibration pictures alone.
+
+    Raises:
+        ResultsError: no sample is complete, or all are of one picture.
+    """
     known = calibration.complete()
     pictures = np.array(known.pictures)
+    if len(set(known.pictures)) < 2:
+        raise ResultsError(
+            f"tables are chosen by folds of the calibration pictures, and {len(known)} samples of one picture cannot "
+            "be split; measure more samples, or drop --baselines"
+        )
     totals: dict[str, float] = {}
     for left_out in left_out_masks(pictures, min(FOLDS, len(set(known.pictures)))):
         validation = known.take(left_out)

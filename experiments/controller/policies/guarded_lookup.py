@@ -43,8 +43,8 @@ class GuardedLookup:
         """See `Policy.choose`.
 
         Raises:
-            ConfigurationError: a budget that is not above 0, a tier whose shape is not known, or a task of which the
-                estimator knows no length.
+            ConfigurationError: a budget that is not above 0, a vision target whose shape is not known, or a task of
+                which the estimator knows no length.
         """
         check_budget(budget_s)
         predicted = self.estimator.predict(self.request_settings(request))
@@ -68,12 +68,13 @@ class GuardedLookup:
             length = expected[request.task]
         settings = []
         for entry in self.lookup.entries:
-            if entry.choice.tier not in request.shapes:
+            vision = entry.choice.vision
+            if vision not in request.shapes:
                 raise ConfigurationError(
-                    f"what sample {request.sample_id} of {request.task} becomes at tier {entry.choice.tier} is not "
-                    "known; give a grid that has every tier of the lookup"
+                    f"what sample {request.sample_id} of {request.task} becomes at the vision setting {vision} is "
+                    "not known; give a grid that has every one of the lookup"
                 )
-            shape = request.shapes[entry.choice.tier]
+            shape = request.shapes[vision]
             # The estimator's top-k is that after the first block, its blocks are the active ones: as a choice's are.
             knobs = entry.choice.top_k, entry.choice.num_active_blocks
             settings.append(RequestSetting(shape.vision_tokens, shape.crops, request.text_tokens, *knobs, length))

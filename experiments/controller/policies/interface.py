@@ -14,7 +14,7 @@ DRAWS = 2**64
 
 @dataclass(frozen=True)
 class PictureShape:
-    """The sizes of a picture at a tier; both 0 without a picture."""
+    """The sizes of a picture at a vision target; both 0 without a picture."""
 
     crops: int  #: without the overview
     vision_tokens: int  #: image features that enter the language model
@@ -27,7 +27,8 @@ class RequestFeatures:
     task: str
     sample_id: int  #: in the task's split; with the task it names the request
     text_tokens: int  #: of the prompt, without image features and markers
-    shapes: Mapping[str, PictureShape]  #: tier -> what the picture becomes; contains every tier that may be chosen
+    #: `KnobChoice.vision` -> what the picture becomes; contains every value that may be chosen
+    shapes: Mapping[str, PictureShape]
     output_tokens: float | None  #: expected of the answer; None where nothing is known of it
     prompt: str | None = None  #: the text of the prompt; None where the results do not contain it
 

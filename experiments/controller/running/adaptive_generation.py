@@ -246,7 +246,7 @@ class AdaptiveModel:
             pause=first.pause,
             setting=found.setting,
             prefill_experts=tuple(
-                own if block < first.pause else found.choice.top_k for block in found.setting.active_blocks
+                own if block < first.pause else found.choice.experts for block in found.setting.active_blocks
             ),
             request=prepared,
             times=times,

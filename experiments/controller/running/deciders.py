@@ -64,7 +64,7 @@ class FixedDecider:
 
     def __init__(self, choice: KnobChoice, pause: int) -> None:
         self._first = FirstDecision(choice.tier, pause)
-        self._second = SecondDecision(choice.top_k, choice.num_active_blocks)
+        self._second = SecondDecision(choice.experts, choice.num_active_blocks)
 
     def possible(self) -> Sequence[Decisions]:
         """See `Decider.possible`."""

@@ -217,7 +217,7 @@ def scores_of_choices(
     For accuracy on more requests than can be measured one by one; see `sweep.batches`.
     """
     questions = [
-        PreparedQuestion(request.prepared[choice.tier], space.setting(choice, blocks))
+        PreparedQuestion(request.prepared[space.check(choice).tier], space.setting(choice, blocks))
         for request, choice in zip(requests, choices, strict=True)
     ]
     return _scores(model, metric, requests, answer_prepared(model, questions, max_new_tokens, max_batch_size))

@@ -104,7 +104,7 @@ def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan)
 
 
 def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
-    grid = load_grid(given.grid)
+    grid = load_grid(given.grid).with_all_knobs()
     train_part, held_part = split_by_picture(grid, given.calibration_share, given.split_seed)
     path = given.states or given.controller_dir / STATES.usual_name
     if path.exists():

@@ -23,7 +23,7 @@ from experiments.controller.training.tabled_environment import TabledEnvironment
 def grid_space(grid: MeasuredGrid, num_total_blocks: int, first_top_k: int) -> KnobSpace:
     """The values of the knobs in the grid; raises ResultsError where combinations of them are missing."""
     tiers = tuple(tier for tier in TIERS if any(choice.tier == tier for choice in grid.choices))
-    top_ks = tuple(sorted({choice.top_k for choice in grid.choices}))
+    top_ks = tuple(sorted({choice.experts for choice in grid.choices}))
     counts = tuple(sorted({choice.num_active_blocks for choice in grid.choices}))
     missing = {KnobChoice(*values) for values in product(tiers, top_ks, counts)} - set(grid.choices)
     if missing:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import build, late_limit, load, main, predict, save
 from tests.experiments.controller.hand_made_requests import FAST, MIDDLE, SLOW, grid, request
 
@@ -110,6 +111,17 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path):
     save(lookup, tmp_path / "lookup.json")
     assert load(tmp_path / "lookup.json") == lookup
     assert lookup.sample_ids == {"signs": (0, 1, 2, 3)}
+
+
+def test_settings_without_tier_or_experts_are_kept(tmp_path: Path) -> None:
+    choices = KnobChoice("own", None, 12), KnobChoice("300 tokens", None, 12), KnobChoice("low", None, 16)
+    save(build(replace(grid(), choices=choices)), tmp_path / "lookup.json")
+    again = load(tmp_path / "lookup.json")
+    assert tuple(entry.choice for entry in again.entries) == choices
+    assert [(entry.tier, entry.vision_tokens_target, entry.top_k) for entry in again.entries] == [
+        (None, None, None), (None, 300, None), ("low", None, None)]  # fmt: skip
+    # Two of four are right within 0.25 s at the second setting and at the first; the first is faster.
+    assert predict(again, 250.0).choice == choices[0]
 
 
 @pytest.mark.parametrize(

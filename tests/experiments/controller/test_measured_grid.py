@@ -9,6 +9,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target, token_target
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import main as lookup_command
 from experiments.controller.measured_grid import load_grid, split_by_picture
@@ -42,6 +43,28 @@ def test_results_become_a_grid_in_order_of_the_knobs(tmp_path: Path):
     assert (first.task, first.sample_id, first.text_tokens) == ("signs", 0, 10)
     assert first.shapes == {"low": PictureShape(2, 384), "high": PictureShape(2, 384)}
     assert first.output_tokens is None
+
+
+def test_settings_of_any_knobs_are_choices_in_order(tmp_path: Path) -> None:
+    """A model of tiers and token targets, one of both and of experts, and one that has blocks alone."""
+    three, four = (0, 1, 2), (0, 1, 2, 3)
+    targets = [own_target(), token_target(300), tier_target("high"), token_target(288), tier_target("low")]
+    settings = [KnobSetting(target, top_k, three) for target in targets for top_k in (4, None)]
+    write(tmp_path / "any", *(result(each) for each in [*settings, KnobSetting(own_target(), None, four)]))
+    made = load_grid([tmp_path / "any"])
+    # 288 and 300 tokens are one crop, low at most 3, high 15, the model's own number whatever it takes.
+    visions = ("288 tokens", "300 tokens", "low", "high", "own")
+    choices = [KnobChoice(vision, top_k, 3) for vision in visions for top_k in (None, 4)]
+    assert made.choices == (*choices[:-1], KnobChoice("own", None, 4), choices[-1])
+    assert made.choices[0].key == "tokens288_topknone_blocks3" and made.left_out == ()
+    assert made.requests is not None and set(made.requests[0].shapes) == set(visions)
+    part = made.with_all_knobs()
+    assert part.choices == (KnobChoice("low", 4, 3), KnobChoice("high", 4, 3))
+    assert part.scores.shape == part.total_s.shape == (2, 2)
+    assert len(part.left_out) == 9
+    write(tmp_path / "dense", result(KnobSetting(own_target(), None, three)))
+    with pytest.raises(ResultsError, match="such as own_topknone_blocks3; use a lookup table for such a model"):
+        load_grid([tmp_path / "dense"]).with_all_knobs()
 
 
 def test_samples_without_times_have_none_in_the_grid(tmp_path: Path):

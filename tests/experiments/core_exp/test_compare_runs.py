@@ -45,6 +45,16 @@ def test_the_ratio_of_means_is_fiellers() -> None:
     assert mean_ratio(one[:5], numbers[:5], other[:5], numbers[:5], 0.025, is_paired=True) is None
 
 
+def test_a_ratio_has_no_end_below_0_and_drift_widens_it() -> None:
+    """The second run's times spread so far that its mean is not shown to be above 0."""
+    one, other = np.array([10.0, 12.0, 14.0, 9.0, 15.0, 12.0]), np.array([1.0, 2.0, 900.0, 1.0, 3.0, 2.0])
+    numbers = np.arange(6)
+    assert stats.ttest_1samp(other, 0).statistic < stats.t.isf(0.025, 5)
+    for is_paired in (True, False):
+        ends = mean_ratio(one, numbers, other, numbers, 0.025, is_paired=is_paired)
+        assert ends is not None and ends[0] == 0 < ends[1]
+
+
 @pytest.mark.parametrize(
     ("ends", "verdict"),
     [

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 import pytest
 
 from experiment_core_utils.records.caveats import caveat
+from experiment_core_utils.saved_results.terminal import FRONT_HEADING
 from experiments.analyses.charts.chart import Line, thinned
 from experiments.analyses.charts.latency_charts import errors_chart, guardrail_chart, predicted_chart
 from experiments.analyses.charts.plotly_charts import numbers, plotly_of
@@ -127,7 +128,10 @@ def test_each_caveat_is_shown_once_with_its_settings(report: Report) -> None:
     assert throttled.scope == "4 of 4 settings" and len(throttled.details) == 4
     assert throttled.details[0].startswith("signs tier-low_topk2_blocks2: throttled: ")
     assert f"({HOSTILE})" in throttled.details[0]
-    assert "With fewer than 20 samples the P95 is just the slowest one; the fewest here are 4." in caveats
+    assert (
+        "With fewer than 20 samples the P95 is interpolated between the two slowest ones and depends on them alone; "
+        "the fewest here are 4."
+    ) in caveats
 
 
 def test_failed_and_cut_samples_are_caveats(tmp_path: Path) -> None:
@@ -151,7 +155,7 @@ def test_the_drift_of_all_settings_is_one_caveat(tmp_path: Path) -> None:
 
 def test_the_table_has_what_some_setting_has(report: Report) -> None:
     labels = [column.label for column in report.settings.columns]
-    assert labels[:4] == ["setting", "vision", "top-k", "blocks"] and labels[-1] == "front"
+    assert labels[:4] == ["setting", "vision", "top-k", "blocks"] and labels[-1] == FRONT_HEADING
     assert "failed" not in labels and "J a request" not in labels
     rows = [dict(zip(labels, row, strict=True)) for row in report.settings.rows]
     assert [row["mean ms"].text for row in rows] == ["232.0", "298.0", "364.0", "232.0"]
@@ -194,7 +198,7 @@ def test_random_weights_have_no_fronts(tmp_path: Path) -> None:
     assert names == [f"e2_effects_signs-{number}" for number in range(2)]
     assert "the weights are random" in report.sections[1].reasons[0]
     assert not any("accura" in each for each in report.statements) and report.subtitle.endswith("random weights")
-    assert "front" not in [column.label for column in report.settings.columns]
+    assert FRONT_HEADING not in [column.label for column in report.settings.columns]
 
 
 def test_one_setting_and_answers_without_times_make_a_page(tmp_path: Path) -> None:

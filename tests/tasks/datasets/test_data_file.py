@@ -168,10 +168,34 @@ def test_a_broken_line_of_csv(folder: Path) -> None:
     task = load_data_file(folder / "my.csv")
     assert task[0].question == "What?" and task[2].question == "two\nlines" and task[4].answers == ("e",)
     assert reason(task, 1) == "my.csv line 3: it has 3 cells, and the first line has 2"
-    assert reason(task, 3).startswith("my.csv line 6: the question is ")
+    assert reason(task, 3) == (
+        "my.csv line 6: its question has a byte that is not UTF-8 (0xe9), as of Windows-1252 or Latin-1; save the file "
+        "as UTF-8"
+    )
     assert reason(task, 5) == "my.csv line 8: it is not CSV (unexpected end of data)"
     (folder / "two.csv").write_text("question,question,answer\na,b,c\n")
     assert "two columns of one name in line 1; rename one" in refusal(folder / "two.csv")
+
+
+def test_every_row_is_checked_by_the_headers_of_its_pictures(folder: Path) -> None:
+    """The content of a picture is not decoded: a torn one has a header, and fails where it is requested."""
+    whole = (folder / "photos" / "red.png").read_bytes()
+    (folder / "torn.png").write_bytes(whole[:45])
+    (folder / "text.png").write_text("no picture")
+    good = ROWS[0]
+    (folder.parent / "outside.png").write_bytes(whole)
+    pictures = ["photos/red.png", "text.png", None, "gone.png", "torn.png", "../outside.png"]
+    rows = [*[good | {"image": each} for each in pictures], {"question": "What?"}, "{torn", ROWS[1]]
+    task = load_data_file(write_jsonl(folder / "my.jsonl", *rows))
+    assert isinstance(task, DataFileTask)
+    found = list(task.faults(range(len(task))))
+    assert [each.split(": ")[0].removeprefix("my.jsonl line ") for each in found] == ["2", "4", "6", "7", "8"]
+    words = ("no known picture format", "gone.png is missing", "it is outside", "neither answer nor", "not JSON")
+    assert [each in fault for each, fault in zip(words, found, strict=True)] == 5 * [True]
+    # The same as the failed samples say, in the order that is asked for.
+    assert found[:2] == [reason(task, 1), reason(task, 3)]
+    assert list(task.faults([3, 0, 1])) == found[1::-1]
+    assert "torn.png cannot be read" in reason(task, 4)
 
 
 def test_the_answer_of_a_choice_is_an_option_or_its_letter(folder: Path) -> None:
@@ -221,10 +245,17 @@ def test_a_file_that_is_of_no_use_is_refused(folder: Path) -> None:
     for name in ("empty.jsonl", "empty.csv"):
         (folder / name).write_text("")
         assert "has 0 rows and none can be used" in refusal(folder / name)
-    (folder / "semicolons.csv").write_text("question;answer\nWhat?;red\n")
-    assert "semicolons.csv line 2: it has no question; its columns are question;answer" in refusal(
-        folder / "semicolons.csv"
-    )
+    for mark, name in ((";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")):
+        (folder / "my.csv").write_text(f'"question"{mark} answer\nWhat?{mark}red\n')
+        assert f"my.csv separates its columns by {name} (" in refusal(folder / "my.csv")
+        assert refusal(folder / "my.csv").endswith("and is read with commas; save it with commas")
+    (folder / "one.csv").write_text("a;b\nWhat?\n")
+    assert "one.csv line 2: it has no question; its columns are a;b" in refusal(folder / "one.csv")
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
+        (folder / "my.csv").write_bytes("question,answer\nWhat?,red\n".encode(encoding))
+        assert "my.csv has zero bytes or the mark of UTF-16, and is read as UTF-8; save it" in refusal(
+            folder / "my.csv"
+        )
     (folder / "torn.parquet").write_bytes(b"PAR1 and no more")
     assert "cannot be read as Parquet" in refusal(folder / "torn.parquet")
     assert "would be called like the task text_vqa; rename" in refusal(write_jsonl(folder / "text-vqa.jsonl", ROWS[1]))

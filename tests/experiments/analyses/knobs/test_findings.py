@@ -1,11 +1,13 @@
 """E2's findings of one grid in sentences."""
 
 import numpy as np
+import pytest
 
 from experiments.analyses.knobs.analysis import analyse_knobs
-from experiments.analyses.knobs.findings import conclusion, front_places, front_sentences
-from experiments.analyses.knobs.grid import TaskGrid
-from experiments.analyses.knobs.objectives import LATENCY_MEAN
+from experiments.analyses.knobs.effects import is_beyond_noise
+from experiments.analyses.knobs.findings import change_sentences, conclusion, front_places, front_sentences
+from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
+from experiments.analyses.knobs.objectives import LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.knobs.records import TaskAnalysis
 from tests.experiments.hand_made_grid import grid, point
 
@@ -54,6 +56,43 @@ def test_a_loss_that_few_samples_do_not_show_is_named() -> None:
     )
 
 
+def one_knob(milliseconds: tuple[float, ...], drift: float | None) -> TaskGrid:
+    """A dense model's runs of 20, 24, ... blocks, which are all right on half of the 20 samples."""
+    points = [
+        KnobPoint(f"own_topknone_blocks{20 + 4 * at}", "own", None, 20 + 4 * at) for at in range(len(milliseconds))
+    ]
+    scores = np.array([np.arange(20) < 10] * len(points), dtype=float)
+    return grid(points, scores, np.outer(milliseconds, np.linspace(0.95, 1.05, 20)), drift=drift)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "drift", "text"),
+    [
+        # Each setting's time is exact to the sample; the device's speed changed by 46 %, and 300 / 231 - 1 = 30 %.
+        ((300.0, 231.0), 0.46, "blocks 20 → 24: -69 ms (noise)"),
+        ((231.0, 300.0), 0.46, "blocks 20 → 24: +69 ms (noise)"),
+        ((300.0, 231.0), 0.29, "blocks 20 → 24: -69 ms"),
+        # A fall to 60 % is a change by 67 % from the other end.
+        ((300.0, 180.0), 0.5, "blocks 20 → 24: -120 ms"),
+        ((300.0, 231.0), None, "blocks 20 → 24: -69 ms"),
+        # What is beyond the drift is in the middle; the ends are not.
+        ((300.0, 600.0, 310.0), 0.1, "blocks 20 → 28: +10 ms (noise)"),
+    ],
+)
+def test_a_change_within_the_drift_is_noise_in_a_run_of_one_knob(
+    milliseconds: tuple[float, ...], drift: float | None, text: str
+) -> None:
+    found = analysed(one_knob(milliseconds, drift))
+    (knobs,) = (line for line in conclusion(found, random_weights=False) if line.startswith("knobs: "))
+    assert knobs == f"knobs: {text}, accuracy +0.0 points (noise)"
+    (term,) = found.effects["latency_mean"].terms
+    is_noise = text.endswith("(noise)") and len(milliseconds) == 2
+    assert (term.within_drift, is_beyond_noise(term)) == (is_noise, not is_noise)
+    # Of the ends alone nothing is said where only the middle is beyond the drift.
+    said = ["No knob"] if is_noise else ["What ch"] * (not text.endswith("(noise)"))
+    assert [sentence[:7] for sentence in change_sentences(found)] == said
+
+
 def test_without_a_verdict_nothing_is_called_faster() -> None:
     found = analysed(four_settings(5, (0.4, 0.4, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0)))
     (unknown,) = conclusion(found, random_weights=False)
@@ -75,6 +114,26 @@ def test_answers_of_which_none_is_right_name_no_setting() -> None:
     nothing, knobs, _ = conclusion(found, random_weights=False)
     assert nothing.startswith("no conclusion: no answer was right at any setting; compare pred with answers")
     assert knobs.startswith("knobs: vision low → high: +100 ms, accuracy +0.0 points (noise)")
+    # Nor is one the most accurate, or on a front.
+    (sentence,) = front_sentences(found)
+    assert sentence.startswith("No setting is the most accurate: no answer was right at any setting; compare pred")
+    assert front_places(found) == {}
+
+
+def test_sentences_and_columns_are_of_the_mean_latency_whatever_the_first_cost_is() -> None:
+    """By P95 the second setting is the cheapest, by the mean the first: one of 100 requests in ten is slow at each."""
+    times = np.full((4, 100), 300.0)
+    times[0], times[0, :10] = 100.0, 500.0
+    times[1] = 200.0
+    made = grid(POINTS, np.ones((4, 100)), times)
+    (found,) = analyse_knobs([made], (LATENCY_P95, LATENCY_MEAN), num_draws=200).tasks
+    best, counts = front_sentences(found)
+    # 0.9 * 100 + 0.1 * 500 = 140 ms against 200 and 300.
+    assert best.endswith(
+        "is tier-low_topk1_blocks12 with 1.000 on 100 samples; none has a lower mean end-to-end latency."
+    )
+    assert counts.startswith("On the front of accuracy and mean end-to-end latency are 1 of 4 settings")
+    assert front_places(found)["tier-low_topk1_blocks12"] == "within noise"
 
 
 def test_settings_without_times_have_the_reason_alone() -> None:
@@ -89,5 +148,6 @@ def test_of_settings_that_are_all_right_the_cheapest_is_named_the_best() -> None
         front_sentences(analysed(four_settings(40, (1.0, 1.0, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0))))
     )
     assert (
-        "The most accurate setting is tier-low_topk1_blocks12 with 1.000 on 40 samples; none is cheaper." in sentences
+        "The most accurate setting is tier-low_topk1_blocks12 with 1.000 on 40 samples; none has a lower mean "
+        "end-to-end latency." in sentences
     )

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from experiment_core_utils.primitives.errors import ResultsError
 from experiments.controller.evaluation.replay import shares_of_full
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
@@ -36,6 +37,20 @@ def test_one_knob_alone_leaves_the_others_at_their_highest() -> None:
     assert [each.name for each in (tier, top_k, blocks)] == ["only_tier", "only_top_k", "only_num_active_blocks"]
     # At 250 ms low has two of four right in time, the second choice two of four, the largest none.
     assert [each.choose(request(), 0.25) for each in (tier, top_k, blocks)] == [choices[0], choices[1], SLOW]
+
+
+def test_a_knob_that_the_model_lacks_has_no_table_of_its_own() -> None:
+    choices = KnobChoice("own", None, 12), KnobChoice("own", None, 14), KnobChoice("own", None, 16)
+    (only,) = one_knob_tables(replace(grid(), choices=choices))
+    assert (only.name, only.choose(request(), 0.25)) == ("only_num_active_blocks", choices[0])
+    tokens = KnobChoice("288 tokens", None, 12), KnobChoice("576 tokens", None, 12), KnobChoice("576 tokens", None, 16)
+    assert [each.name for each in one_knob_tables(replace(grid(), choices=tokens))] == [
+        "only_tier", "only_num_active_blocks"]  # fmt: skip
+
+
+def test_folds_of_one_picture_are_refused() -> None:
+    with pytest.raises(ResultsError, match="4 samples of one picture cannot be split; measure more samples, or drop"):
+        baselines(replace(grid(), pictures=("a",) * 4), (0.3,))
 
 
 def test_a_regression_distinguishes_kinds_of_prompts() -> None:

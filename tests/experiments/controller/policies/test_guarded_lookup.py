@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.analyses.latency.features import RequestSetting
+from experiments.analyses.latency.features import RequestSetting, requests_of
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import build
 from experiments.controller.policies.guarded_lookup import GuardedLookup
@@ -32,6 +32,16 @@ def milliseconds(crops: int, tokens: int, top_k: int, blocks: int, steps: int) -
 FAST_MS = milliseconds(2, 410, 4, 12, 10)
 MIDDLE_MS = milliseconds(6, 810, 4, 12, 10)
 SLOW_MS = milliseconds(12, 1610, 8, 16, 10)
+
+
+def test_a_model_without_experts_is_predicted_as_one_of_one_expert():
+    made = grid()
+    choices = tuple(replace(choice, top_k=None) for choice in made.choices)
+    guarded = GuardedLookup(build(replace(made, choices=choices)), working_estimator())
+    features = request(output_tokens=11)
+    assert requests_of(guarded.request_settings(features)).top_k.tolist() == [1.0, 1.0, 1.0]
+    # The estimator has not seen so few experts: none is admitted, and the one predicted fastest is taken.
+    assert guarded.choose(features, 100.0) == choices[0]
 
 
 def test_the_law_by_hand():
@@ -112,5 +122,5 @@ def test_a_knob_that_the_estimator_has_not_seen_is_not_admitted():
 
 def test_a_tier_of_unknown_shape_is_refused():
     bare = replace(request(), shapes={})
-    with pytest.raises(ConfigurationError, match="at tier low is not known"):
+    with pytest.raises(ConfigurationError, match="at the vision setting low is not known"):
         policy().choose(bare, 1.0)
