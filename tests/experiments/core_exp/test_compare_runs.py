@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiments.analyses.charts.chart import Dots, Rule
 from experiments.analyses.charts.run_charts import runs_chart
 from experiments.analyses.two_runs import RunDifference, mean_ratio, verdict_of
@@ -89,6 +90,23 @@ def test_a_run_is_the_same_as_itself(tmp_path: Path) -> None:
     accuracy = found["tier-low_topk4_blocks3", "accuracy"]
     assert accuracy["interval"] == pytest.approx([0.0125**0.05 - 1, 1 - 0.0125**0.05])
     assert accuracy["verdict"] == "CANNOT TELL"
+
+
+def test_questions_on_one_picture_are_one_for_the_accuracy_too(tmp_path: Path) -> None:
+    # Samples k and k + 10 are about picture k; the second run has both of picture 3 wrong.
+    runs = []
+    for name, wrong in (("a", ()), ("b", (3, 13))):
+        made = [
+            measured_sample(at, prediction="0.0" if at in wrong else "1.0", image_id=f"p{at % 10}") for at in range(20)
+        ]
+        runs.append(write(tmp_path / name, result(setting(), made)))
+    line = lines_of(tmp_path, *runs)["tier-low_topk2_blocks3", "accuracy"]
+    assert line["is_paired"] and line["change"] == pytest.approx(-0.1)
+    # Two pairs of the same fate are one pair: of 10 pictures one is worse by 1.
+    assert line["interval"] == pytest.approx(bounded_mean_interval([0.0] * 3 + [-1.0] + [0.0] * 6, worst=-1.0))
+    same = lines_of(tmp_path, runs[0], runs[0])["tier-low_topk2_blocks3", "accuracy"]
+    # None of 10 pictures changed: (1 - p)^10 = 0.025.
+    assert same["interval"] == pytest.approx([0.025**0.1 - 1, 1 - 0.025**0.1])
 
 
 def test_other_samples_are_compared_by_intervals(tmp_path: Path) -> None:
