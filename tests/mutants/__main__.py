@@ -9,6 +9,7 @@ mutant survives, or a test fails without it.
 
 import importlib
 import os
+import re
 import sys
 import time
 from contextlib import suppress
@@ -63,9 +64,16 @@ def main(words: list[str]) -> int:
         for each in mutants:
             started = time.monotonic()
             code = outcome([each.test], log, each)
-            word = "killed" if code == 1 else "SURVIVES" if code == 0 else f"BROKEN (pytest ended with {code})"
+            failed = re.search(r"^FAILED (\S+)", log.read_text(), re.MULTILINE)
+            word = (
+                f"killed by {failed[1]}"
+                if code == 1 and failed
+                else "SURVIVES"
+                if code == 0
+                else f"BROKEN (pytest ended with {code})"
+            )
             print(f"{word} in {time.monotonic() - started:.0f} s: {each.file}: {each.why}", flush=True)
-            if code != 1:
+            if not word.startswith("killed"):
                 survivors.append(each)
                 print("" if code == 0 else log.read_text()[-2000:], end="")
     print(f"{len(mutants) - len(survivors)} of {len(mutants)} mutants are killed")

@@ -227,6 +227,16 @@ def test_the_chance_of_being_late_is_bounded_with_confidence():
     assert predict(build(grid(), "mean", max_late=0.52, confidence=0.9), 700).choice == SLOW
 
 
+def test_few_late_requests_are_not_enough_where_the_latency_itself_is_above_the_budget() -> None:
+    made = grid()
+    total_s = made.total_s.copy()
+    # The slow choice is late once of four, but so much that its mean is 575 ms.
+    total_s[2] = [0.1, 2.0, 0.1, 0.1]
+    lookup = build(replace(made, total_s=total_s), "mean", max_late=0.8)
+    # One late of four is at most 75.1 % with confidence.
+    assert [predict(lookup, budget).choice for budget in (574, 576)] == [FAST, SLOW]
+
+
 PROMPTS = ("read the sign", "read the word", "count the cars", "count the dogs")
 
 
