@@ -55,7 +55,7 @@ from experiment_core_utils.primitives.collectives import (
 )
 from experiment_core_utils.primitives.device import MemoryWindow, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
-from experiment_core_utils.primitives.files import failed_writes_named, remove_leftovers
+from experiment_core_utils.primitives.files import remove_leftovers
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.journal import only_run_in
@@ -124,9 +124,8 @@ def run_text_experiments(
         broadcast_from_main(lambda: stack.enter_context(only_run_in(results_dir / PARTS_FOLDER)), accelerator)
         if is_main:
             # An experiment that was killed is measured again under another id: nobody else writes in its folder.
-            with failed_writes_named(results_dir):
-                for folder in (results_dir, *(results_dir / RAW).glob("**/")):
-                    remove_leftovers(folder)
+            for folder in (results_dir, *(results_dir / RAW).glob("**/")):
+                remove_leftovers(folder)
         plan = plan_of(grid, results_dir, accelerator)
         for line in plan.lines() if is_main else ():
             say(line)

@@ -15,6 +15,7 @@ from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import (
     TRACKERS,
     read_regular_file,
+    remove_file,
     state_folder,
     write_json_atomically,
     write_text_atomically,
@@ -199,7 +200,7 @@ class Ledger:
         names = result_files_in(self._output_dir)
         for name, setting in names.items():
             if name != result_file and setting == names[result_file]:
-                (self._output_dir / name).unlink()
+                remove_file(self._output_dir / name)
 
     def mark_failed(self, key: str, failure: SettingFailure) -> None:
         """Remember a setting that could not be run."""
