@@ -216,8 +216,8 @@ def _is_journal(kind: str, path: str) -> bool:
 
 
 def sweep_of(folder: Path) -> Any:
-    """What two sweeps have in common."""
-    return contents(folder, NOT_COMPARED | {"command"})
+    """What two sweeps have in common, wherever they lie, and whatever is committed meanwhile."""
+    return contents(folder, NOT_COMPARED | {"command", "git_commit"})
 
 
 def page_of(folder: Path) -> Any:
@@ -247,7 +247,7 @@ def _without_floats(content: Any) -> Any:
     """Without times, and what is computed from them; without ids and moments in texts."""
     if isinstance(content, dict):
         kept = {key: _without_floats(value) for key, value in content.items()}
-        return {key: value for key, value in kept.items() if not re.search("bytes|time|date|percent|memory", key)}
+        return {key: value for key, value in kept.items() if not re.search("bytes|time|date|percent|memory|^git", key)}
     if isinstance(content, list):
         return [_without_floats(each) for each in content if not isinstance(each, float)]
     return None if isinstance(content, float) else content
