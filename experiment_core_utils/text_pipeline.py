@@ -61,6 +61,7 @@ from experiment_core_utils.primitives.errors import (
     UnforeseenError,
     traceback_of,
 )
+from experiment_core_utils.primitives.files import remove_leftovers
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.compute import memory_timeline
@@ -136,6 +137,10 @@ def run_text_experiments(
             ),
             accelerator,
         )
+        if is_main:
+            # An experiment that was killed is measured again under another id: nobody else writes in its folder.
+            for folder in (results_dir, *(results_dir / RAW).glob("**/")):
+                remove_leftovers(folder)
         plan = plan_of(grid, results_dir, accelerator)
         for line in plan.lines() if is_main else ():
             say(line)

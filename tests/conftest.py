@@ -95,6 +95,7 @@ def run_server(tiny_checkpoint: Path) -> Iterator[RunServer]:
 # In the order of their CPU time; what is not named takes less than about 5 s.
 LONGEST_FILES = (
     "test_resume.py",
+    "test_fault_injection.py",
     "test_predict.py",
     "test_notebooks.py",
     "test_documented_commands.py",

@@ -216,8 +216,15 @@ def test_a_stopped_grid_resumes_with_what_is_missing(values: dict[str, Any], tmp
     report = measured({**values, "cycle_id": [1, 2]}, folder, output)
     assert report.num_measured == 1 and ids_of(report)[0] == first and len(report.results) == 2
     assert output[0] == f"1/2 cycle_id=1: done before, as experiment_{first}"
+    # What a killed run was writing, in the folders of experiments that it began.
+    raw = folder / "raw_results" / "0002"
+    begun = [folder / ".table.csv.tmp", raw / ".0002_1_setup.json.tmp", raw / "process_1" / ".energy.json.tmp"]
+    for path in begun:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{")
     again = measured({**values, "cycle_id": [2, 1]}, folder)
     assert again.num_measured == 0 and set(again.results) == set(report.results)
+    assert not any(path.exists() for path in begun)
 
 
 def test_other_prompts_or_weights_are_another_experiment(

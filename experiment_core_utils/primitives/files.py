@@ -95,8 +95,11 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def failed_writes_named(path: Path) -> Iterator[None]:
+def failed_writes_named(path: Path, action: str = "written") -> Iterator[None]:
     """Turns the system's refusal to write `path` into one line that says what to do.
+
+    Args:
+        action: what was refused, for the message: `path` cannot be ...
 
     Raises:
         OutputRefused: the place cannot be written to: no permission, a folder or a file in the way, too long a name.
@@ -105,7 +108,7 @@ def failed_writes_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = f"{path} cannot be written ({error.strerror or first_line(error)})"
+        message = f"{path} cannot be {action} ({error.strerror or first_line(error)})"
         if error.errno in _REFUSED:
             raise OutputRefused(f"{message}; {_REFUSED[error.errno]}") from error
         todo = "make room" if error.errno in _FULL else "see that the disk is there"
@@ -151,11 +154,26 @@ def replaced_whole(path: Path, ending: str = ".tmp") -> Iterator[Path]:
             raise
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, where it is there; raises what `failed_writes_named` does."""
+    with failed_writes_named(path, "removed"):
+        path.unlink(missing_ok=True)
+
+
+def move_file(path: Path, to: Path) -> None:
+    """Give a file another name on the same disk, over what has that name; raises what `failed_writes_named` does."""
+    with failed_writes_named(path, "moved"):
+        os.replace(path, to)
+
+
 def remove_leftovers(folder: Path) -> None:
-    """Remove what writers that were killed left beside their files, which may never be written again."""
+    """Remove what writers that were killed left beside their files, which may never be written again.
+
+    Raises what `failed_writes_named` does.
+    """
     for kind in ("json", "csv", "parquet"):
         for path in folder.glob(f".*.{kind}.tmp"):
-            path.unlink(missing_ok=True)
+            remove_file(path)
 
 
 def flush_folder(folder: Path) -> None:

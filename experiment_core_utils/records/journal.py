@@ -21,8 +21,10 @@ from experiment_core_utils.primitives.errors import ResultsRefused, first_line
 from experiment_core_utils.primitives.files import (
     FILE_NAME_PART,
     failed_writes_named,
+    move_file,
     open_regular_file,
     read_regular_file,
+    remove_file,
     shortened,
 )
 from experiment_core_utils.records.energy import SettingEnergy
@@ -253,28 +255,29 @@ def tidy_journals(folder: Path, fingerprint: str, is_saved: Callable[[str], bool
 
     Raises:
         ResultsError: a process of another run is writing here.
+        OutputRefused, ResultsNotSaved: a journal cannot be moved or removed.
     """
     for path in folder.glob(f"*.jsonl.{fingerprint}"):
         own = path.with_suffix("")
         if not own.exists() or _fingerprint_of(own) != fingerprint:
             _set_aside(own)
-            os.replace(path, own)
+            move_file(path, own)
     for path in journals_in(folder):
         _refuse_where_written(path)
         content = read_journal(path)
         if content is None:
-            path.unlink()
+            remove_file(path)
         elif content.header.fingerprint != fingerprint:
             _set_aside(path)
         elif is_saved(content.header.key):
-            path.unlink()
+            remove_file(path)
 
 
 def _set_aside(path: Path) -> None:
     fingerprint = _fingerprint_of(path)
     if fingerprint is not None:
         _refuse_where_written(path)
-        os.replace(path, path.with_name(f"{path.name}.{fingerprint}"))
+        move_file(path, path.with_name(f"{path.name}.{fingerprint}"))
 
 
 def _fingerprint_of(path: Path) -> str | None:
@@ -307,7 +310,7 @@ def remove_journals(folder: Path, key: str) -> None:
     """Remove a setting's journals: it is saved as a whole."""
     for path in journals_in(folder):
         if path.stem.rpartition(".rank")[0] == key:
-            path.unlink(missing_ok=True)
+            remove_file(path)
 
 
 def _encode(line: Line) -> bytes:

@@ -15,6 +15,7 @@ from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import (
     TRACKERS,
     read_regular_file,
+    remove_file,
     state_folder,
     write_json_atomically,
     write_text_atomically,
@@ -60,11 +61,20 @@ class Fingerprint:
         return next((each for each in (self.own, *self.former) if each in known), None)
 
 
-def _contains(path: Path, text: str) -> bool:
+def _result_bytes(path: Path) -> bytes:
+    """All of a result file, nothing where it is gone.
+
+    Raises:
+        ResultsRefused: the disk does not give it; taken for one that is not there, it would be measured again.
+    """
     try:
-        return text.encode() in path.read_bytes()
-    except OSError:
-        return False
+        return path.read_bytes() if path.is_file() else b""
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ResultsRefused(
+            f"{path} cannot be read ({error.strerror}); see that the disk is there, or move the file away"
+        ) from error
 
 
 _ENTRIES = TypeAdapter(dict[str, LedgerEntry])
@@ -95,7 +105,7 @@ class Ledger:
         self._unlisted = {
             key: name
             for name, (_, key) in result_files_in(self._output_dir).items()
-            if key not in self._entries and _contains(self._output_dir / name, fingerprint)
+            if key not in self._entries and fingerprint.encode() in _result_bytes(self._output_dir / name)
         }
         self._entries |= {key: LedgerEntry(name, None) for key, name in self._unlisted.items()}
 
@@ -113,7 +123,8 @@ class Ledger:
         run, which uses the same names.
 
         Raises:
-            ResultsRefused: something else than a file has its name, so that no result could be written there.
+            ResultsRefused: it cannot be read, or something else than a file has its name, so that no result could be
+                written there.
         """
         path = self._path_of(key)
         if path is None or not path.exists():
@@ -121,8 +132,8 @@ class Ledger:
         if not path.is_file():
             raise ResultsRefused(f"{path} is not a result, but a folder, a pipe or a device; move it away")
         try:
-            content = parsed_json(path.read_bytes())
-        except (OSError, ValueError):
+            content = parsed_json(_result_bytes(path))
+        except ValueError:
             return None
         is_own = isinstance(content, dict) and content.get("fingerprint") == self.fingerprint
         return content if is_own else None
@@ -194,7 +205,7 @@ class Ledger:
         names = result_files_in(self._output_dir)
         for name, setting in names.items():
             if name != result_file and setting == names[result_file]:
-                (self._output_dir / name).unlink()
+                remove_file(self._output_dir / name)
 
     def mark_failed(self, key: str, failure: SettingFailure) -> None:
         """Remember a setting that could not be run."""

@@ -228,8 +228,8 @@ class SamplePreparer:
     samples: dict[int, Sample] = field(default_factory=dict)  #: those that are kept, by id
 
     def prepare(self, key: RequestKey) -> PrefetchedRequest:
-        """Raises SampleError for a sample that cannot be read or used, whatever was raised, and DataChanged for one that
-        has changed.
+        """Raises SampleError for a sample that cannot be read or used, whatever was raised, and DataChanged for one
+        that has changed.
         """
         with library_faults_named(f"sample {key.sample_id}"):
             sample = self._sample(key.sample_id)

@@ -16,7 +16,12 @@ from experiment_core_utils.config.parts import MachineConfig, MeasuringConfig
 from experiment_core_utils.k_results_aggregation import collect_finished, merge_parts
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
-from experiment_core_utils.primitives.files import read_regular_file, write_json_atomically, write_text_atomically
+from experiment_core_utils.primitives.files import (
+    read_regular_file,
+    remove_file,
+    write_json_atomically,
+    write_text_atomically,
+)
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
@@ -193,7 +198,7 @@ def wait_until_all_are_over(
         stop.raise_if_requested("while waiting for the other processes")
         time.sleep(_POLL_S)
     for rank in range(num_processes):
-        _over_path(journals, rank).unlink(missing_ok=True)
+        remove_file(_over_path(journals, rank))
     return True
 
 

@@ -106,6 +106,34 @@ def test_no_picture_has_no_vision_time() -> None:
     assert run.ttft_s == run.prefill_s
 
 
+def test_on_a_gpu_earlier_work_is_waited_for_before_the_first_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is still running there would count for the first stage. CUDA's events and its wait are written down."""
+    model = ScriptedModel(device=torch.device("cuda"))
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            model.calls.append("|")
+
+        def synchronize(self) -> None:
+            model.calls.append("wait for the last mark")
+
+        def elapsed_time(self, _later: object) -> float:
+            return 250.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: model.calls.append(f"wait for {device}"))
+    run = run_staged(model, PICTURE, 2)
+    assert model.calls == [
+        "wait for cuda", "|", "encode_image", "|", "prefill features", "|", "decode_step 1", "|",
+        "wait for the last mark",
+    ]  # fmt: skip
+    # Three spans of 250 ms.
+    assert (run.vision_s, run.prefill_s, run.decode_s, run.total_s) == (0.25, 0.25, 0.25, 0.75)
+
+
 def test_each_stage_gets_its_own_time_and_the_stages_add_up() -> None:
     model = ScriptedModel(script=(1, 2, 3, EOS), vision_s=0.06, prefill_s=0.04, decode_s=0.01)
     run = run_staged(model, PICTURE, 16)

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from experiment_core_utils.e_inference import sample_record
-from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest, RequestShape
+from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import SETTING, staged_run
 from tests.scripted.scripted_model import ScriptedModel
@@ -21,24 +22,34 @@ SAMPLE = Sample(
 )
 
 
+class CountingModel(ScriptedModel):
+    """Its decode costs a FLOP more for each token of the answer."""
+
+    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:
+        return StageFlops(None, shape.text_tokens, float(output_tokens))
+
+
 def test_a_measured_sample_has_its_runs_and_whether_their_answers_agree() -> None:
-    model = ScriptedModel()
+    model = CountingModel()
     runs = (replace(staged_run(), token_ids=(1, 2, 9)), replace(staged_run(), token_ids=(1, 2, 9)))
     record = sample_record(model, SETTING, SAMPLE, REQUEST, runs, 0.25)
     assert (record.sample_id, record.shape, record.runs, record.transfer_s) == (4, SHAPE, runs, 0.25)
     assert (record.outputs_identical, record.answer) == (True, None)
     assert record.prediction == model.decode_text((1, 2, 9))
-    assert record.flops == model.count_flops(SETTING, SHAPE, 3)
-    other = (runs[0], replace(runs[1], token_ids=(1, 3)))
-    assert sample_record(model, SETTING, SAMPLE, REQUEST, other, 0.25).outputs_identical is False
+    assert record.flops == StageFlops(None, 10, 3.0)
+    # Of answers that differ the first one is kept, and its length counts.
+    other = (replace(runs[0], token_ids=(4, 3, 2, 9)), *runs, replace(runs[1], token_ids=(1, 9)))
+    record = sample_record(model, SETTING, SAMPLE, REQUEST, other, 0.25)
+    assert (record.outputs_identical, record.prediction) == (False, "4 3 2")
+    assert record.flops == StageFlops(None, 10, 4.0)
 
 
 def test_an_answered_sample_has_no_times() -> None:
-    model, answer = ScriptedModel(), BatchedAnswer((5, 9), True, 2, 8)
+    model, answer = CountingModel(), BatchedAnswer((5, 9), True, 2, 8)
     record = sample_record(model, SETTING, SAMPLE, REQUEST, answer=answer)
     assert (record.runs, record.outputs_identical, record.transfer_s, record.answer) == ((), None, None, answer)
     assert record.prediction == model.decode_text((5, 9))
-    assert record.flops == model.count_flops(SETTING, SHAPE, 2)
+    assert record.flops == StageFlops(None, 10, 2.0)
 
 
 def test_the_samples_question_is_kept_whatever_its_metadata_say() -> None:

@@ -128,6 +128,8 @@ def test_what_the_instruments_measured_is_beside(tmp_path: Path) -> None:
     # codecarbon's 3e-3 kWh are 10800 J; the published figure stays its own.
     assert (metrics["gpu_energy_kwh"], metrics["gpu_counter_j"], metrics["gpu_uncertainty_j"]) == (3e-3, 10700.0, 40.0)
     assert aggregate_energy_metrics("0001", place(3, 1), tmp_path)["gpu_counter_j"] is None
+    # The first process of the second machine speaks for that one.
+    assert aggregate_energy_metrics("0001", place(2, 0), tmp_path) == metrics
 
 
 def test_joules_of_a_text_run_are_of_all_batches_or_of_none() -> None:

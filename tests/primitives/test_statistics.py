@@ -214,6 +214,20 @@ def test_clusters_that_agree_within_count_once() -> None:
     assert clustered == pytest.approx(bounded_mean_interval([1.0] * 7 + [0.0] * 3))
 
 
+def test_unequal_clusters_of_right_and_wrong_scores_by_hand() -> None:
+    """Pictures with one right answer and with seven wrong ones, and the one more at the end with four, their mean.
+
+    Under exponential weights the lower end b is where E0 * (1 - b) is above (7 E1 + 4 E2) * b with chance 1 - tail,
+    which is (1 - b)^2 / ((1 + 6 b) * (1 + 3 b)); the upper one where E1 * 7 b is above (E0 + 4 E2) * (1 - b) with that.
+    """
+    scores, pictures = [0.0] * 4 + [1.0] + [0.0] * 3, "bbbbabbb"
+    low, high = bounded_mean_interval(scores, pictures, tail=0.2) or (1.0, 0.0)
+    # 2,000 draws leave a chance of 0.8 uncertain by 0.009.
+    assert (1 - low) ** 2 / ((1 + 6 * low) * (1 + 3 * low)) == pytest.approx(0.8, abs=0.03)
+    odds = 7 * high / (1 - high)
+    assert odds / (odds + 1) * odds / (odds + 4) == pytest.approx(0.8, abs=0.03)
+
+
 def test_many_scores_of_one_cluster_are_as_good_as_one() -> None:
     assert bounded_mean_interval([0.3, 0.6, 0.9], "aaa") == pytest.approx(bounded_mean_interval([0.6]))
 

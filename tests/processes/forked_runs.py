@@ -47,6 +47,9 @@ class Run:
         calls_file: where the number of changing calls goes at the end of the process.
         program: the name of the driver.
         errors: the file for its standard error; None puts it into the log too.
+        watched: folders whose files' calls are counted by `FaultyCalls`.
+        fail_at, fault: which of these calls fails, and how; None for none.
+        places_file: where kind and path of these calls go at the end of the process, as JSON.
     """
 
     arguments: Sequence[str]
@@ -59,6 +62,10 @@ class Run:
     calls_file: str | None = None
     program: str = "acc_lat_profiling.py"
     errors: str | None = None
+    watched: Sequence[str] = ()
+    fail_at: int | None = None
+    fault: str = "kill"
+    places_file: str | None = None
 
 
 @dataclass(frozen=True)

@@ -30,14 +30,16 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.registry import load_task
-from experiments.core_exp import acc_lat_profiling
+from experiments.core_exp import acc_lat_profiling, report
 from experiments.text_exp import run_text_generation
 from tests.processes import text_run_in_processes
+from tests.processes.faults import FaultyCalls
 from tests.processes.forked_runs import Run
 
 LONGEST_S = 120.0
 PROGRAMS = {
     "acc_lat_profiling.py": acc_lat_profiling.main,
+    "report.py": report.main,
     "run_text_generation.py": run_text_generation.main,
     "text_run_in_processes.py": text_run_in_processes.main,
 }
@@ -99,6 +101,9 @@ def _fork(run: Run) -> int:
         os.environ.update(run.environment)
         sys.argv = [run.program, *run.arguments]
         calls = _count_calls(run.kill_at_call, run.signal_when)
+        faults = FaultyCalls(run.watched, run.fail_at, run.fault)
+        if run.watched:
+            faults.install()
         if run.file_limit_bytes is not None:
             _limit_files(run.file_limit_bytes)
         code = PROGRAMS[run.program]()
@@ -106,6 +111,8 @@ def _fork(run: Run) -> int:
         sys.stderr.flush()
         if run.calls_file is not None:
             Path(run.calls_file).write_text(str(calls()))
+        if run.places_file is not None:
+            Path(run.places_file).write_text(json.dumps(faults.places))
     finally:
         if sys.exc_info()[1] is not None:
             sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]

@@ -1,8 +1,10 @@
 """Journals: what is on the disk after any end of the process that wrote them."""
 
 import errno
+import os
 import resource
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -287,6 +289,27 @@ def test_removing_takes_this_settings_journals_only(tmp_path: Path) -> None:
 
 def never_saved(_: str) -> bool:
     return False
+
+
+@pytest.mark.parametrize(
+    ("call", "action", "run"),
+    [
+        ("unlink", "removed", lambda folder: remove_journals(folder, HEADER.key)),
+        ("replace", "moved", lambda folder: tidy_journals(folder, "other", never_saved)),
+    ],
+)
+def test_a_journal_that_cannot_be_removed_or_moved_is_one_line(
+    tmp_path: Path, call: str, action: str, run: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, MEASURED)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, call, refused)
+    with pytest.raises(ResultsNotSaved, match=rf"^{path} cannot be {action} \(Input/output error\); see that the disk"):
+        run(tmp_path)
+    assert path.exists()
 
 
 def test_the_journals_of_another_run_wait_for_it_to_come_back(tmp_path: Path) -> None:

@@ -145,6 +145,19 @@ def test_a_torn_file_or_one_of_another_run_is_due(output: Path, content: str) ->
     assert ledger(output).result_path("a") is None
 
 
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_result_that_the_disk_does_not_give_is_refused_and_not_measured_again(output: Path, is_listed: bool) -> None:
+    """What is not mapped of a process's memory, a regular file, is an input/output error, like a bad block."""
+    key, name = "tier-low_topk4_blocks2", "road-signs_imgsizetier-low_crops3_topk4_blocks2.json"
+    if is_listed:
+        ledger(output).mark_done(key, name)
+    (output / name).symlink_to("/proc/self/mem")
+    with pytest.raises(
+        ResultsError, match=rf"{name} cannot be read \(Input/output error\); see that the disk is there"
+    ):
+        ledger(output).result(key)
+
+
 def test_a_result_of_another_schema_is_refused_and_not_measured_over(output: Path) -> None:
     ledger(output).mark_done("a", "a.json")
     (output / "a.json").write_text('{"fingerprint": "f00d", "schema_version": 2, "per_sample_results": [1]}')

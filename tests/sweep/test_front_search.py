@@ -144,6 +144,17 @@ def test_as_accurate_and_faster_beats_only_within_a_margin() -> None:
     assert loose.eliminated[0].gain.low == pytest.approx(-1.729133 * 0.039434, abs=1e-4)
 
 
+def test_less_accurate_by_no_more_than_the_margin_is_still_an_open_question() -> None:
+    # The quick one is worse by 0.3. As above, with as much room for others: after 20 samples the gain is surely below
+    # -0.28 + 1.73 * 0.107 = -0.096, but it is not known whether below -0.35.
+    scores = {"slow": ALL_RIGHT, "quick": ((0.0,) * 3 + (1.0,) * 7) * 2}
+    result, rounds = race(scores, {"slow": 2.0, "quick": 1.0}, replace(RULES, margin=0.35))
+    assert {each.key: each.open_against for each in result.front} == {"quick": (), "slow": ("quick",)}
+    assert (result.stopped, len(rounds)) == ("samples", 2)
+    settled, _ = race(scores, {"slow": 2.0, "quick": 1.0}, replace(RULES, margin=0.09))
+    assert {each.key: each.open_against for each in settled.front} == {"quick": (), "slow": ()}
+
+
 def test_who_most_likely_is_beaten_gets_no_more_samples_but_is_not_called_beaten() -> None:
     # 3 of 10 better, none worse: not sure at 1 %, likely at 20 %.
     scores = {"slow": (0.0,) * 3 + (1.0,) * 17, "quick": ALL_RIGHT}

@@ -15,28 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.journal import read_journal
 from tests.conftest import save_tiny, tiny_config
 from tests.processes.forked_runs import KILLED, TWO_PROCESSES, Ended, Run, RunServer
+from tests.processes.sweep_contents import NOT_COMPARED, OF_THE_LAUNCH, Contents, contents, without
 
 NUM_KILLS = 50
 NUM_SETTINGS, NUM_SAMPLES = 4, 3
-CSV_NAME = "reference-vqa_settings.csv"
-SAMPLES_NAME = "reference-vqa_samples.csv"
-NOT_COMPARED = {
-    *("experiment_id", "experiment_ids", "timestamp", "process_rss_bytes", "cache_budget_bytes", "cache_used_bytes"),
-    *("warmup", "conditions", "drift", "precision", "compute_utilisation", "num_discarded_runs"),
-    # What else the machine did.
-    *("num_disturbed_samples", "disturbances"),
-}
-# What says by how many processes a result was measured.
-OF_THE_LAUNCH = {"num_processes", "caveats", "caveat_records", "fingerprint", "command", "drift_check_every"}
-
-Contents = dict[str, Any]
 Kind = Mapping[str, Any]
 # When a sample was measured says which measurement it was: no two last equally long to the nanosecond.
 Seen = dict[tuple[str, int], tuple[float, ...]]
@@ -99,47 +87,6 @@ def sweep(first_sweep: Sweep) -> Sweep:
     """The same before its first run."""
     shutil.rmtree(first_sweep.output_dir, ignore_errors=True)
     return first_sweep
-
-
-def contents(folder: Path, left_out: set[str] = NOT_COMPARED) -> Contents:
-    """Every result of a folder that nobody works in any more, by name; nothing else may lie there."""
-    left = {path.name for path in (folder / ".parts").iterdir()}
-    (ledger,) = (name for name in left if name.startswith("ledger_"))
-    assert {"lock", "plan.json", ledger} <= left <= {"lock", "plan.json", ledger, "seen_by_all"}
-    names = sorted(path.name for path in folder.iterdir() if path.name not in (".parts", "drift"))
-    tables = [name for name in names if name.endswith(".csv")]
-    assert tables == [SAMPLES_NAME, CSV_NAME]
-    results: Contents = {
-        name: without(json.loads((folder / name).read_text()), left_out) for name in names if name not in tables
-    }
-    return results | {name: _without_times(pd.read_csv(folder / name)) for name in tables}
-
-
-def _without_times(table: pd.DataFrame) -> str:
-    of_a_run = {"experiment_id", "tokens_per_second", "requests_per_second", "process_rss_bytes", "num_discarded_runs"}
-    times = [name for name in table if name in of_a_run or name.startswith("T_") or name.endswith("_ms")]
-    return table.drop(columns=times).to_csv()
-
-
-# Caveats that two runs of the same settings need not share: their sentences, and their kinds.
-UNSTEADY = ("drift", "throttled", "background load", "foreign_load", "energy", "discarded", "runs_discarded")
-
-
-def is_unsteady(entry: Any) -> bool:
-    output = entry.get("kind") if isinstance(entry, dict) else entry
-    return isinstance(output, str) and output.startswith(UNSTEADY)
-
-
-def without(content: Any, left_out: set[str]) -> Any:
-    if isinstance(content, list):
-        return [without(each, left_out) for each in content if not is_unsteady(each)]
-    if not isinstance(content, dict):
-        return content
-    return {
-        key: without(value, left_out)
-        for key, value in content.items()
-        if key not in left_out and not (key.startswith("T_") and not key.endswith("_n"))
-    }
 
 
 def remember(folder: Path, seen: Seen) -> None:

@@ -62,6 +62,18 @@ def test_mean_median_and_max_accuracy_differ_where_a_setting_fits_by_one_of_them
     assert predict(build(made, "max_accuracy"), 260).choice == MIDDLE
 
 
+def test_the_order_of_the_settings_decides_nothing():
+    made = grid()
+    # The slow choice stands first, the fast one last.
+    made = replace(made, scores=made.scores[[2, 1, 0]], total_s=made.total_s[[2, 1, 0]])
+    lookup = build(made, "mean")
+    assert [entry.latency_mean_ms for entry in lookup.entries] == pytest.approx([550, 275, 125])
+    # None fits: the fastest. Two of accuracy 0.5 fit: the faster one. All fit: the most accurate one.
+    assert [predict(lookup, budget).latency_mean_ms for budget in (90, 300, 600)] == pytest.approx([125, 125, 550])
+    # In time at 300 ms are 0.5, 0.5 and 0 of the answers and right, in the order of the fast to the slow choice.
+    assert predict(build(made, "in_time"), 300).latency_mean_ms == pytest.approx(125)
+
+
 def test_none_fits_says_so_and_gives_the_nearest():
     lookup = build(grid(), "mean")
     entry = predict(lookup, 50)
@@ -225,6 +237,16 @@ def test_the_chance_of_being_late_is_bounded_with_confidence():
     assert (predict(lookup, 700).choice, predict(lookup, 699).choice) == (SLOW, FAST)
     assert predict(build(grid(), "mean", max_late=0.52), 700).choice == FAST
     assert predict(build(grid(), "mean", max_late=0.52, confidence=0.9), 700).choice == SLOW
+
+
+def test_few_late_requests_are_not_enough_where_the_latency_itself_is_above_the_budget() -> None:
+    made = grid()
+    total_s = made.total_s.copy()
+    # The slow choice is late once of four, but so much that its mean is 575 ms.
+    total_s[2] = [0.1, 2.0, 0.1, 0.1]
+    lookup = build(replace(made, total_s=total_s), "mean", max_late=0.8)
+    # One late of four is at most 75.1 % with confidence.
+    assert [predict(lookup, budget).choice for budget in (574, 576)] == [FAST, SLOW]
 
 
 PROMPTS = ("read the sign", "read the word", "count the cars", "count the dogs")

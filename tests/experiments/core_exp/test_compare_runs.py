@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiments.analyses.charts.chart import Dots, Rule
 from experiments.analyses.charts.run_charts import runs_chart
 from experiments.analyses.two_runs import RunDifference, mean_ratio, verdict_of
@@ -91,6 +92,21 @@ def test_a_run_that_drifted_by_more_says_nothing(tmp_path: Path) -> None:
     assert line["interval"] == pytest.approx([1.1 / 1.2, 1.1 * 1.2], rel=1e-3)
 
 
+def test_the_ends_of_a_tail_are_those_of_both_runs(tmp_path: Path) -> None:
+    """One setting of 100 pictures, in disorder: each end of the two P95s fails with 0.0125.
+
+    At most 89 of 100 are below it with 0.0115 and 90 with 0.0282; all 100 with 0.0059 and 99 with 0.0371: its ends are
+    the 90th value and the last one.
+    """
+    order, runs = [7 * at % 100 for at in range(100)], []
+    for name, factor in (("a", 1.0), ("b", 2.0)):
+        made = [measured_sample(at, staged_run(vision_s=factor * (1 + 0.01 * at) - 0.5)) for at in order]
+        runs.append(write(tmp_path / name, result(setting(), made) | {"drift": []}))
+    line = lines_of(tmp_path, *runs)["tier-low_topk2_blocks3", "P95 latency"]
+    assert line["interval"] == pytest.approx([2 * 1.89 / 1.99, 2 * 1.99 / 1.89], rel=1e-6)
+    assert line["verdict"] == "SLOWER"
+
+
 def test_a_run_is_the_same_as_itself(tmp_path: Path) -> None:
     run = run_of(tmp_path / "a", 1.0)
     found = lines_of(tmp_path, run, run)
@@ -99,6 +115,23 @@ def test_a_run_is_the_same_as_itself(tmp_path: Path) -> None:
     accuracy = found["tier-low_topk4_blocks3", "accuracy"]
     assert accuracy["interval"] == pytest.approx([0.0125**0.05 - 1, 1 - 0.0125**0.05])
     assert accuracy["verdict"] == "CANNOT TELL"
+
+
+def test_questions_on_one_picture_are_one_for_the_accuracy_too(tmp_path: Path) -> None:
+    # Samples k and k + 10 are about picture k; the second run has both of picture 3 wrong.
+    runs = []
+    for name, wrong in (("a", ()), ("b", (3, 13))):
+        made = [
+            measured_sample(at, prediction="0.0" if at in wrong else "1.0", image_id=f"p{at % 10}") for at in range(20)
+        ]
+        runs.append(write(tmp_path / name, result(setting(), made)))
+    line = lines_of(tmp_path, *runs)["tier-low_topk2_blocks3", "accuracy"]
+    assert line["is_paired"] and line["change"] == pytest.approx(-0.1)
+    # Two pairs of the same fate are one pair: of 10 pictures one is worse by 1.
+    assert line["interval"] == pytest.approx(bounded_mean_interval([0.0] * 3 + [-1.0] + [0.0] * 6, worst=-1.0))
+    same = lines_of(tmp_path, runs[0], runs[0])["tier-low_topk2_blocks3", "accuracy"]
+    # None of 10 pictures changed: (1 - p)^10 = 0.025.
+    assert same["interval"] == pytest.approx([0.025**0.1 - 1, 1 - 0.025**0.1])
 
 
 def test_other_samples_are_compared_by_intervals(tmp_path: Path) -> None:

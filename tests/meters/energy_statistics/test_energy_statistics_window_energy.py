@@ -106,6 +106,16 @@ def test_different_gpus_have_no_ratio() -> None:
     assert instrument_energy([window(*energies)])["gpu_source_ratio"] is None
 
 
+def test_gpus_whose_power_is_read_in_different_ways_leave_no_sum_of_it() -> None:
+    energies = [
+        *(measured(joules, origin(device)) for device, joules in (("GPU-2", 50.0), ("GPU-1", 100.0))),
+        measured(101.0, origin("GPU-1", "instant_power")),
+        measured(49.0, origin("GPU-2", "averaged_power")),
+    ]
+    found = instrument_energy([window(*energies)])
+    assert (found["gpu_counter_j"], found["gpu_power_integral_j"], found["gpu_source_ratio"]) == (150.0, None, None)
+
+
 def test_without_instruments_everything_is_none_with_the_reason() -> None:
     nothing = EnergyWindow(None, (), (), {"GPU energy": "no GPU"}, "nothing here measures energy (GPU energy: no GPU)")
     found = instrument_energy([nothing])

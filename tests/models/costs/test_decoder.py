@@ -27,6 +27,8 @@ def test_a_gated_and_a_plain_block_by_hand() -> None:
     # 7 positions: 7 * 7 scores, and as many weights times values, over a query width of 12.
     assert decoder(MlpShape(6)).prefill_flops(7) == 7 * (projections + gated) + 4 * 49 * 12 + head == 11072
     assert decoder(MlpShape(6, is_gated=False)).prefill_flops(7) == 11072 - 7 * (gated - plain)
+    # A `forward` has logits of the other 6 positions, too.
+    assert decoder(MlpShape(6)).forward_flops(7) == 11072 + 6 * head
     # One token that sees 9 keys.
     assert decoder(MlpShape(6)).decode_flops(9) == projections + gated + 4 * 9 * 12 + head == 3392
 

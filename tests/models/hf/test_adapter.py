@@ -144,6 +144,21 @@ def test_the_config_of_llava_next_follows_the_crops(model_of: Loaded) -> None:
         assert sum(len(each) for each in features.pooler_output) == request.shape.vision_tokens
 
 
+def test_fields_of_the_last_crops_are_put_back_where_the_next_ones_have_none() -> None:
+    fields: dict[int, dict[str, Any]] = {3: {"vision_rows": 3, "vision_side": 7}, 8: {"vision_rows": 8}, 15: {}}
+    requests = SimpleNamespace(
+        config_for=lambda crops: fields[crops.max_crops], has_vision=False, vision_knob_unsupported_reason=None
+    )
+    decoder = built(LISTED["gemma3"])
+    decoder.config.vision_rows, decoder.config.vision_side = 1, 2
+    model = TransformersModel("fields", decoder, cast(Any, requests))
+    seen = []
+    for tier in ("low", "medium", "high", "low", "high"):
+        model.apply(KnobSetting(tier_target(tier), None, (0, 2)))
+        seen.append((decoder.config.vision_rows, decoder.config.vision_side))
+    assert seen == [(3, 7), (8, 2), (1, 2), (3, 7), (1, 2)]
+
+
 def test_a_setting_that_is_not_possible_leaves_what_was_in_force(model_of: Loaded) -> None:
     model = model_of("olmoe")
     model.apply(KnobSetting(LOW, 1, (0, 2)))

@@ -53,6 +53,16 @@ def test_the_first_difference_is_named(
     assert other_inputs(BlockInputs([{"mask": mask, "positions": positions}], layer), expected) == other
 
 
+def test_an_input_that_only_one_of_them_has_is_a_difference() -> None:
+    mask, both = {"mask": MASK}, {"mask": MASK, "positions": torch.tensor([0.5, 1.0])}
+    for mine, theirs in ((mask, both), (both, mask), ({}, mask)):
+        # In the second of their runs.
+        found = other_inputs(BlockInputs([both, mine], FULL), BlockInputs([both, theirs], FULL))
+        assert found == ("mask" if not mine else "positions")
+    # None is a mask that is not needed, whether it is given or left out.
+    assert other_inputs(BlockInputs([{**mask, "positions": None}], FULL), BlockInputs([mask], FULL)) is None
+
+
 def test_a_layer_of_the_cache_is_known_by_kind_and_window() -> None:
     assert layer_kind(DynamicLayer()) == FULL
     assert layer_kind(DynamicSlidingWindowLayer(sliding_window=4)) == ("DynamicSlidingWindowLayer", 4)

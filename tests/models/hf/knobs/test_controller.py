@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GPT2Config, OlmoeConfig, OlmoeForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, OlmoeConfig, OlmoeForCausalLM, OlmoeModel
 
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs, flops_delta
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -389,6 +389,28 @@ def test_lists_that_a_config_derives_from_places_are_refused() -> None:
     config = DerivedKinds(**TEXT_FAMILIES["olmoe"].make(ALL_BLOCKS, 3).to_dict())
     reason = DecoderKnobs(OlmoeForCausalLM(config).eval()).blocks_unsupported_reason
     assert reason == "its config derives layers_block_type from the places of the blocks"
+
+
+class OwnKinds(OlmoeModel):
+    """A decoder that makes a list by block of its own: by the places, or by a list of its config."""
+
+    def __init__(self, config: OlmoeConfig) -> None:
+        super().__init__(config)
+        places = range(config.num_hidden_layers)
+        self.kinds = list(getattr(config, "kind_types", None) or (place % 2 for place in places))
+
+
+@pytest.mark.parametrize(
+    ("listed", "reason"),
+    [(None, "its decoder derives kinds from the places of the blocks"), ([1, 1, 0, 1], None)],
+)
+def test_a_decoders_own_list_must_follow_from_the_config(listed: list[int] | None, reason: str | None) -> None:
+    config = OlmoeConfig(**TEXT_FAMILIES["olmoe"].make(ALL_BLOCKS, 3).to_dict())
+    if listed is not None:
+        config.kind_types = listed
+    model = OlmoeForCausalLM(config)
+    model.model = OwnKinds(config)
+    assert DecoderKnobs(model.eval()).blocks_unsupported_reason == reason
 
 
 def test_a_decoder_whose_blocks_have_another_name() -> None:
