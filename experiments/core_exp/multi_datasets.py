@@ -50,7 +50,7 @@ class DatasetsRequest:
     use_profiler: bool
     enable_memory_optimization: bool
     data_dir: Path | None  #: contains a folder for each dataset that has a local copy
-    driver_flags: tuple[str, ...]  #: for every dataset, after all others, so that they win
+    driver_flags: tuple[str, ...]  #: for every dataset, in place of the runner's own of the same name
 
 
 @dataclass(frozen=True)
@@ -128,30 +128,52 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
 
 
 def results_folder(dataset: str, request: DatasetsRequest) -> Path:
-    """The folder of a dataset, since results of runs with different fingerprints are kept apart."""
-    return request.output_dir / dataset.replace("_", "-")
+    """The folder of a dataset, since results of runs with different fingerprints are kept apart; the driver's flag
+    names it for all of them.
+    """
+    given = _value_of("--output_dir", request.driver_flags)
+    return request.output_dir / dataset.replace("_", "-") if given is None else Path(given)
+
+
+def _value_of(flag: str, flags: Sequence[str]) -> str | None:
+    """The value of a flag that is given as two words or as `--flag=value`; None where it is not given."""
+    for at, word in enumerate(flags):
+        if word == flag and at + 1 < len(flags):
+            return flags[at + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
 
 
 def driver_command(dataset: str, request: DatasetsRequest) -> list[str]:
     """The driver's command line for one dataset: torchrun where there are several processes."""
     processes = request.num_processes
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    own = {
+        "--dataset_name": dataset,
+        "--output_dir": str(results_folder(dataset, request)),
+        "--num_processes": str(processes),
+        "--max_new_tokens": str(PUBLISHED_LIMITS[dataset]) if dataset in PUBLISHED_LIMITS else None,
+        "--model_path": request.model_path,
+        "--num_samples": None if request.num_samples is None else str(request.num_samples),
+        "--data_dir": str(local_copy(dataset, request) or "") or None,
+    }
+    switches = {
+        "--use_profiler": request.use_profiler,
+        "--enable_memory_optimization": request.enable_memory_optimization,
+    }
+    given = {word.partition("=")[0] for word in request.driver_flags}
     command = [sys.executable, *(launcher if processes > 1 else []), str(DRIVER)]
-    command += ["--dataset_name", dataset, "--output_dir", str(results_folder(dataset, request))]
-    command += ["--num_processes", str(processes)]
-    if dataset in PUBLISHED_LIMITS:
-        command += ["--max_new_tokens", str(PUBLISHED_LIMITS[dataset])]
-    if request.model_path is not None:
-        command += ["--model_path", request.model_path]
-    if request.num_samples is not None:
-        command += ["--num_samples", str(request.num_samples)]
-    if request.data_dir is not None and (request.data_dir / dataset).is_dir():
-        command += ["--data_dir", str(request.data_dir / dataset)]
-    if request.use_profiler:
-        command.append("--use_profiler")
-    if request.enable_memory_optimization:
-        command.append("--enable_memory_optimization")
+    for flag, value in own.items():
+        command += [flag, value] if value is not None and flag not in given else []
+    command += [flag for flag, is_on in switches.items() if is_on and flag not in given]
     return [*command, *request.driver_flags]
+
+
+def local_copy(dataset: str, request: DatasetsRequest) -> Path | None:
+    """The folder below DATA_DIR; None where there is none."""
+    folder = None if request.data_dir is None else request.data_dir / dataset
+    return folder if folder is not None and folder.is_dir() else None
 
 
 class Runner:

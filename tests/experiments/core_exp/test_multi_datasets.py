@@ -75,6 +75,16 @@ def test_every_variable_reaches_the_driver(tmp_path: Path) -> None:
     assert "--data_dir" not in driver_command("st_qa", request)
 
 
+def test_a_flag_of_the_driver_takes_the_place_of_the_runners_own() -> None:
+    flags = ("--num_samples=3", "--output_dir", "my folder", "--max_new_tokens", "5", "--use_profiler")
+    request = request_of("okvqa", "text_vqa", "--", *flags, NUM_SAMPLES="7", USE_PROFILER="true", MODEL_PATH="a model")
+    assert driver_command("okvqa", request) == [
+        sys.executable, str(DRIVER), "--dataset_name", "okvqa", "--num_processes", "1", "--model_path", "a model",
+        *flags,
+    ]  # fmt: skip
+    assert closing_lines([Outcome("okvqa", 0, 1.0)], request)[1].split("  ")[-1] == "my folder"
+
+
 def test_arguments_come_before_the_environment_and_a_count_of_gpus_before_its_override() -> None:
     assert request_of("mmmu", DATASETS="okvqa").datasets == ("mmmu",)
     assert "--max_new_tokens" not in driver_command("mmmu", request_of("mmmu"))
