@@ -37,12 +37,14 @@ class _MayClose(io.FileIO):
 def run_command(main: Callable[[], int | None]) -> int:
     """Run a command's `main` and return its exit code, 1 in place of 0 where standard output took not all of it.
 
+    Where it is refused or stopped it ends as by `reporting_errors`.
+
     A reader that goes away (`| head -1`) changes nothing: what is to be saved is saved. Output that cannot be written
     for another reason is one line on standard error.
     """
     output = _guarded("stdout")
     _guarded("stderr")
-    code = main() or 0
+    code = reporting_errors(main)()
     if sys.stdout is not None:
         sys.stdout.flush()
     if output is not None and output.refused is not None:

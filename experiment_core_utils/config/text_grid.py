@@ -61,6 +61,9 @@ def parse_yaml(text: str, name: str) -> Mapping[str, Any]:
 def with_overrides(content: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
     """`content` with `key=value` or `group.key=value` put in force, values in YAML; raises ConfigurationError."""
     result = _copied(content)
+    keys = [override.partition("=")[0] for override in overrides]
+    if twice := [key for at, key in enumerate(keys) if key in keys[:at]]:
+        raise ConfigurationError(f"{twice[0]} is given twice; give it once, several values as [1, 2]")
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key:

@@ -24,6 +24,7 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.sweep.plan import plan_for, requested_run
 from experiment_core_utils.sweep.run import ProfilingRun
+from tests.given_flags import over
 from tests.processes.one_process import run_alone
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 from tests.scripted.simulated_meters import SimulatedDevice
@@ -34,9 +35,10 @@ NOTHING = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no
 
 def config_for(checkpoint: Path, folder: Path, *more: str) -> ProfilingConfig:
     return parse_config(
-        ["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
-         "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "3", "--num_warmup_runs", "0",
-         "--max_repeats", "0", "--drift_check_every", "0", "--num_threads", "1", "--max_new_tokens", "3", *more]
+        over(["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
+              "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "3",
+              "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0", "--num_threads", "1",
+              "--max_new_tokens", "3"], more)
     )  # fmt: skip
 
 

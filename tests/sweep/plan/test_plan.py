@@ -9,6 +9,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.sweep.plan import RequestedRun, requested_run
+from tests.given_flags import over
 
 # 2 tiers x 1 top-k x 2 block counts, the last changing fastest.
 KEYS = ("tier-low_topk4_blocks2", "tier-low_topk4_blocks4", "tier-high_topk4_blocks2", "tier-high_topk4_blocks4")
@@ -26,8 +27,8 @@ def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 def requested(folder: Path, *flags: str) -> RequestedRun:
     return requested_run(
         parse_config(
-            ["--model_path", str(folder), "--tier_list", "low", "high", "--top_k_list", "4",
-             "--num_active_blocks_list", "2", "4", "--sampling_strategy", "full", "--seed", "3", *flags]
+            over(["--model_path", str(folder), "--tier_list", "low", "high", "--top_k_list", "4",
+                  "--num_active_blocks_list", "2", "4", "--sampling_strategy", "full", "--seed", "3"], flags)
         )
     )  # fmt: skip
 

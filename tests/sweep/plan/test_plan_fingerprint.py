@@ -26,11 +26,12 @@ from experiment_core_utils.sweep.plan import (
     fingerprint_parts,
     refuse_other_engines,
 )
+from tests.given_flags import over
 from tests.hand_made_records import measured_sample, part, stored_result
 
 
 def parts(*flags: str) -> tuple[object, ...]:
-    config = parse_config(["--device", "cpu", *flags])
+    config = parse_config(over(["--device", "cpu"], flags))
     return fingerprint_parts(
         config, find_model(config.model.model_path), open_task(config.task), [1, 2], Accelerator(cpu=True)
     )
