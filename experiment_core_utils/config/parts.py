@@ -4,9 +4,10 @@ The command line and the Python call of a knob run are made from the six models 
 types. What the fields of a part rule out together is checked in the part.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -22,6 +23,7 @@ from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_tar
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
 
+LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 P = TypeVar("P", bound=BaseModel)
 Device = Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: a GPU where there is one, else the CPU")]
@@ -42,6 +44,44 @@ def _not_empty(value: T) -> T:
     return value
 
 
+_LISTED_MODELS = 10
+
+
+def only_model_in(path: str) -> str:
+    """`path`, or the only model folder in it where it is a folder of models itself, which one line of warning says.
+
+    Raises:
+        ConfigurationError: it contains several models.
+    """
+    folder = Path(path)
+    try:
+        if not folder.is_dir() or _is_model(folder):
+            return path
+        inside = sorted(str(each) for each in folder.iterdir() if each.is_dir() and _is_model(each))
+    except (OSError, ValueError):
+        # Whoever opens it says why that is not possible.
+        return path
+    if len(inside) > 1:
+        listed = ", ".join(inside[:_LISTED_MODELS]) + (", ..." if len(inside) > _LISTED_MODELS else "")
+        raise ConfigurationError(f"{path} contains {len(inside)} models; give one of {listed}")
+    if inside:
+        _say_only_model(path, inside[0])
+    return inside[0] if inside else path
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether a folder has a config, in transformers' layout or in the one of the original training code."""
+    return any((folder / name).exists() for name in ("config.json", "config.yaml"))
+
+
+@cache
+def _say_only_model(path: str, model: str) -> None:
+    # A configuration is validated more than once, and of a launcher's processes one speaks.
+    if os.environ.get("RANK", "0") == "0":
+        LOGGER.warning("%s contains one model, which is taken: %s", path, model)
+
+
+ModelPath = Annotated[str, BeforeValidator(_not_empty), AfterValidator(only_model_in)]
 FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_not_empty)]
 Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
 LargeNumber = Annotated[int, Field(le=10**12)]
@@ -105,9 +145,10 @@ class Part(BaseModel):
 class ModelConfig(Part):
     """Which model, and how it is loaded and run."""
 
-    model_path: Annotated[str, BeforeValidator(_not_empty)] = Field(
+    model_path: ModelPath = Field(
         default=str(EMBEDDED_MODEL),
-        description="model folder or hub id (default: the model that comes with the project)",
+        description="model folder, a folder with one model in it, or hub id (default: the model that comes with the "
+        "project)",
     )
     random_weights: bool = Field(
         default=False,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from experiment_core_utils.config.parts import (
     NUMBER_FORMAT,
@@ -29,6 +29,7 @@ from experiment_core_utils.config.parts import (
     Seed,
     TimeLimit,
     WorkerTimeout,
+    only_model_in,
     validated_as,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -145,7 +146,8 @@ class PromptSource(Part):
 class TextConfig(Part):
     """One text experiment: a model, prompts, and how they are run. Every key: `docs/reference/command_line.md`."""
 
-    model_name: str = str(EMBEDDED_MODEL)  #: folder or hub id; a MolmoE checkpoint loads as its language model
+    #: folder, a folder with one model in it, or hub id; a MolmoE checkpoint loads as its language model
+    model_name: Annotated[str, AfterValidator(only_model_in)] = str(EMBEDDED_MODEL)
     revision: str | None = None  #: commit, tag or branch on the hub; the commit is recorded
     allow_pickled_weights: bool = False  #: also load `*.bin` weights, which can run code
     trust_remote_code: bool = False  #: run the code that comes with a checkpoint
