@@ -309,6 +309,9 @@ class SearchConfig(Part):
         return self
 
 
+NUM_WARMUP_RUNS = 2
+
+
 class MeasuringConfig(Part):
     """How each setting is measured."""
 
@@ -319,7 +322,10 @@ class MeasuringConfig(Part):
     accuracy_batch_size: CountInMemory = Field(
         default=8, description="largest number of samples answered together, of those that are not measured"
     )
-    num_warmup_runs: CountOrZero = Field(default=2, description="unmeasured runs before each setting")
+    num_warmup_runs: CountOrZero = Field(
+        default=NUM_WARMUP_RUNS,
+        description="unmeasured runs before each setting (default: 2, at most --max_warmup_runs)",
+    )
     max_warmup_runs: int = Field(
         default_factory=lambda given: max(6, given["num_warmup_runs"]),
         description="most runs of a warm-up, which ends once three agree within 5 % (default: 6 or --num_warmup_runs)",
@@ -365,6 +371,15 @@ class MeasuringConfig(Part):
     def profiler(self) -> ProfilerMode | None:
         """How samples are profiled; None where none is."""
         return self.profiler_mode if self.use_profiler or self.use_profiler_on_all_samples else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorter_warm_up(cls, given: Any) -> Any:
+        """A limit below the usual number of warm-up runs lowers that number, where it is not given."""
+        most = given.get("max_warmup_runs") if isinstance(given, Mapping) else None
+        if isinstance(most, int) and most < NUM_WARMUP_RUNS and given.get("num_warmup_runs") is None:
+            return {**given, "num_warmup_runs": max(most, 0)}
+        return given
 
     @model_validator(mode="after")
     def _check_warm_up(self) -> Self:

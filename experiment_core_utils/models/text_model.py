@@ -53,7 +53,7 @@ HINT = "give a folder with config.json and safetensors, or a hub id such as alle
 class LanguageModelSource:
     """A checkpoint that was found, before any weight is read."""
 
-    name: str  #: the folder or hub id as given
+    name: str  #: the folder or hub id as given, or the only model in that folder
     folder: Path  #: where the files are
     revision: str | None  #: commit on the hub, None for a local folder
     config: PreTrainedConfig  #: the model's config; MolmoE's native one where the checkpoint has its published layout
