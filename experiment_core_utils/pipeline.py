@@ -78,7 +78,7 @@ class RunReport:
     #: contents of the settings' files, in the order of the plan; settings that failed are not among them
     results: tuple[SettingResult, ...]
     failed: Mapping[str, SettingFailure]  #: settings that could not be run
-    #: for each knob of which the strategy measured fewer values than were given, those left out, as text
+    #: given values of knobs that are in no setting, a sentence each
     left_out: tuple[str, ...]
     output_dir: Path
     #: the table of all settings, with those of this fingerprint that earlier runs left in the folder; None where every
@@ -122,7 +122,10 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         keys = broadcast_from_main(lambda: due_keys(folder, order, ledger, is_search=is_search), accelerator)
         broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
         due = settings_of(keys, requested.settings)
+        left_out = left_out_by(config.knobs, requested.source, requested.settings)
         if accelerator.is_main_process:
+            for line in left_out:
+                print(line, file=sys.stderr, flush=True)
             for line in replaced_results_lines(requested, ledger, keys):
                 print(f"warning: {line}", file=sys.stderr, flush=True)
         id_file = state_folder(folder) / ID_NAME
@@ -146,7 +149,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         True,
         results,
         failed,
-        left_out_by(config.knobs, requested.source, requested.settings),
+        left_out,
         folder,
         csv_path,
         finished_search(folder, requested.keys, ledger) if is_search else None,

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, read_block_sets, read_importance
-from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, distinct
+from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, distinct, possible
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
@@ -254,11 +254,16 @@ class KnobConfig(Part):
     block_sets_file: FilePath | None = Field(default=None, description="JSON of number of blocks -> active blocks")
 
     @cached_property
-    def vision_targets(self) -> tuple[VisionTarget, ...]:
-        """The values of the vision knob; every tier where none is given."""
+    def targets_and_left_out(self) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
+        """The possible values of the vision knob, every tier where none is given, and why others are left out."""
         if self.vision_tokens_list is not None:
-            return tuple(token_target(each) for each in self.vision_tokens_list)
-        return tuple(tier_target(each) for each in self.tier_list or TIERS)
+            return possible(self.vision_tokens_list, token_target)
+        return tuple(tier_target(each) for each in self.tier_list or TIERS), ()
+
+    @property
+    def vision_targets(self) -> tuple[VisionTarget, ...]:
+        """The possible values of the vision knob."""
+        return self.targets_and_left_out[0]
 
     @cached_property
     def block_choice(self) -> BlockChoice | None:

@@ -32,7 +32,7 @@ from experiment_core_utils.config.parts import (
     only_model_in,
     validated_as,
 )
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, check_file_name_part
 
 FpPrecision = Annotated[Literal["auto", "float32", "float16", "bfloat16", "float8"], NUMBER_FORMAT]
@@ -44,10 +44,6 @@ _USED_BY_MODE: Mapping[str, frozenset[str]] = {
     "top_k": frozenset({"decoder_temperature", "decoder_top_k"}),
     "top_p": frozenset({"decoder_temperature", "decoder_top_p"}),
 }
-
-
-class ImpossibleCombination(ConfigurationError):
-    """Each value by itself is allowed, together they are not: a grid leaves the combination out and says why."""
 
 
 class Quantisation(Part):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from experiment_core_utils.config.text import ImpossibleCombination, TextConfig
+from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.models.common.checkpoint_files import (
     check_files,
     download,
@@ -38,7 +38,7 @@ from experiment_core_utils.models.molmoe.checkpoint.published import (
 )
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from experiment_core_utils.primitives.device import choose_device, choose_dtype
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, OutOfMemory
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHTS = ("*.safetensors",)

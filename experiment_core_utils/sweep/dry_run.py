@@ -43,6 +43,7 @@ from experiment_core_utils.sweep.estimate import (
 )
 from experiment_core_utils.sweep.plan import (
     agreed_fingerprint,
+    left_out_by,
     max_new_tokens_of,
     replaced_results_lines,
     requested_run,
@@ -94,6 +95,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     lines = [
         f"plan: {len(requested.settings)} settings by {config.knobs.sampling_strategy}, {source.name} on {task.name} "
         f"{task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
+        *left_out_by(config.knobs, source, requested.settings),
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),

@@ -36,8 +36,7 @@ def closing_lines(report: RunReport) -> list[str]:
     lines += [*caveat_lines(report.results), *failed_sample_lines(report.results)]
     for key, failure in report.failed.items():
         lines.append(f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}")
-    for values in report.left_out:
-        lines.append(f"left out by the sampling strategy: {values} (--sampling_strategy full measures all)")
+    lines += report.left_out
     if report.search is not None:
         lines.append(report.search.sentence)
     measured = "nothing was left to measure" if report.experiment_id is None else f"run {report.experiment_id}"
