@@ -81,6 +81,32 @@ def _say_only_model(path: str, model: str) -> None:
         LOGGER.warning("%s contains one model, which is taken: %s", path, model)
 
 
+# What accelerate's launcher calls a number format, and `--precision`.
+_LAUNCHED_FORMATS = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def launched_mixed_precision() -> str | None:
+    """`accelerate launch --mixed_precision`, bf16 or fp16; None where it is not given, or is `no`.
+
+    Raises:
+        ConfigurationError: it is another one.
+    """
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower()
+    if launched in ("", "no"):
+        return None
+    if launched not in _LAUNCHED_FORMATS:
+        raise ConfigurationError(
+            f"accelerate launch --mixed_precision {launched} cannot be measured; give bf16, fp16 or no"
+        )
+    return launched
+
+
+@cache
+def _say_launched_format(launched: str, precision: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        LOGGER.warning("accelerate launch --mixed_precision %s is measured as --precision %s", launched, precision)
+
+
 ModelPath = Annotated[str, BeforeValidator(_not_empty), AfterValidator(only_model_in)]
 FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_not_empty)]
 Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
@@ -168,6 +194,22 @@ class ModelConfig(Part):
         default=None,
         description="experts of transformers, such as grouped_mm or eager (default: the model's)",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _launched_precision(cls, given: Any) -> Any:
+        """The number format of accelerate's launcher is the one that is measured."""
+        launched = launched_mixed_precision()
+        if launched is None or not isinstance(given, Mapping):
+            return given
+        precision, own = _LAUNCHED_FORMATS[launched], given.get("precision") or "auto"
+        if own not in ("auto", precision):
+            raise ConfigurationError(
+                f"accelerate launch --mixed_precision {launched} and --precision {own} contradict each other; drop one"
+            )
+        if own == "auto":
+            _say_launched_format(launched, precision)
+        return {**given, "precision": precision}
 
 
 class TaskConfig(Part):

@@ -29,6 +29,7 @@ from experiment_core_utils.config.parts import (
     Seed,
     TimeLimit,
     WorkerTimeout,
+    launched_mixed_precision,
     only_model_in,
     validated_as,
 )
@@ -194,6 +195,21 @@ class TextConfig(Part):
         if isinstance(given, Mapping) and given.get("track_energy") is False and given.get("energy") is None:
             return {**given, "energy": "off"}
         return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _launched_autocast(cls, given: Any) -> Any:
+        """The mixed precision of accelerate's launcher, where none is given."""
+        launched = launched_mixed_precision()
+        if launched is None or not isinstance(given, Mapping):
+            return given
+        own = given.get("mixed_precision", launched)
+        if own in ("no", "fp16", "bf16", False) and own != launched:
+            raise ConfigurationError(
+                f"accelerate launch --mixed_precision {launched} and mixed_precision {own or 'no'} contradict each "
+                "other; drop one"
+            )
+        return {**given, "mixed_precision": own}
 
     @field_validator("custom_metrics", mode="before")
     @classmethod

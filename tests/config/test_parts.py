@@ -1,13 +1,13 @@
-"""A model's path that is a folder of models."""
+"""A model's path that is a folder of models, and the number format of accelerate's launcher."""
 
 import logging
 from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.config.parts import only_model_in
+from experiment_core_utils.config.parts import _say_launched_format, only_model_in
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.config.text import validated
+from experiment_core_utils.config.text import published_form, validated
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 
@@ -44,3 +44,33 @@ def test_several_models_in_a_folder_are_listed(tmp_path: Path) -> None:
 
 def test_the_folder_of_the_embedded_model_contains_it_alone() -> None:
     assert only_model_in(str(EMBEDDED_MODEL.parent)) == str(EMBEDDED_MODEL)
+
+
+@pytest.mark.parametrize(("launched", "precision"), [("bf16", "bfloat16"), ("fp16", "float16"), ("BF16", "bfloat16")])
+def test_the_launchers_mixed_precision_is_what_is_measured(
+    launched: str, precision: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launched)
+    _say_launched_format.cache_clear()
+    assert parse_config([]).model.precision == precision
+    assert [each.getMessage() for each in caplog.records] == [
+        f"accelerate launch --mixed_precision {launched.lower()} is measured as --precision {precision}"
+    ]
+    assert parse_config(["--precision", precision]).model.precision == precision
+    with pytest.raises(ConfigurationError, match=f"^accelerate launch --mixed_precision {launched.lower()} and --prec"):
+        parse_config(["--precision", "float32"])
+    text = validated({"num_input_prompts": 3})
+    assert text.mixed_precision == launched.lower() == validated(published_form(num_input_prompts=3)).mixed_precision
+    for own in ("no", False):
+        with pytest.raises(ConfigurationError, match="and mixed_precision no contradict each other; drop one"):
+            validated({"mixed_precision": own})
+
+
+def test_the_launchers_no_leaves_all_as_it_is_and_other_formats_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    assert (parse_config([]).model.precision, validated({}).mixed_precision) == ("auto", "no")
+    assert validated({"mixed_precision": "bf16"}).mixed_precision == "bf16"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    for refused in (lambda: parse_config([]), lambda: validated({})):
+        with pytest.raises(ConfigurationError, match="fp8 cannot be measured; give bf16, fp16 or no"):
+            refused()
