@@ -5,12 +5,15 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, TextIO
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, Stopped, first_line
 
+# Variable that names a file to which a command adds the class of its error, for a runner of several commands: there are
+# few exit codes, and launchers change them.
+ERRORS_FILE = "KNOB_PROFILER_ERRORS_FILE"
 # What the system's loader says where a library does not fit into the memory that the process may have.
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
@@ -68,6 +71,9 @@ def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
             return stopped.exit_code
         except ProfilerError as error:
             print(f"error: {error}", file=sys.stderr)
+            if name := os.environ.get(ERRORS_FILE):
+                with suppress(OSError), open(name, "a", encoding="utf-8") as file:
+                    file.write(f"{type(error).__name__}\n")
             return error.exit_code
         except KeyboardInterrupt:
             _say_of_all("stopped; what is finished is saved: run the same command again to resume")

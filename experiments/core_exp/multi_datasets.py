@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command import ERRORS_FILE, reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, HubUnreachable
 
 DRIVER = Path(__file__).resolve().with_name("acc_lat_profiling.py")
 # The published list with its limits of tokens; a dataset that is not in it has its task's own limit.
@@ -60,6 +61,7 @@ class Outcome:
     dataset: str
     exit_code: int | None
     seconds: float
+    error: str = ""  #: class of the driver's error
 
 
 def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int) -> DatasetsRequest:
@@ -176,30 +178,49 @@ def local_copy(dataset: str, request: DatasetsRequest) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
+def needs_hub(dataset: str, request: DatasetsRequest) -> bool:
+    """Whether a dataset is read from the hub: it is published, and no folder or file of it is given."""
+    is_given = {word.partition("=")[0] for word in request.driver_flags} & {
+        "--data_dir",
+        "--data_file",
+        "--task_module",
+    }
+    return not dataset.startswith("reference_") and local_copy(dataset, request) is None and not is_given
+
+
 class Runner:
     """Runs the driver dataset by dataset, until a stop is requested."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._stopped = False
+        self._hub_is_away, self._model_is_away = False, False
 
     def run_all(self, request: DatasetsRequest) -> list[Outcome]:
-        """Run every dataset in turn, whatever the outcome of those before it."""
+        """Run every dataset in turn, whatever the outcome of those before it; once the hub did not answer, only those
+        that need nothing from it.
+        """
         outcomes = []
         for number, dataset in enumerate(request.datasets, 1):
-            if self._stopped:
+            is_from_hub = needs_hub(dataset, request)
+            if self._stopped or self._model_is_away or (self._hub_is_away and is_from_hub):
                 outcomes.append(Outcome(dataset, None, 0.0))
                 continue
             print(f"== {number}/{len(request.datasets)} {dataset}", flush=True)
             outcomes.append(self._run(dataset, driver_command(dataset, request)))
+            if outcomes[-1].error == HubUnreachable.__name__:
+                self._hub_is_away, self._model_is_away = True, not is_from_hub
         return outcomes
 
     def _run(self, dataset: str, command: Sequence[str]) -> Outcome:
         started = time.monotonic()
-        self._child = subprocess.Popen(command)
-        exit_code = self._child.wait()
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8") as errors:
+            self._child = subprocess.Popen(command, env=os.environ | {ERRORS_FILE: errors.name})
+            exit_code = self._child.wait()
+            names = errors.read().split()
         self._stopped = self._stopped or exit_code == STOPPED
-        return Outcome(dataset, STOPPED if self._stopped else exit_code, time.monotonic() - started)
+        code = STOPPED if self._stopped else exit_code
+        return Outcome(dataset, code, time.monotonic() - started, names[0] if names else "")
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
         """Stop, as a signal handler: the current dataset stops cleanly, no other is started. Where a terminal's Ctrl-C
@@ -220,7 +241,12 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
         lines.append(f"{each.dataset:<{width}}  {outcome_name(each.exit_code):<14}  {seconds:>8}  {folder}")
     left = [each for each in outcomes if each.exit_code != 0]
     lines.append(f"{len(outcomes) - len(left)} of {len(outcomes)} datasets done")
-    if left:
+    if any(each.error == HubUnreachable.__name__ for each in outcomes):
+        lines.append(
+            "the hub cannot be reached: datasets from it were not started after the first; give DATA_DIR with copies, "
+            "or name those that are in the cache"
+        )
+    elif left:
         lines.append(
             "the reason is shown above, at the end of each one's output; run the same command again to measure the rest"
         )

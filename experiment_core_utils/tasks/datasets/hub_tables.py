@@ -15,7 +15,7 @@ import datasets
 import huggingface_hub.constants
 from datasets.exceptions import DatasetsError
 
-from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, HubUnreachable, first_line
 from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.tables import Row
 
@@ -71,8 +71,9 @@ def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:
     """One split from the hub or from the library's cache of it.
 
     Raises:
-        ConfigurationError: it cannot be had; its message gives the reason only. Without a network the library takes
-            whichever revision its cache has: one that is not the requested commit is refused.
+        HubUnreachable: there is no network, and the cache does not contain it.
+        ConfigurationError: it cannot be had otherwise; its message gives the reason only. Without a network the library
+            takes whichever revision its cache has: one that is not the requested commit is refused.
     """
     try:
         rows = datasets.load_dataset(
@@ -82,6 +83,8 @@ def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:
             revision=hub.revision,
             cache_dir=None if cache_dir is None else str(cache_dir),
         )
+    except ConnectionError as error:
+        raise HubUnreachable(shown(first_line(error))) from error
     except _UNREADABLE as error:
         raise ConfigurationError(shown(first_line(error))) from error
     commit = _commit_of(rows)
