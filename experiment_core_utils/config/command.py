@@ -10,6 +10,7 @@ from functools import wraps
 from typing import Any, TextIO
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, Stopped, first_line
+from experiment_core_utils.primitives.texts import printable
 
 # Variable that names a file to which a command adds the class of its error, for a runner of several commands: there are
 # few exit codes, and launchers change them.
@@ -35,6 +36,15 @@ class _MayClose(io.FileIO):
                 os.dup2(nothing.fileno(), self.fileno())
             written = memoryview(data).nbytes
         return written or 0
+
+
+class _Printable(io.TextIOWrapper):
+    """A stream to a terminal in which control characters of what is printed, names and texts of files, are escapes."""
+
+    def write(self, text: str, /) -> int:
+        """Write as any stream does; new lines, tabs, and what a progress bar goes back by stay."""
+        super().write(printable(text, is_stream=True))
+        return len(text)
 
 
 def run_command(main: Callable[[], int | None]) -> int:
@@ -70,7 +80,7 @@ def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
             _say_of_all(str(stopped))
             return stopped.exit_code
         except ProfilerError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
             if name := os.environ.get(ERRORS_FILE):
                 with suppress(OSError), open(name, "a", encoding="utf-8") as file:
                     file.write(f"{type(error).__name__}\n")
@@ -105,7 +115,7 @@ def _guarded(name: str) -> _MayClose | None:
         return None
     stream.flush()
     raw = _MayClose(descriptor, "w", closefd=False)
-    made = io.TextIOWrapper(
+    made = _Printable(
         io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors="backslashreplace",
