@@ -16,6 +16,7 @@ import huggingface_hub.constants
 from datasets.exceptions import DatasetsError
 
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, HubUnreachable, first_line
+from experiment_core_utils.primitives.files import read_json
 from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.tables import Row
 
@@ -187,6 +188,8 @@ def _saved(folder: Path, split: str) -> HubTable:
             raise ConfigurationError(
                 f"{folder} cannot be read: {path.name} is not a regular file; copy the folder again"
             )
+    for state in folder.rglob("state.json"):
+        _refuse_files_elsewhere(state)
     saved = datasets.load_from_disk(str(folder))
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
@@ -199,6 +202,22 @@ def _saved(folder: Path, split: str) -> HubTable:
     stated = split if rows.split is not None else f"{split}, as requested; the folder does not state it"
     source = {"read_from": "saved dataset", "path": str(folder), "split": stated, "fingerprint": rows._fingerprint}
     return HubTable(rows.flatten_indices() if rows._indices is not None else rows, (folder,), source)
+
+
+def _refuse_files_elsewhere(state: Path) -> None:
+    """Raises ConfigurationError where a saved dataset names a file that is not beside its state, and would be read."""
+    try:
+        content = read_json(state)
+    except ConfigurationError:
+        # The library says what is wrong.
+        return
+    files = content.get("_data_files") if isinstance(content, dict) else None
+    for each in files if isinstance(files, list) else ():
+        name = each.get("filename") if isinstance(each, dict) else None
+        if isinstance(name, str) and (Path(name).name != name or name == ".."):
+            raise ConfigurationError(
+                f"{state} names the file {shown(name)}, which is not beside it; save the dataset again by save_to_disk"
+            )
 
 
 def _is_of_split(path: Path, folder: Path, split: str) -> bool:
