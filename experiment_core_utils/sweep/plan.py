@@ -18,6 +18,7 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import distinct, plan_settings, possible
 from experiment_core_utils.d_energy_tracking import check_energy
 from experiment_core_utils.f_experiment_info import variables_of
+from experiment_core_utils.l_results_csv_cleaning import table_paths
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.meters.stability import measuring_order
 from experiment_core_utils.meters.stages import StageMeasurement
@@ -26,7 +27,7 @@ from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, ResultsError, WorkerLost
-from experiment_core_utils.primitives.files import remove_leftovers
+from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
 from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
@@ -231,6 +232,7 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
     Raises:
         ConfigurationError: the samples or the metric do not suit a search, or the folder cannot be made or written to.
         MeterUnavailable: energy is required and nothing on this machine measures it.
+        OutputRefused: a folder, a link or a device has the name of a table that the run would write at its end.
     """
     config = requested.config
     folder = config.machine.output_dir
@@ -238,6 +240,8 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
         check_searchable(get_metric(requested.task.metric), len(requested.drawn))
     if config.measuring.energy == "required":
         check_energy(config.machine.device, folder, energy)
+    for path in table_paths(requested.task.name, folder, config.machine.format) if folder.is_dir() else ():
+        check_replaceable(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
