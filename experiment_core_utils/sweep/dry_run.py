@@ -14,6 +14,7 @@ from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.config.parts import MeasuringConfig, ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.d_energy_tracking import energy_plan_lines
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.primitives.collectives import processes_on_this_machine
@@ -102,6 +103,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *source_sentences(estimates, earlier, output_tokens, matmul_rate),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
+        *energy_plan_lines(measuring.energy, config.machine.device, accelerator.local_process_index),
         *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
         *power_sentences(
             len(drawn),
