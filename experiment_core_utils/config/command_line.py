@@ -43,7 +43,7 @@ class OneLineParser(argparse.ArgumentParser):
         runner = PROGRAM.get()
         # Parsers of subcommands are given the name of their command already.
         is_own = runner is None or (prog or "").startswith(f"{runner} ")
-        defaults = {"formatter_class": HelpWithDefaults, "allow_abbrev": False}
+        defaults: dict[str, Any] = {"formatter_class": HelpWithDefaults, "allow_abbrev": False}
         super().__init__(prog=prog if is_own else runner, **defaults | options)
         self._words: Sequence[str] = ()
         self.register("type", Path, _path)
@@ -65,9 +65,9 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _nearest(self, message: str) -> str:
         if missing := re.search(r"arguments are required: (.*)$", message):
-            unknown = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
-            unknown = [word for word in unknown if word not in self._option_string_actions]
-            hints = [(word, did_you_mean(word, missing[1].split(", "))) for word in unknown]
+            words = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
+            others = [word for word in words if word not in self._option_string_actions]
+            hints = [(word, did_you_mean(word, missing[1].split(", "))) for word in others]
             return next((f"; {word} is unknown{hint}" for word, hint in hints if hint), "")
         if unknown := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
             return did_you_mean(unknown[1], sorted(set(_flags(self))))

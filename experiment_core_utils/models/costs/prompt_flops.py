@@ -118,7 +118,7 @@ def padding_at_the_ends(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     pad = next((found for each in configs if (found := getattr(each, "pad_token_id", None)) is not None), None)
     if pad is None or ids.dim() != 2 or not ids.numel():
         return torch.zeros_like(ids, dtype=torch.bool)
-    of_texts: set[int] = set()
+    of_texts: set[int | None] = set()
     for name in ("bos_token_id", "eos_token_id"):
         for each in configs:
             found = getattr(each, name, None)
