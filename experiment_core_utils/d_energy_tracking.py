@@ -280,6 +280,20 @@ def check_energy(device: Device, output_dir: Path, given: StageMeasurement | Non
         _require_any(given.using if given is not None else _instruments(device, 0))
 
 
+def energy_plan_lines(mode: EnergyMode, device: Device, local_rank: int, given: Instruments | None = None) -> list[str]:
+    """What a plan says of energy that is requested where nothing measures it; no line otherwise.
+
+    Args:
+        given: replaces what is found on the machine.
+    """
+    using = given if given is not None or mode == "off" else _instruments(device, local_rank)
+    reason = None if using is None or mode == "off" else _unavailable_reason(using.require_any)
+    if reason is None:
+        return []
+    outcome = "the run would be refused" if mode == "required" else "the run would go on without"
+    return [f"warning: --energy {mode}: {reason}; {outcome}"]
+
+
 def meters_of(
     mode: EnergyMode, device: Device, local_rank: int, seed: int, given: StageMeasurement | None
 ) -> StageMeasurement | None:

@@ -308,9 +308,8 @@ def write_tables(
         ResultsNotSaved: the disk does not take them.
     """
     check_table_format(table_format)
-    settings_csv = folder / f"{task_name.replace('_', '-')}_settings.csv"
+    settings_csv, samples_csv, *_ = table_paths(task_name, folder)
     write_settings_csv(results, settings_csv)
-    samples_csv = samples_csv_beside(settings_csv)
     write_samples_csv(results, samples_csv)
     if table_format == "parquet":
         samples = pd.DataFrame(sample_columns((result, setting_key(result)) for result in results))
@@ -318,6 +317,13 @@ def write_tables(
             with replaced_whole(path.with_suffix(".parquet")) as temporary:
                 frame.to_parquet(temporary, index=False)
     return settings_csv
+
+
+def table_paths(task_name: str, folder: Path, table_format: TableFormat = "csv") -> list[Path]:
+    """The files of `write_tables`: the CSV of the settings, that of the samples, and then the Parquet files."""
+    settings_csv = folder / f"{task_name.replace('_', '-')}_settings.csv"
+    paths = [settings_csv, samples_csv_beside(settings_csv)]
+    return paths + ([path.with_suffix(".parquet") for path in paths] if table_format == "parquet" else [])
 
 
 def write_experiments_table(task_type: str, results_dir: Path) -> Path | None:

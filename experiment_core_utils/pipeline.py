@@ -87,7 +87,7 @@ class RunReport:
     #: contents of the settings' files, in the order of the plan; settings that failed are not among them
     results: tuple[SettingResult, ...]
     failed: Mapping[str, SettingFailure]  #: settings that could not be run
-    #: for each knob of which the strategy measured fewer values than were given, those left out, as text
+    #: given values of knobs that are in no setting, a sentence each
     left_out: tuple[str, ...]
     output_dir: Path
     #: the table of all settings, with those of this fingerprint that earlier runs left in the folder; None where every
@@ -133,9 +133,12 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         keys = broadcast_from_main(lambda: due_keys(folder, order, ledger, is_search=is_search), accelerator)
         broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
         due = settings_of(keys, requested.settings)
+        left_out = left_out_by(config, requested.source, requested.settings)
         if accelerator.is_main_process:
             faults = broken_rows(requested.task, requested.sample_ids) if due else []
             broken = ["\n".join(broken_rows_lines(faults, len(requested.sample_ids)))] if faults else []
+            for line in left_out:
+                print(line, file=sys.stderr, flush=True)
             for line in [*broken, *replaced_results_lines(requested, ledger, keys)]:
                 print(f"warning: {line}", file=sys.stderr, flush=True)
             for line in block_lines(requested):
@@ -167,7 +170,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         True,
         results,
         failed,
-        left_out_by(config, requested.source, requested.settings),
+        left_out,
         folder,
         csv_path,
         finished_search(folder, requested.keys, ledger) if is_search else None,

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["Results", "load", "profile"]
 
 
+def __dir__() -> list[str]:
+    return sorted([*(name for name in globals() if name.startswith("__")), *__all__])
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -85,12 +85,17 @@ COMMANDS = Group(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand. Exit code: that of the command; 2 where there is none of that name."""
+    """Run a subcommand. Exit code: that of the command; 2 where there is none of that name, or none is given, which
+    prints the help.
+    """
     found: Command | Group = COMMANDS
     words, rest = ["knobprof"], list(sys.argv[1:] if argv is None else argv)
     while isinstance(found, Group) and rest and rest[0] in found.commands:
         words.append(rest.pop(0))
         found = found.commands[words[-1]]
+    if isinstance(found, Group) and not rest:
+        _parser(" ".join(words), found).print_help()
+        return 2
     if isinstance(found, Group):
         try:
             _parser(" ".join(words), found).parse_args(rest)

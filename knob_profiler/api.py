@@ -21,13 +21,20 @@ from experiments.analyses.report.page import write_report
 from experiments.analyses.sweeps import Sweep, load_sweep, samples_frame, settings_frame
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Results:
     """The settings of one sweep."""
 
     folder: Path  #: of the results; it can be moved, and read again by `load`
     settings: tuple[SettingResult, ...]  #: one record for each setting that was measured, now or before
     failed: Mapping[str, SettingFailure]  #: settings that could not be run, by key; empty for results that were loaded
+
+    def __repr__(self) -> str:
+        tasks = dict.fromkeys(each.provenance.task.name for each in self.settings)
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return (
+            f"Results({str(self.folder)!r}: {len(self.settings)} settings of {', '.join(tasks) or 'no task'}{failed})"
+        )
 
     @cached_property
     def sweep(self) -> Sweep:

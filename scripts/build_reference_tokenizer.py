@@ -6,7 +6,6 @@ out one token a character. Words that the reference task uses are single tokens;
     python scripts/build_reference_tokenizer.py [--output checkpoints/molmoe_tiny]
 """
 
-import argparse
 import json
 import random
 import string
@@ -19,6 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, KINDS, plan_scene
 from experiment_core_utils.tasks.datasets.reference_task import plural, prompt_of, scene_seed
@@ -103,7 +103,7 @@ def _write_portable_config(path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build the tokenizer of the embedded reference model.")
+    parser = OneLineParser(description="Build the tokenizer of the embedded reference model.")
     default = Path(__file__).resolve().parents[1] / "checkpoints" / "molmoe_tiny"
     parser.add_argument("--output", type=Path, default=default, help="folder to write to (default: %(default)s)")
     output: Path = parser.parse_args().output

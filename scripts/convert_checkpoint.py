@@ -4,19 +4,19 @@ python scripts/convert_checkpoint.py --input /data/original --tokenizer /data/to
 python experiments/core_exp/acc_lat_profiling.py --model_path /data/molmoe
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 import checkout  # noqa: F401
 
 from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.molmoe.checkpoint.original import DTYPES, convert_original_checkpoint
 
 
 @reporting_errors
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--input", type=Path, required=True, help="folder with config.yaml and model.pt")
     parser.add_argument("--output", type=Path, required=True, help="folder to write, which must not exist")
     parser.add_argument("--dtype", help=f"precision of the output: {', '.join(DTYPES)} (default: each tensor's own)")

@@ -4,7 +4,6 @@ python scripts/evaluate_reference_model.py                  # prints the tables 
 python scripts/evaluate_reference_model.py --write-card     # and writes them into checkpoints/molmoe_tiny/README.md
 """
 
-import argparse
 import math
 import os
 import sys
@@ -20,6 +19,8 @@ import torch
 from tqdm import tqdm
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.parts import only_model_in
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, write_json_atomically
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
@@ -83,7 +84,7 @@ def answer_all(work: EvaluationTask, processes: int) -> Iterator[Answered]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--model_path", type=Path, default=EMBEDDED_MODEL)
     parser.add_argument("--samples", type=int, default=500, help="first samples of each family (default: 500)")
     parser.add_argument("--device", default="cpu", help="cpu (float32, the default) or cuda (bfloat16)")
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--write-card", action="store_true", help="write the tables into the model's README.md")
     parser.add_argument("--output", type=Path, help="write every figure as JSON")
     arguments = parser.parse_args()
+    arguments.model_path = Path(only_model_in(str(arguments.model_path)))
     text = MolmoeConfig.from_pretrained(arguments.model_path).text_config
     total_blocks = text.num_hidden_layers
     plans = settings_of_card(text.num_experts_per_tok, total_blocks)

@@ -4,7 +4,6 @@ python scripts/make_random_checkpoint.py --output /tmp/molmoe_1b
 python experiments/core_exp/acc_lat_profiling.py --model_path /tmp/molmoe_1b --random_weights
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -12,13 +11,14 @@ import checkout  # noqa: F401
 from transformers import AutoTokenizer
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     output = parser.parse_args().output
     config = MolmoeConfig(head_vocab_size=50304)

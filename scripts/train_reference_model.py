@@ -19,6 +19,7 @@ import torch
 from transformers import AutoTokenizer
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiments.reference_model.batches import BatchSource
@@ -33,7 +34,7 @@ HEAD_ONLY_STEPS = 250
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument(
         "--planned-minutes", type=float, default=67.0, help="training time of all legs together (default: 67)"
     )

@@ -21,6 +21,7 @@ from experiment_core_utils.sweep.dry_run import describe_plan
 from experiment_core_utils.sweep.measurer import check_proof
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.core_exp.acc_lat_profiling import main
+from tests.given_flags import over
 from tests.processes.forked_runs import Run, RunServer, of_rank
 
 SETTING_KEYS = """
@@ -39,9 +40,9 @@ SAMPLE_KEYS = """
 
 def tiny_config(checkpoint: Path, output_dir: Path, *more: str) -> ProfilingConfig:
     return parse_config(
-        ["--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", "3",
-         "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0",
-         "--num_threads", "1", "--max_new_tokens", "4", *more]
+        over(["--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", "3",
+              "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0",
+              "--num_threads", "1", "--max_new_tokens", "4"], more)
     )  # fmt: skip
 
 
@@ -299,7 +300,7 @@ def test_values_that_the_strategy_leaves_out_are_named(tiny_checkpoint: Path, tm
     config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "1", "2", "3", "4", "5")
     report = run_profiling(config.replaced(num_active_blocks_list=(4,), num_samples=1, num_runs_per_sample=1))
     assert [result.top_k for result in report.results] == [1, 2, 4, 5]
-    assert report.left_out == ("top-k 3",)
+    assert report.left_out == ("left out by the sampling strategy: top-k 3 (--sampling_strategy full measures all)",)
 
 
 def test_a_prompt_beyond_the_context_fails_its_setting(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import read_json, shortened
 from experiment_core_utils.primitives.knobs import select_active_blocks
 
@@ -53,8 +53,8 @@ class BlockChoice:
         """The `count` of `total` blocks that run.
 
         Raises:
-            ConfigurationError: `count` outside 1..total, scores that do not fit the model's blocks, or sets that do not
-                or lack this number.
+            ImpossibleCombination: `count` outside 1..total, or sets that lack this number.
+            ConfigurationError: scores or sets that do not fit the model's blocks.
         """
         if self.sets is None or count == total:
             return select_active_blocks(count, total, self.scores)
@@ -64,7 +64,7 @@ class BlockChoice:
 def _set_of(sets: Mapping[int, tuple[int, ...]], count: int, total: int) -> tuple[int, ...]:
     select_active_blocks(count, total)
     if count not in sets:
-        raise ConfigurationError(
+        raise ImpossibleCombination(
             f"--block_sets_file has no set of {count} blocks; it has sets of {', '.join(map(str, sorted(sets)))}"
         )
     if sets[count][-1] >= total:

@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, TextIO
 
@@ -20,7 +20,11 @@ from experiment_core_utils.primitives.errors import (
     raise_if_device_is_lost,
     traceback_of,
 )
+from experiment_core_utils.primitives.texts import printable
 
+# Variable that names a file to which a command adds the class of its error, for a runner of several commands: there are
+# few exit codes, and launchers change them.
+ERRORS_FILE = "KNOB_PROFILER_ERRORS_FILE"
 # What the system's loader says where a library does not fit into the memory that the process may have.
 _NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
 
@@ -42,6 +46,15 @@ class _MayClose(io.FileIO):
                 os.dup2(nothing.fileno(), self.fileno())
             written = memoryview(data).nbytes
         return written or 0
+
+
+class _Printable(io.TextIOWrapper):
+    """A stream to a terminal in which control characters of what is printed, names and texts of files, are escapes."""
+
+    def write(self, text: str, /) -> int:
+        """Write as any stream does; new lines, tabs, and what a progress bar goes back by stay."""
+        super().write(printable(text, is_stream=True))
+        return len(text)
 
 
 def run_command(main: Callable[[], int | None]) -> int:
@@ -80,7 +93,10 @@ def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
             print(f"error: {line}", file=sys.stderr)
             return error.exit_code
         except ProfilerError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {printable(str(error))}", file=sys.stderr)
+            if name := os.environ.get(ERRORS_FILE):
+                with suppress(OSError), open(name, "a", encoding="utf-8") as file:
+                    file.write(f"{type(error).__name__}\n")
             return error.exit_code
         except KeyboardInterrupt:
             _say_of_all("stopped; what is finished is saved: run the same command again to resume")
@@ -133,7 +149,7 @@ def _guarded(name: str) -> _MayClose | None:
         return None
     stream.flush()
     raw = _MayClose(descriptor, "w", closefd=False)
-    made = io.TextIOWrapper(
+    made = _Printable(
         io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors="backslashreplace",

@@ -2,8 +2,9 @@
 
 import argparse
 import re
+import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
@@ -16,12 +17,14 @@ if TYPE_CHECKING:
 
 # How a value of each type is written in the help.
 _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
+# Flags that may be given several times.
+_GATHERING = (argparse._AppendAction, argparse._AppendConstAction, argparse._CountAction)
 # The name that a command's parser goes by where another command runs it; None: its own.
 PROGRAM: ContextVar[str | None] = ContextVar("PROGRAM", default=None)
 
 
-class HelpWithDefaults(argparse.HelpFormatter):
-    """The help of a flag ends in its default, unless its text says it."""
+class HelpWithDefaults(argparse.RawDescriptionHelpFormatter):
+    """The help of a flag ends in its default, unless its text says it; a description stays as it is written."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -30,25 +33,42 @@ class HelpWithDefaults(argparse.HelpFormatter):
         return action.help if default == argparse.SUPPRESS else f"{action.help} (default: %(default)s)"
 
 
-class DocstringHelp(HelpWithDefaults, argparse.RawDescriptionHelpFormatter):
-    """Help with defaults that leaves a module's docstring as it is written."""
-
-
 class OneLineParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the whole usage, and names the nearest flag or choice there is."""
+    """Says what is wrong in one line, without the whole usage, and names the nearest flag or choice there is.
+
+    A flag is written in full and given once, unless it is one that gathers (`append`).
+    """
 
     def __init__(self, prog: str | None = None, **options: Any) -> None:
         runner = PROGRAM.get()
         # Parsers of subcommands are given the name of their command already.
         is_own = runner is None or (prog or "").startswith(f"{runner} ")
-        super().__init__(prog=prog if is_own else runner, **{"formatter_class": HelpWithDefaults} | options)
+        defaults: dict[str, Any] = {"formatter_class": HelpWithDefaults, "allow_abbrev": False}
+        super().__init__(prog=prog if is_own else runner, **defaults | options)
+        self._words: Sequence[str] = ()
         self.register("type", Path, _path)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Raises ConfigurationError also for a flag that is given twice, of which argparse would keep the last one."""
+        self._words = list(sys.argv[1:] if args is None else args)
+        own = self._words[: self._words.index("--")] if "--" in self._words else self._words
+        given = [self._option_string_actions.get(word.partition("=")[0]) for word in own]
+        for action in dict.fromkeys(given):
+            if action is not None and given.count(action) > 1 and not isinstance(action, _GATHERING):
+                several = " with all its values" if action.nargs in ("+", "*") else ""
+                self.error(f"{action.option_strings[-1]} is given twice; give it once{several}")
+        return super().parse_known_args(self._words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigurationError."""
         raise ConfigurationError(f"{message}{self._nearest(message)}; see --help")
 
     def _nearest(self, message: str) -> str:
+        if missing := re.search(r"arguments are required: (.*)$", message):
+            words = [word.partition("=")[0] for word in self._words if word.startswith("--") and word != "--"]
+            others = [word for word in words if word not in self._option_string_actions]
+            hints = [(word, did_you_mean(word, missing[1].split(", "))) for word in others]
+            return next((f"; {word} is unknown{hint}" for word, hint in hints if hint), "")
         if unknown := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
             return did_you_mean(unknown[1], sorted(set(_flags(self))))
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message, re.DOTALL):

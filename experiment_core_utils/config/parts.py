@@ -4,9 +4,10 @@ The command line and the Python call of a knob run are made from the six models 
 types. What the fields of a part rule out together is checked in the part.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -14,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, choice_by_scores, choice_by_sets
-from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, distinct
+from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, distinct, possible
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
@@ -22,6 +23,7 @@ from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_tar
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
 
+LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
 P = TypeVar("P", bound=BaseModel)
 Device = Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: a GPU where there is one, else the CPU")]
@@ -42,6 +44,70 @@ def _not_empty(value: T) -> T:
     return value
 
 
+_LISTED_MODELS = 10
+
+
+def only_model_in(path: str) -> str:
+    """`path`, or the only model folder in it where it is a folder of models itself, which one line of warning says.
+
+    Raises:
+        ConfigurationError: it contains several models.
+    """
+    folder = Path(path)
+    try:
+        if not folder.is_dir() or _is_model(folder):
+            return path
+        inside = sorted(str(each) for each in folder.iterdir() if each.is_dir() and _is_model(each))
+    except (OSError, ValueError):
+        # Whoever opens it says why that is not possible.
+        return path
+    if len(inside) > 1:
+        listed = ", ".join(inside[:_LISTED_MODELS]) + (", ..." if len(inside) > _LISTED_MODELS else "")
+        raise ConfigurationError(f"{path} contains {len(inside)} models; give one of {listed}")
+    if inside:
+        _say_only_model(path, inside[0])
+    return inside[0] if inside else path
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether a folder has a config, in transformers' layout or in the one of the original training code."""
+    return any((folder / name).exists() for name in ("config.json", "config.yaml"))
+
+
+@cache
+def _say_only_model(path: str, model: str) -> None:
+    # A configuration is validated more than once, and of a launcher's processes one speaks.
+    if os.environ.get("RANK", "0") == "0":
+        LOGGER.warning("%s contains one model, which is taken: %s", path, model)
+
+
+# What accelerate's launcher calls a number format, and `--precision`.
+_LAUNCHED_FORMATS = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def launched_mixed_precision() -> str | None:
+    """`accelerate launch --mixed_precision`, bf16 or fp16; None where it is not given, or is `no`.
+
+    Raises:
+        ConfigurationError: it is another one.
+    """
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower()
+    if launched in ("", "no"):
+        return None
+    if launched not in _LAUNCHED_FORMATS:
+        raise ConfigurationError(
+            f"accelerate launch --mixed_precision {launched} cannot be measured; give bf16, fp16 or no"
+        )
+    return launched
+
+
+@cache
+def _say_launched_format(launched: str, precision: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        LOGGER.warning("accelerate launch --mixed_precision %s is measured as --precision %s", launched, precision)
+
+
+ModelPath = Annotated[str, BeforeValidator(_not_empty), AfterValidator(only_model_in)]
 FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_not_empty)]
 Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
 LargeNumber = Annotated[int, Field(le=10**12)]
@@ -105,9 +171,10 @@ class Part(BaseModel):
 class ModelConfig(Part):
     """Which model, and how it is loaded and run."""
 
-    model_path: Annotated[str, BeforeValidator(_not_empty)] = Field(
+    model_path: ModelPath = Field(
         default=str(EMBEDDED_MODEL),
-        description="model folder or hub id (default: the model that comes with the project)",
+        description="model folder, a folder with one model in it, or hub id (default: the model that comes with the "
+        "project)",
     )
     random_weights: bool = Field(
         default=False,
@@ -127,6 +194,22 @@ class ModelConfig(Part):
         default=None,
         description="experts of transformers, such as grouped_mm or eager (default: the model's)",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _launched_precision(cls, given: Any) -> Any:
+        """The number format of accelerate's launcher is the one that is measured."""
+        launched = launched_mixed_precision()
+        if launched is None or not isinstance(given, Mapping):
+            return given
+        precision, own = _LAUNCHED_FORMATS[launched], given.get("precision") or "auto"
+        if own not in ("auto", precision):
+            raise ConfigurationError(
+                f"accelerate launch --mixed_precision {launched} and --precision {own} contradict each other; drop one"
+            )
+        if own == "auto":
+            _say_launched_format(launched, precision)
+        return {**given, "precision": precision}
 
 
 class TaskConfig(Part):
@@ -215,11 +298,16 @@ class KnobConfig(Part):
     block_sets_file: FilePath | None = Field(default=None, description="JSON of number of blocks -> active blocks")
 
     @cached_property
-    def vision_targets(self) -> tuple[VisionTarget, ...]:
-        """The values of the vision knob; every tier where none is given."""
+    def targets_and_left_out(self) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
+        """The possible values of the vision knob, every tier where none is given, and why others are left out."""
         if self.vision_tokens_list is not None:
-            return tuple(token_target(each) for each in self.vision_tokens_list)
-        return tuple(tier_target(each) for each in self.tier_list or TIERS)
+            return possible(self.vision_tokens_list, token_target)
+        return tuple(tier_target(each) for each in self.tier_list or TIERS), ()
+
+    @property
+    def vision_targets(self) -> tuple[VisionTarget, ...]:
+        """The possible values of the vision knob."""
+        return self.targets_and_left_out[0]
 
     @cached_property
     def block_choice(self) -> BlockChoice | None:
@@ -270,6 +358,9 @@ class SearchConfig(Part):
         return self
 
 
+NUM_WARMUP_RUNS = 2
+
+
 class MeasuringConfig(Part):
     """How each setting is measured."""
 
@@ -280,7 +371,10 @@ class MeasuringConfig(Part):
     accuracy_batch_size: CountInMemory = Field(
         default=8, description="largest number of samples answered together, of those that are not measured"
     )
-    num_warmup_runs: CountOrZero = Field(default=2, description="unmeasured runs before each setting")
+    num_warmup_runs: CountOrZero = Field(
+        default=NUM_WARMUP_RUNS,
+        description="unmeasured runs before each setting (default: 2, at most --max_warmup_runs)",
+    )
     max_warmup_runs: int = Field(
         default_factory=lambda given: max(6, given["num_warmup_runs"]),
         description="most runs of a warm-up, which ends once three agree within 5 % (default: 6 or --num_warmup_runs)",
@@ -326,6 +420,15 @@ class MeasuringConfig(Part):
     def profiler(self) -> ProfilerMode | None:
         """How samples are profiled; None where none is."""
         return self.profiler_mode if self.use_profiler or self.use_profiler_on_all_samples else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shorter_warm_up(cls, given: Any) -> Any:
+        """A limit below the usual number of warm-up runs lowers that number, where it is not given."""
+        most = given.get("max_warmup_runs") if isinstance(given, Mapping) else None
+        if isinstance(most, int) and most < NUM_WARMUP_RUNS and given.get("num_warmup_runs") is None:
+            return {**given, "num_warmup_runs": max(most, 0)}
+        return given
 
     @model_validator(mode="after")
     def _check_warm_up(self) -> Self:

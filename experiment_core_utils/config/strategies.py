@@ -8,14 +8,15 @@ import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeVar
 
 from experiment_core_utils.config.block_choice import BlockChoice
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 
 T = TypeVar("T")
+U = TypeVar("U")
 Places = tuple[int, ...]
 Strategy = Literal["full", "balanced", "stratified", "boundary", "lhs"]
 BALANCED_VALUES = 4
@@ -86,6 +87,32 @@ def _places(strategy: str, sizes: Sequence[int], num_configs: int | None, seed: 
     if strategy == "lhs":
         return latin_hypercube(sizes, _lhs_size(num_configs, math.prod(sizes)), seed)
     return list(itertools.product(*map(range, sizes)))
+
+
+def made_of(points: Iterable[T], make: Callable[[T], U]) -> list[tuple[U | None, str | None]]:
+    """What `make` gives for each point of a grid, and None; for an impossible one None, and why it is left out.
+
+    Raises:
+        ConfigurationError: none of them is possible, with the reason of the first.
+    """
+    made: list[tuple[U | None, str | None]] = []
+    for point in points:
+        try:
+            made.append((make(point), None))
+        except ImpossibleCombination as error:
+            made.append((None, str(error)))
+    reasons = [reason for _, reason in made]
+    if None not in reasons:
+        raise ConfigurationError(next(filter(None, reasons), "no combination is possible"))
+    return made
+
+
+def possible(points: Iterable[T], make: Callable[[T], U]) -> tuple[tuple[U, ...], tuple[str, ...]]:
+    """What `make` gives for the possible points of a grid, and why the others are left out; raises as `made_of`."""
+    made = made_of(points, make)
+    return tuple(each for each, _ in made if each is not None), tuple(
+        reason for _, reason in made if reason is not None
+    )
 
 
 def distinct(values: Sequence[T]) -> tuple[T, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from experiment_core_utils.config.parts import (
     NUMBER_FORMAT,
@@ -29,9 +29,11 @@ from experiment_core_utils.config.parts import (
     Seed,
     TimeLimit,
     WorkerTimeout,
+    launched_mixed_precision,
+    only_model_in,
     validated_as,
 )
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, check_file_name_part
 
 FpPrecision = Annotated[Literal["auto", "float32", "float16", "bfloat16", "float8"], NUMBER_FORMAT]
@@ -43,10 +45,6 @@ _USED_BY_MODE: Mapping[str, frozenset[str]] = {
     "top_k": frozenset({"decoder_temperature", "decoder_top_k"}),
     "top_p": frozenset({"decoder_temperature", "decoder_top_p"}),
 }
-
-
-class ImpossibleCombination(ConfigurationError):
-    """Each value by itself is allowed, together they are not: a grid leaves the combination out and says why."""
 
 
 class Quantisation(Part):
@@ -145,7 +143,8 @@ class PromptSource(Part):
 class TextConfig(Part):
     """One text experiment: a model, prompts, and how they are run. Every key: `docs/reference/command_line.md`."""
 
-    model_name: str = str(EMBEDDED_MODEL)  #: folder or hub id; a MolmoE checkpoint loads as its language model
+    #: folder, a folder with one model in it, or hub id; a MolmoE checkpoint loads as its language model
+    model_name: Annotated[str, AfterValidator(only_model_in)] = str(EMBEDDED_MODEL)
     revision: str | None = None  #: commit, tag or branch on the hub; the commit is recorded
     allow_pickled_weights: bool = False  #: also load `*.bin` weights, which can run code
     trust_remote_code: bool = False  #: run the code that comes with a checkpoint
@@ -196,6 +195,21 @@ class TextConfig(Part):
         if isinstance(given, Mapping) and given.get("track_energy") is False and given.get("energy") is None:
             return {**given, "energy": "off"}
         return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _launched_autocast(cls, given: Any) -> Any:
+        """The mixed precision of accelerate's launcher, where none is given."""
+        launched = launched_mixed_precision()
+        if launched is None or not isinstance(given, Mapping):
+            return given
+        own = given.get("mixed_precision", launched)
+        if own in ("no", "fp16", "bf16", False) and own != launched:
+            raise ConfigurationError(
+                f"accelerate launch --mixed_precision {launched} and mixed_precision {own or 'no'} contradict each "
+                "other; drop one"
+            )
+        return {**given, "mixed_precision": own}
 
     @field_validator("custom_metrics", mode="before")
     @classmethod

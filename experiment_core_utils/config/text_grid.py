@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, validated
+from experiment_core_utils.config.strategies import made_of
+from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import read_regular_file
 from experiment_core_utils.primitives.units import shown
@@ -61,6 +62,9 @@ def parse_yaml(text: str, name: str) -> Mapping[str, Any]:
 def with_overrides(content: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
     """`content` with `key=value` or `group.key=value` put in force, values in YAML; raises ConfigurationError."""
     result = _copied(content)
+    keys = [override.partition("=")[0] for override in overrides]
+    if twice := [key for at, key in enumerate(keys) if key in keys[:at]]:
+        raise ConfigurationError(f"{twice[0]} is given twice; give it once, several values as [1, 2]")
     for override in overrides:
         key, separator, value = override.partition("=")
         if not separator or not key:
@@ -102,21 +106,20 @@ def combinations(content: Mapping[str, Any]) -> list[Combination]:
             f"the lists make {total} combinations, and at most {MOST_COMBINATIONS} are measured in one run; give "
             "shorter lists"
         )
-    found = [_combination(content, dict(zip(axes, values, strict=True))) for values in product(*axes.values())]
-    if all(each.config is None for each in found):
-        raise ConfigurationError(found[0].reason or "no combination is possible")
-    return found
+    points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    several = [key for key in axes if len(reduce(getitem, key, content)) > 1]
+    return [
+        Combination({".".join(key): point[key] for key in several}, *made)
+        for point, made in zip(points, made_of(points, lambda point: validated(_at(content, point))), strict=True)
+    ]
 
 
-def _combination(content: Mapping[str, Any], chosen: Mapping[Key, Any]) -> Combination:
+def _at(content: Mapping[str, Any], point: Mapping[Key, Any]) -> Mapping[str, Any]:
+    """The content with one value for each list."""
     values = _copied(content)
-    for key, value in chosen.items():
+    for key, value in point.items():
         reduce(getitem, key[:-1], values)[key[-1]] = value
-    varied = {".".join(key): value for key, value in chosen.items() if len(reduce(getitem, key, content)) > 1}
-    try:
-        return Combination(varied, validated(values), None)
-    except ImpossibleCombination as error:
-        return Combination(varied, None, str(error))
+    return values
 
 
 def _axes(content: Mapping[str, Any], model: type[BaseModel], above: Key = ()) -> Iterator[tuple[Key, list[Any]]]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
-from experiment_core_utils.config.text import ImpossibleCombination, TextConfig
+from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.models.common.checkpoint_files import (
     check_files,
     download,
@@ -38,7 +38,7 @@ from experiment_core_utils.models.molmoe.checkpoint.published import (
 )
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from experiment_core_utils.primitives.device import choose_device, choose_dtype
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, OutOfMemory
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHTS = ("*.safetensors",)
@@ -53,7 +53,7 @@ HINT = "give a folder with config.json and safetensors, or a hub id such as alle
 class LanguageModelSource:
     """A checkpoint that was found, before any weight is read."""
 
-    name: str  #: the folder or hub id as given
+    name: str  #: the folder or hub id as given, or the only model in that folder
     folder: Path  #: where the files are
     revision: str | None  #: commit on the hub, None for a local folder
     config: PreTrainedConfig  #: the model's config; MolmoE's native one where the checkpoint has its published layout

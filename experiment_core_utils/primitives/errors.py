@@ -35,6 +35,16 @@ class ConfigurationError(ProfilerError):
     exit_code = 2
 
 
+class HubUnreachable(ConfigurationError):
+    """The hub does not answer, and what is requested from it is not in the cache: nothing else comes from it either."""
+
+
+class ImpossibleCombination(ConfigurationError):
+    """A point of a grid that the other values or the model rule out: a grid leaves it out and says why, as long as
+    another point is possible.
+    """
+
+
 class SampleError(ProfilerError):
     """One sample cannot be read or run: record it, count it and continue."""
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.vision_tokens import MOST_CROPS, crops_of_tokens
 
@@ -145,10 +145,11 @@ def select_active_blocks(count: int, total: int, importance: Mapping[int, float]
     without scores the first `count` run.
 
     Raises:
-        ConfigurationError: `count` outside 1..total, or scores that leave out a block or name one that is not there.
+        ImpossibleCombination: `count` outside 1..total.
+        ConfigurationError: scores that leave out a block or name one that is not there.
     """
     if not 1 <= count <= total:
-        raise ConfigurationError(f"{count} active blocks are not possible; the model has {total}, give 1 to {total}")
+        raise ImpossibleCombination(f"{count} active blocks are not possible; the model has {total}, give 1 to {total}")
     if importance is None:
         return tuple(range(count))
     unknown = sorted(block for block in importance if block >= total)

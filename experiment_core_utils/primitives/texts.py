@@ -1,6 +1,7 @@
 """Checks of texts from outside, their short form in one-line messages, suggestions for misspelt names, digests."""
 
 import hashlib
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -26,6 +27,21 @@ def shown(value: Any) -> str:
         half = _MOST_SHOWN // 2
         text = f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# All but new line, tab, carriage return and the escape by which progress bars go up a line.
+_CONTROL_OF_A_STREAM = re.compile(r"(?!\x1b\[A)[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+def printable(text: str, *, is_stream: bool = False) -> str:
+    """A line for a terminal in which control characters, which a name or a file may contain, are escapes.
+
+    Args:
+        is_stream: whether the text is of several lines and progress bars, whose own control characters stay.
+    """
+    control = _CONTROL_OF_A_STREAM if is_stream else _CONTROL
+    return control.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:

@@ -64,6 +64,14 @@ def check_above(named: str, number: float, limit: float) -> None:
         raise ConfigurationError(f"{named} {shown(number)} is not possible; give a finite number above {limit:g}")
 
 
+def check_above_to(named: str, number: float, limit: float, most: float) -> None:
+    """Raises ConfigurationError unless the number is above `limit` and at most `most`."""
+    if not limit < number <= most:
+        raise ConfigurationError(
+            f"{named} {shown(number)} is not possible; give a finite number above {limit:g} and at most {most:g}"
+        )
+
+
 def check_fraction(named: str, number: float) -> None:
     """Raises ConfigurationError unless the number lies between 0 and 1, neither of them included."""
     if not 0.0 < number < 1.0:

@@ -1,6 +1,6 @@
 """How many vision tokens a number of crops becomes, and how many crops a number of vision tokens takes."""
 
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ImpossibleCombination
 
 FEATURES_PER_CROP = 144
 # Beyond this, a picture alone fills a context of 32768 tokens.
@@ -19,16 +19,16 @@ def crops_of_tokens(tokens: int) -> int:
     """Crops beside the overview crop that `tokens` vision tokens suffice for: `tokens // 144 - 1`.
 
     Raises:
-        ConfigurationError: fewer than 1 crop, or more than 512.
+        ImpossibleCombination: fewer than 1 crop, or more than 512.
     """
     crops = tokens // FEATURES_PER_CROP - 1
     if crops < 1:
-        raise ConfigurationError(
+        raise ImpossibleCombination(
             f"{tokens} vision tokens are too few: the overview crop and one more crop take {tokens_of_crops(1)}; "
             f"give at least that"
         )
     if crops > MOST_CROPS:
-        raise ConfigurationError(
+        raise ImpossibleCombination(
             f"{tokens} vision tokens are too many: they take {crops} crops; give at most {tokens_of_crops(MOST_CROPS)}"
         )
     return crops

@@ -47,7 +47,7 @@ class Decoding(Record):
 class Model(Record):
     """The model as it is loaded; models of transformers have further keys."""
 
-    name: str | None = None  #: folder or hub id as given
+    name: str | None = None  #: folder or hub id as given, or the only model in that folder
     revision: str | None = None  #: commit on the hub; None if a local folder
     model_class: str | None = None  #: Python class
     total_parameters: Count | None = None  #: parameters of all blocks and experts, active or not

@@ -16,6 +16,7 @@ from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.config.parts import MeasuringConfig, ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.d_energy_tracking import energy_plan_lines
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.models.common.preferences import preferences_in
@@ -50,6 +51,7 @@ from experiment_core_utils.sweep.plan import (
     block_lines,
     broken_rows,
     broken_rows_lines,
+    left_out_by,
     max_new_tokens_of,
     replaced_results_lines,
     requested_run,
@@ -112,6 +114,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     lines = [
         f"plan: {len(requested.settings)} settings by {config.knobs.sampling_strategy}, {source.name} on {task.name} "
         f"{task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
+        *left_out_by(config, source, requested.settings),
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),
@@ -122,6 +125,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *broken_rows_lines(faults, len(task)),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *block_lines(requested),
+        *energy_plan_lines(measuring.energy, config.machine.device, accelerator.local_process_index),
         *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
         *power_sentences(
             len(drawn),

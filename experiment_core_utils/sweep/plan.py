@@ -16,9 +16,10 @@ from experiment_core_utils.c_prompt_processing import draw_other_samples, finger
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.config.strategies import distinct, plan_settings
+from experiment_core_utils.config.strategies import distinct, plan_settings, possible
 from experiment_core_utils.d_energy_tracking import check_energy
 from experiment_core_utils.f_experiment_info import variables_of
+from experiment_core_utils.l_results_csv_cleaning import table_paths
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.meters.stability import measuring_order
 from experiment_core_utils.meters.stages import StageMeasurement
@@ -26,8 +27,8 @@ from experiment_core_utils.models.common.checkpoint_files import model_digest, w
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
-from experiment_core_utils.primitives.files import remove_leftovers
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, ResultsError, WorkerLost
+from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
 from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
@@ -59,19 +60,20 @@ def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> Bl
 
 @dataclass(frozen=True)
 class RequestedValues:
-    """The requested values of each knob, given or by default."""
+    """The requested values of each knob, given or by default, as far as they are possible."""
 
     targets: tuple[VisionTarget, ...]
     top_k: tuple[int | None, ...]
     block_counts: tuple[int, ...]
+    impossible: tuple[str, ...]  #: why given values are left out, a sentence each
 
 
 def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting, ...]:
     """The requested settings.
 
     Raises:
-        ConfigurationError: more experts or blocks than the model has, a knob that cannot be set in it, or scores
-            or sets of blocks that do not fit it.
+        ConfigurationError: no value that is given for a knob is possible in this model, or scores or sets of blocks
+            do not fit it.
     """
     requested = requested_values(config, source)
     return plan_settings(
@@ -89,14 +91,17 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
 def requested_values(config: ProfilingConfig, source: ModelSource) -> RequestedValues:
     """The flags' values; without them three tiers, half and all of the experts, and all of the blocks.
 
-    Where it is known which blocks matter, or random weights make that no question, three quarters of them, too. A knob
-    that cannot be set stays at the model's own value.
+    Where it is known which blocks matter, or random weights make that no question, three quarters of them, too. A value
+    that the model cannot have is left out; a knob that cannot be set stays at the model's own value.
 
     Raises:
-        ConfigurationError: another value was given for it, or more experts than the model has.
+        ConfigurationError: no value that is given for a knob is possible in this model.
     """
-    knobs, limits, name = config.knobs, source.limits, source.name
-    return RequestedValues(_targets(knobs, limits, name), _top_k(knobs, limits, name), _blocks(config, source))
+    limits, name = source.limits, source.name
+    targets, no_targets = _targets(config.knobs, limits, name)
+    top_k, no_top_k = _top_k(config.knobs, limits, name)
+    block_counts, no_blocks = _blocks(config, source)
+    return RequestedValues(targets, top_k, block_counts, (*no_targets, *no_top_k, *no_blocks))
 
 
 def fewer_by_default(config: ProfilingConfig, source: ModelSource) -> bool:
@@ -106,60 +111,79 @@ def fewer_by_default(config: ProfilingConfig, source: ModelSource) -> bool:
     return choice.is_made or model.random_weights or knobs.importance_scores_file is not None
 
 
-def _targets(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[VisionTarget, ...]:
+def _targets(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
     if limits.vision_unsupported_reason is None:
-        return knobs.vision_targets
+        return knobs.targets_and_left_out
     if knobs.tier_list is not None or knobs.vision_tokens_list is not None:
         raise ConfigurationError(
             f"--tier_list and --vision_tokens_list do nothing for {name}: {limits.vision_unsupported_reason}; drop them"
         )
-    return (own_target(),)
+    return (own_target(),), ()
 
 
-def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[int | None, ...]:
+def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[tuple[int | None, ...], tuple[str, ...]]:
     own = limits.default_top_k
     if limits.top_k_unsupported_reason is not None:
-        _refuse_others("--top_k_list", knobs.top_k_list, own, name, limits.top_k_unsupported_reason)
-        return (own,)
+        others = _others_left_out("--top_k_list", knobs.top_k_list, own, name, limits.top_k_unsupported_reason)
+        return (own,), others
     assert own is not None and limits.num_experts is not None
-    values = knobs.top_k_list or distinct((max(own // 2, 1), own))
-    for top_k in values:
-        if top_k > limits.num_experts:
-            raise ConfigurationError(
-                f"--top_k_list {top_k} is more than the {limits.num_experts} experts of {name}; "
-                f"give 1 to {limits.num_experts}"
+    num_experts = limits.num_experts
+
+    def within(top_k: int) -> int:
+        if top_k > num_experts:
+            raise ImpossibleCombination(
+                f"--top_k_list {top_k} is more than the {num_experts} experts of {name}; give 1 to {num_experts}"
             )
-    return values
+        return top_k
+
+    return possible(knobs.top_k_list or distinct((max(own // 2, 1), own)), within)
 
 
-def _blocks(config: ProfilingConfig, source: ModelSource) -> tuple[int, ...]:
-    knobs, limits, name = config.knobs, source.limits, source.name
-    total = limits.num_total_blocks
-    if limits.blocks_unsupported_reason is not None:
-        _refuse_others(
-            "--num_active_blocks_list", knobs.num_active_blocks_list, total, name, limits.blocks_unsupported_reason
-        )
-        return (total,)
+def _blocks(config: ProfilingConfig, source: ModelSource) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    knobs, limits = config.knobs, source.limits
+    total, given, reason = limits.num_total_blocks, knobs.num_active_blocks_list, limits.blocks_unsupported_reason
+    if reason is not None:
+        return (total,), _others_left_out("--num_active_blocks_list", given, total, source.name, reason)
+    choice = knobs.block_choice
+    # Scores are looked at with the choice of blocks itself: it is not a single value that they rule out.
+    sets = choice if choice is not None and choice.sets is not None else BlockChoice()
     default = distinct((-(-3 * total // 4), total)) if fewer_by_default(config, source) else (total,)
-    return knobs.num_active_blocks_list or default
+    return possible(given or default, lambda count: len(sets.blocks(count, total)))
 
 
-def _refuse_others(flag: str, given: Sequence[int] | None, own: int | None, name: str, reason: str) -> None:
-    others = [each for each in given or () if each != own]
-    if others:
-        raise ConfigurationError(f"{flag} {others[0]} cannot be set in {name}: {reason}")
+def _others_left_out(
+    flag: str, given: Sequence[int] | None, own: int | None, name: str, reason: str
+) -> tuple[str, ...]:
+    """Why the values beside the model's own are left out; raises ConfigurationError where it is not among them."""
+
+    def only_own(value: int) -> int:
+        if value != own:
+            raise ImpossibleCombination(f"{flag} {value} cannot be set in {name}: {reason}")
+        return value
+
+    return possible(given, only_own)[1] if given else ()
 
 
 def left_out_by(config: ProfilingConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
-    """What was requested and is in no setting: other strategies than `full` may leave values out."""
+    """What was requested and is in no setting, a sentence each: impossible values, and those that other strategies than
+    `full` leave out.
+    """
     knobs, requested = config.knobs, requested_values(config, source)
+    used = {each.top_k for each in settings}, {each.num_active_blocks for each in settings}
     values_of = (
         ("vision targets", [each.label for each in requested.targets], {each.vision.label for each in settings}),
-        ("top-k", knobs.top_k_list or (), {each.top_k for each in settings}),
-        ("block counts", knobs.num_active_blocks_list or (), {each.num_active_blocks for each in settings}),
+        ("top-k", requested.top_k if knobs.top_k_list else (), used[0]),
+        ("block counts", requested.block_counts if knobs.num_active_blocks_list else (), used[1]),
     )
     missing = [(name, [value for value in given if value not in used]) for name, given, used in values_of]
-    return tuple(f"{name} {', '.join(map(str, values))}" for name, values in missing if values)
+    by_strategy = [f"{name} {', '.join(map(str, values))}" for name, values in missing if values]
+    return (
+        *(f"left out: {reason}" for reason in requested.impossible),
+        *(
+            f"left out by the sampling strategy: {values} (--sampling_strategy full measures all)"
+            for values in by_strategy
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -260,6 +284,7 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
     Raises:
         ConfigurationError: the samples or the metric do not suit a search, or the folder cannot be made or written to.
         MeterUnavailable: energy is required and nothing on this machine measures it.
+        OutputRefused: a folder, a link or a device has the name of a table that the run would write at its end.
     """
     config = requested.config
     folder = config.machine.output_dir
@@ -267,6 +292,8 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
         check_searchable(get_metric(requested.task.metric), len(requested.drawn))
     if config.measuring.energy == "required":
         check_energy(config.machine.device, folder, energy)
+    for path in table_paths(requested.task.name, folder, config.machine.format) if folder.is_dir() else ():
+        check_replaceable(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

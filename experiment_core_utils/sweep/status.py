@@ -15,6 +15,7 @@ from pathlib import Path
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.primitives.texts import printable
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.journal import JournalContent, has_run, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
@@ -195,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     results_dir = parser.parse_args(argv).results_dir
     for output_dir in folders_with_plans(results_dir) or [results_dir]:
-        print("\n".join(status_lines(read_status(output_dir, time.time()), output_dir)))
+        print("\n".join(map(printable, status_lines(read_status(output_dir, time.time()), output_dir))))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The interface of tasks and metrics: samples, their prompts and their scores."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Protocol
 
 from PIL import Image
@@ -113,6 +114,29 @@ def require_references(metric: str, references: Sequence[str]) -> None:
     """Raises SampleError where an answer has nothing to be scored against."""
     if not references:
         raise SampleError(f"{metric} needs at least one reference answer, got none: check the sample's `answers`")
+
+
+EitherOrder = Callable[[str | Sequence[str], str | Sequence[str]], float]
+
+
+def in_either_order(score: Callable[[str, Sequence[str]], float]) -> EitherOrder:
+    """A score of a prediction and its references that may also be given in the published order, references first.
+
+    A text is the prediction, a list of texts the references.
+
+    Raises:
+        SampleError: (where it is called) both are texts, or neither is.
+    """
+
+    @wraps(score)
+    def scored(prediction: str | Sequence[str], references: str | Sequence[str]) -> float:
+        if isinstance(references, str):
+            prediction, references = references, prediction
+        if isinstance(references, str) or not isinstance(prediction, str):
+            raise SampleError(f"{score.__name__} compares a text with a list of reference answers; give one of each")
+        return score(prediction, references)
+
+    return scored
 
 
 def answer_to(sample: Sample, prediction: str) -> Answer:

@@ -92,7 +92,7 @@ def _of_dataset(given: PromptSource, cache_dir: Path | None) -> tuple[list[str],
         else:
             table = read_hub(hub, given.split, cache_dir)
     except ConfigurationError as error:
-        raise ConfigurationError(f"prompts from {name}, split {given.split}: {error}") from error
+        raise type(error)(f"prompts from {name}, split {given.split}: {error}") from error
     if table is None:
         raise ConfigurationError(
             f"{name} contains no copy with a split {given.split!r} (parquet, arrow or save_to_disk)"

@@ -9,7 +9,6 @@ the stages without marks. Best of the rounds, in turn. Flags that are not this s
 configuration.
 """
 
-import argparse
 import itertools
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from functools import partial
 
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import NoMarks
@@ -58,7 +58,7 @@ def settings_of(model: StagedModel, count: int) -> list[KnobSetting]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--num_settings", type=int, nargs="+", default=[])
     parser.add_argument("--rounds", type=int, default=3)

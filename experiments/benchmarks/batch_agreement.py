@@ -17,7 +17,7 @@ from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.c_prompt_processing import filter_prompts_by_length, sort_prompts_by_length, tokenise_prompts
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.command_line import DocstringHelp
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.text import PromptSource, validated
 from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.primitives.device import set_cpu_threads
@@ -101,7 +101,7 @@ def row(dtype: str, size: int, agreement: Agreement) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--model_path", default=str(EMBEDDED_MODEL))
     parser.add_argument(
         "--prompts", metavar="FILE", help="file of prompts, text or JSONL (default: the embedded prompts)"

@@ -8,7 +8,6 @@ setting meets and requests; the intervals (95 %) are over pictures, a request's 
 splits that judge it. Of controllers of several training seeds there are intervals over pictures and seeds as well.
 """
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiments.controller.evaluation.outcomes import Outcomes
@@ -85,7 +85,7 @@ def trained_by_split(given: Sequence[str]) -> dict[int, list[Path]]:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Print a row for each policy. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS", help="full grid, or tables of it")
     parser.add_argument("--splits", type=int, nargs="+", metavar="SEED",
                         help="seeds of the splits (default: 0 to 39, or those of --learned)")  # fmt: skip

@@ -61,7 +61,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="controller_overhead.py",
         description="Measure what the controller costs.",
-        allow_abbrev=False,
     )
     parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken, in place of --model_path")
     parser.add_argument("--checkpoint", type=Path, help="trained networks (default: untrained ones)")

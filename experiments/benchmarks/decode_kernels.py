@@ -9,7 +9,6 @@ and values each, and step in both ways: weights read for each of them, and once 
 with the modules': in float32, and in bfloat16 beside the modules' own error.
 """
 
-import argparse
 import copy
 import statistics
 import sys
@@ -18,6 +17,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
@@ -150,7 +150,7 @@ def _after_prompt(model: MolmoeForConditionalGeneration, state: DecodeState) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--top_k_list", type=int, nargs="+", default=[8, 4, 1])
     parser.add_argument("--block_counts", type=int, nargs="+", default=[16, 12])

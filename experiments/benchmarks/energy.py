@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from experiment_core_utils.config.command import reporting_errors, run_command
-from experiment_core_utils.config.command_line import DocstringHelp
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, missing_lines, uuids_of
 from experiment_core_utils.meters.stages import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
@@ -110,7 +110,7 @@ def report_lines(found: StageEnergies) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--model_path", type=Path)
     parser.add_argument("--random_weights", action="store_true")
     parser.add_argument("--tier", default="medium")

@@ -3,13 +3,13 @@
 python -m experiments.benchmarks.estimator ESTIMATOR_JSON
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiments.analyses.latency.estimator import KNOBS, LatencyEstimator
 from experiments.analyses.latency.features import RequestColumns
 from experiments.benchmarks.shared import median_seconds
@@ -31,7 +31,7 @@ def drawn_requests(estimator: LatencyEstimator, number: int) -> RequestColumns:
 @reporting_errors
 def main() -> None:
     """Print the table. Exit code: 0 printed, 1 no estimator there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("estimator", type=Path, metavar="ESTIMATOR_JSON")
     estimator = LatencyEstimator.load(parser.parse_args().estimator)
     for number in BATCHES:

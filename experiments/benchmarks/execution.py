@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import reporting_errors, run_command
-from experiment_core_utils.config.command_line import DocstringHelp
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import staged_run
@@ -272,7 +272,7 @@ def shape_of(staged: StagedModel, case: Case) -> Shape:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken; weights are random")
     parser.add_argument(
         "--decoder_alone", action="store_true", help="with --shape: its decoder, as transformers' OLMoE"

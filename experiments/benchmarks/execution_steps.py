@@ -7,7 +7,6 @@ Each row is the median device time of one run after the other, gaps between kern
 that is than the row before. Host's work that no kernel waits for is not in it.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, CudaGraphs, GraphCapturer, Reruns
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
@@ -100,7 +100,7 @@ def _replayed(
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--top_k", type=int, default=8)
     given = parser.parse_args()
     if not torch.cuda.is_available():

@@ -7,7 +7,6 @@ models of known architectures. Times are medians, in milliseconds; the first fig
 the formula, which is over so soon, is repeated a hundred times as often.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator
 
@@ -27,6 +26,7 @@ from transformers import (
 
 from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
 from experiment_core_utils.primitives.device import set_cpu_threads
@@ -88,7 +88,7 @@ def row(name: str, model: nn.Module, prompt: torch.Tensor, repeats: int) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--prompt_tokens", type=int, default=128)
     arguments = parser.parse_args()

@@ -9,7 +9,6 @@ it (which other work on the machine changes less), its largest memory, and over 
 CPU seconds it took (2 is linear where the sizes double).
 """
 
-import argparse
 import copy
 import itertools
 import json
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.config.command_line import DocstringHelp
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.primitives.knobs import token_target
 from experiment_core_utils.records.result_files import RESULT_FILES
@@ -125,7 +124,7 @@ def timed_command(command: str, folder: Path) -> tuple[float, float, float]:
 
 def main() -> None:
     """Make a folder of each size and time every command on it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("results_dir", type=Path, help="--output_dir of a real run, whose first result is the pattern")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1250, 2500, 5000], help="numbers of settings")
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=COMMANDS)

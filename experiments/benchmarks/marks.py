@@ -9,7 +9,6 @@ that are built here with random weights, one that encodes a picture and one for 
 that all runs do the same work. Flags that are not this script's own go to the pipeline's configuration.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, CLIP
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
@@ -88,7 +88,7 @@ def loaded_cases(config: ProfilingConfig, is_generate: bool) -> Iterator[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--generate", action="store_true")
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--max_new_tokens", type=int, default=16)

@@ -7,7 +7,6 @@ The search is replayed over a table of a full grid (settings x samples: score an
     python -m experiments.benchmarks.pareto_search --seeds 10        # over made-up tables, one for each seed
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from scipy import stats
 from tqdm import tqdm
 
 from experiment_core_utils.config.command import reporting_errors, run_command
-from experiment_core_utils.config.command_line import DocstringHelp
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.sweep.front_search import (
     MeanBound,
@@ -216,7 +215,7 @@ def summary_of(done: Sequence[SearchAgreement]) -> str:
 @reporting_errors
 def main() -> None:
     """Exit code: 0 done, 1 the table cannot be read, 2 a wrong flag."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=DocstringHelp)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--table", type=Path, metavar="FILE", help="replay over this table (default: made-up tables)")
     parser.add_argument("--num_samples", type=int, default=500, help="samples of made-up tables")
     parser.add_argument("--seeds", type=int, default=10)

@@ -6,7 +6,6 @@ Random weights in bfloat16, one request, device time of CUDA graphs: a part runs
 every block's weights come from memory. `--check` compares logits, stored keys and features with the modules' first.
 """
 
-import argparse
 import copy
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.costs import vision_flops
@@ -124,7 +124,7 @@ def whole(model: MolmoeForConditionalGeneration, decoder: DecoderWeights) -> Non
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--whole", action="store_true")

@@ -5,7 +5,6 @@ python -m experiments.benchmarks.profiler --rounds 15
 Flags that are not this script's own go to the pipeline's configuration.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import ProfilerMode
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages
@@ -64,7 +64,7 @@ def ratios_of_rounds(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--max_new_tokens", type=int, default=16)
     arguments, config = parsed(parser)

@@ -3,7 +3,6 @@
 python -m experiments.benchmarks.scoring
 """
 
-import argparse
 import random
 import statistics
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
 from experiment_core_utils.tasks.scoring.ptb_tokenizer import ptb_tokenize
@@ -81,7 +81,7 @@ def answers_for(metric: str, predictions: Sequence[str], references: Sequence[tu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--images", type=int, default=IMAGES)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=42)

@@ -10,7 +10,6 @@ it. Wall time is that of `run_profiling` less the loading of the model, from pla
 times taken around whole steps of the pipeline, two readings of the clock for each, none of them inside a run.
 """
 
-import argparse
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from unittest.mock import patch
 
 from experiment_core_utils import pipeline
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.ledger import Ledger
@@ -110,7 +110,7 @@ def print_report(model_s: float, sweep_s: float, parts: Mapping[str, float]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--num_samples", type=int, default=32)
     own, flags = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,6 @@ with the least median wins. What is not tried (how positions are split, the step
 is the default's.
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
@@ -152,7 +152,7 @@ def tuned_prefill(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tu
 
 @torch.inference_mode()
 def main() -> int:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    OneLineParser(description=__doc__).parse_args()
     if not torch.cuda.is_available():
         print(
             "error: tile sizes are measured on a GPU, and this machine has none; run this where one is", file=sys.stderr

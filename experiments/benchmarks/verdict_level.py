@@ -7,13 +7,13 @@ spread of 0.5 in the logarithm; `unlike`: the one that is called cheaper has 0.7
 wrong in 2.5 % of the pairs at most. Beside it the percentile bootstrap (1000 draws), which is no longer used.
 """
 
-import argparse
 import sys
 
 import numpy as np
 from scipy import stats
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiments.fitting.verdicts import TAIL, fewest_for, mean_p_values, tail_p_values
 
 PERCENT = {"mean": None, "p95": 95.0, "p99": 99.0}
@@ -55,7 +55,7 @@ def wrong_by_bootstrap(statistic: str, n: int, num_pairs: int, seed: int, *, is_
 
 def main() -> int:
     """Print a row for each figure and number of pictures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--num_pairs", type=int, default=1000, help="pairs for each cell (default: 1000)")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

@@ -21,7 +21,7 @@ from experiment_core_utils.b_model_loader import ModelSource, find_model, load_s
 from experiment_core_utils.c_prompt_processing import open_tasks
 from experiment_core_utils.config.block_choice import BlockChoice, provenance_path, read_importance
 from experiment_core_utils.config.command import reporting_errors
-from experiment_core_utils.config.command_line import DocstringHelp, OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
 from experiment_core_utils.meters.host_facts import command_line, package_version
@@ -60,7 +60,7 @@ MEASURES = ("accuracy", "answer_loss")
 
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags."""
-    parser = OneLineParser(description=__doc__, formatter_class=DocstringHelp, allow_abbrev=False)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument(
         "--output", type=Path, required=True, help="file of the scores, or with --select of the block sets"
     )

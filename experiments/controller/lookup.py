@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.files import check_writable, write_json_atomically
 from experiment_core_utils.primitives.knobs import TIERS, own_target, target_of_value, token_target
 from experiment_core_utils.primitives.units import check_at_least, check_fraction
 from experiment_core_utils.records.json_record import Amount, Count, Knob, Share, Time
@@ -460,6 +460,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Build a lookup or predict from one. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     given = build_parser().parse_args(argv)
     if given.command == "build":
+        check_writable(given.output)
         lookup = built_by_flags(given, load_grid(given.results))
         save(lookup, given.output)
         print(f"{given.output}: {len(lookup.entries)} settings, {lookup.name}")

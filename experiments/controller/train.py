@@ -52,7 +52,7 @@ REWARD_FLAGS = {"latency_weight": "weight of latency / budget", "over_budget_pen
 
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags; with replay and live all others go to the profiler's configuration."""
-    parser = OneLineParser(prog="train.py", description="Train the two-stage controller.", allow_abbrev=False)
+    parser = OneLineParser(prog="train.py", description="Train the two-stage controller.")
     add = parser.add_argument
     add("--environment", choices=ENVIRONMENTS, required=True)
     add("--controller_dir", type=Path, required=True, metavar="DIR", help="folder of checkpoint, curves and summary")

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import libraries_loading, reporting_errors, run_command
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.primitives.texts import printable
 
 
 @reporting_errors
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # They come from E2, which takes a second to import: too long before the first sample.
         from experiments.core_exp.closing_lines import closing_lines
 
-        print("\n".join(closing_lines(report)))
+        print("\n".join(printable(line) for lines in closing_lines(report) for line in lines.split("\n")))
     return report.exit_code
 
 

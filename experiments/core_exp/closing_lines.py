@@ -38,8 +38,7 @@ def closing_lines(report: RunReport) -> list[str]:
         if warning is not None:
             lines.append(f"warning: {warning}")
     lines += [*caveat_lines(report.results), *failed_sample_lines(report.results)]
-    for values in report.left_out:
-        lines.append(f"left out by the sampling strategy: {values} (--sampling_strategy full measures all)")
+    lines += report.left_out
     if report.search is not None:
         lines.append(report.search.sentence)
     measured = "nothing was left to measure" if report.experiment_id is None else f"run {report.experiment_id}"

@@ -22,6 +22,7 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.files import check_writable
 from experiments.analyses.recorded_table import table_of, write_table
 
 # 3 tiers x 4 numbers of experts x 5 numbers of blocks.
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--num_samples", type=int, default=500, help="samples of each setting")
     given: argparse.Namespace
     given, flags = parser.parse_known_args(argv)
+    check_writable(given.table)
     return collect(given.table, given.results_dir, given.num_samples, flags)
 
 

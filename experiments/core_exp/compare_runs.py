@@ -16,7 +16,7 @@ import pandas as pd
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.files import check_writable, write_text_atomically
 from experiment_core_utils.primitives.units import check_within
 from experiments.analyses.charts.run_charts import runs_chart
 from experiments.analyses.charts.style import caption_of
@@ -63,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given: argparse.Namespace = parser.parse_args(argv)
     check_within("--margin", given.margin, 0, 1)
     check_within("--accuracy_margin", given.accuracy_margin, 0, 1)
+    if given.output is not None:
+        check_writable(given.output)
     folders = [given.run_a, *given.others]
     runs = [load_sweep(folder) for folder in folders]
     found = compare_runs(runs, labels_of(runs, folders), given.margin, given.accuracy_margin)

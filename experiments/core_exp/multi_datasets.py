@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command import ERRORS_FILE, reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, HubUnreachable
 
 DRIVER = Path(__file__).resolve().with_name("acc_lat_profiling.py")
 # The published list with its limits of tokens; a dataset that is not in it has its task's own limit.
@@ -50,7 +51,7 @@ class DatasetsRequest:
     use_profiler: bool
     enable_memory_optimization: bool
     data_dir: Path | None  #: contains a folder for each dataset that has a local copy
-    driver_flags: tuple[str, ...]  #: for every dataset, after all others, so that they win
+    driver_flags: tuple[str, ...]  #: for every dataset, in place of the runner's own of the same name
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Outcome:
     dataset: str
     exit_code: int | None
     seconds: float
+    error: str = ""  #: class of the driver's error
 
 
 def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus: int) -> DatasetsRequest:
@@ -128,30 +130,62 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
 
 
 def results_folder(dataset: str, request: DatasetsRequest) -> Path:
-    """The folder of a dataset, since results of runs with different fingerprints are kept apart."""
-    return request.output_dir / dataset.replace("_", "-")
+    """The folder of a dataset, since results of runs with different fingerprints are kept apart; the driver's flag
+    names it for all of them.
+    """
+    given = _value_of("--output_dir", request.driver_flags)
+    return request.output_dir / dataset.replace("_", "-") if given is None else Path(given)
+
+
+def _value_of(flag: str, flags: Sequence[str]) -> str | None:
+    """The value of a flag that is given as two words or as `--flag=value`; None where it is not given."""
+    for at, word in enumerate(flags):
+        if word == flag and at + 1 < len(flags):
+            return flags[at + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
 
 
 def driver_command(dataset: str, request: DatasetsRequest) -> list[str]:
     """The driver's command line for one dataset: torchrun where there are several processes."""
     processes = request.num_processes
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    own = {
+        "--dataset_name": dataset,
+        "--output_dir": str(results_folder(dataset, request)),
+        "--num_processes": str(processes),
+        "--max_new_tokens": str(PUBLISHED_LIMITS[dataset]) if dataset in PUBLISHED_LIMITS else None,
+        "--model_path": request.model_path,
+        "--num_samples": None if request.num_samples is None else str(request.num_samples),
+        "--data_dir": str(local_copy(dataset, request) or "") or None,
+    }
+    switches = {
+        "--use_profiler": request.use_profiler,
+        "--enable_memory_optimization": request.enable_memory_optimization,
+    }
+    given = {word.partition("=")[0] for word in request.driver_flags}
     command = [sys.executable, *(launcher if processes > 1 else []), str(DRIVER)]
-    command += ["--dataset_name", dataset, "--output_dir", str(results_folder(dataset, request))]
-    command += ["--num_processes", str(processes)]
-    if dataset in PUBLISHED_LIMITS:
-        command += ["--max_new_tokens", str(PUBLISHED_LIMITS[dataset])]
-    if request.model_path is not None:
-        command += ["--model_path", request.model_path]
-    if request.num_samples is not None:
-        command += ["--num_samples", str(request.num_samples)]
-    if request.data_dir is not None and (request.data_dir / dataset).is_dir():
-        command += ["--data_dir", str(request.data_dir / dataset)]
-    if request.use_profiler:
-        command.append("--use_profiler")
-    if request.enable_memory_optimization:
-        command.append("--enable_memory_optimization")
+    for flag, value in own.items():
+        command += [flag, value] if value is not None and flag not in given else []
+    command += [flag for flag, is_on in switches.items() if is_on and flag not in given]
     return [*command, *request.driver_flags]
+
+
+def local_copy(dataset: str, request: DatasetsRequest) -> Path | None:
+    """The folder below DATA_DIR; None where there is none."""
+    folder = None if request.data_dir is None else request.data_dir / dataset
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def needs_hub(dataset: str, request: DatasetsRequest) -> bool:
+    """Whether a dataset is read from the hub: it is published, and no folder or file of it is given."""
+    is_given = {word.partition("=")[0] for word in request.driver_flags} & {
+        "--data_dir",
+        "--data_file",
+        "--task_module",
+    }
+    return not dataset.startswith("reference_") and local_copy(dataset, request) is None and not is_given
 
 
 class Runner:
@@ -160,24 +194,33 @@ class Runner:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._stopped = False
+        self._hub_is_away, self._model_is_away = False, False
 
     def run_all(self, request: DatasetsRequest) -> list[Outcome]:
-        """Run every dataset in turn, whatever the outcome of those before it."""
+        """Run every dataset in turn, whatever the outcome of those before it; once the hub did not answer, only those
+        that need nothing from it.
+        """
         outcomes = []
         for number, dataset in enumerate(request.datasets, 1):
-            if self._stopped:
+            is_from_hub = needs_hub(dataset, request)
+            if self._stopped or self._model_is_away or (self._hub_is_away and is_from_hub):
                 outcomes.append(Outcome(dataset, None, 0.0))
                 continue
             print(f"== {number}/{len(request.datasets)} {dataset}", flush=True)
             outcomes.append(self._run(dataset, driver_command(dataset, request)))
+            if outcomes[-1].error == HubUnreachable.__name__:
+                self._hub_is_away, self._model_is_away = True, not is_from_hub
         return outcomes
 
     def _run(self, dataset: str, command: Sequence[str]) -> Outcome:
         started = time.monotonic()
-        self._child = subprocess.Popen(command)
-        exit_code = self._child.wait()
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8") as errors:
+            self._child = subprocess.Popen(command, env=os.environ | {ERRORS_FILE: errors.name})
+            exit_code = self._child.wait()
+            names = errors.read().split()
         self._stopped = self._stopped or exit_code == STOPPED
-        return Outcome(dataset, STOPPED if self._stopped else exit_code, time.monotonic() - started)
+        code = STOPPED if self._stopped else exit_code
+        return Outcome(dataset, code, time.monotonic() - started, names[0] if names else "")
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
         """Stop, as a signal handler: the current dataset stops cleanly, no other is started. Where a terminal's Ctrl-C
@@ -198,7 +241,12 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
         lines.append(f"{each.dataset:<{width}}  {outcome_name(each.exit_code):<14}  {seconds:>8}  {folder}")
     left = [each for each in outcomes if each.exit_code != 0]
     lines.append(f"{len(outcomes) - len(left)} of {len(outcomes)} datasets done")
-    if left:
+    if any(each.error == HubUnreachable.__name__ for each in outcomes):
+        lines.append(
+            "the hub cannot be reached: datasets from it were not started after the first; give DATA_DIR with copies, "
+            "or name those that are in the cache"
+        )
+    elif left:
         lines.append(
             "the reason is shown above, at the end of each one's output; run the same command again to measure the rest"
         )

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.primitives.files import check_writable
 from experiments.analyses.report.page import write_report
 
 
@@ -39,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Write the report. Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong."""
     given = build_parser().parse_args(argv)
     output = given.output or (given.output_dir or given.results_dirs[0]) / "report.html"
+    check_writable(output)
     write_report(given.results_dirs, output)
     print(output)
 

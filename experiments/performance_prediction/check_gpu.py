@@ -3,7 +3,6 @@
 python -m experiments.performance_prediction.check_gpu --output check_gpu.json
 """
 
-import argparse
 import platform
 import statistics
 import sys
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.device import choose_device, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import ProfilerError, first_line
 from experiment_core_utils.primitives.files import write_json_atomically
@@ -244,7 +244,7 @@ def printed(rows: Iterable[Row], line: Callable[[Row], str]) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("check_gpu.json"))
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument(

@@ -11,6 +11,7 @@ from pathlib import Path
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.csv_tables import read_table_file
+from experiment_core_utils.primitives.texts import printable
 
 
 def status_lines(results: Path) -> Iterator[str]:
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("results", nargs="?", type=Path, default=Path("results"), help="folder of the stages")
     results = parser.parse_args(argv).results
     lines = list(status_lines(results))
-    print("\n".join(lines) or f"nothing in {results} yet")
+    print("\n".join(map(printable, lines)) or f"nothing in {results} yet")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.config.command import libraries_loading, reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.text_grid import combinations, read_yaml, with_overrides
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,6 +48,8 @@ def _content(given: argparse.Namespace) -> Mapping[str, Any]:
     short = {name: getattr(given, name) for name in ("num_input_prompts", "max_output_tokens")}
     overrides = [*given.set, *(f"{name}={value}" for name, value in short.items() if value is not None)]
     content = with_overrides(read_yaml(given.config) if given.config else {}, overrides)
+    if given.model_name is not None and any(each.startswith("model_name=") for each in given.set):
+        raise ConfigurationError("model_name is given twice; give it once")
     # As given: a name may mean something else in YAML.
     return content if given.model_name is None else {**content, "model_name": given.model_name}
 

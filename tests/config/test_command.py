@@ -59,6 +59,24 @@ def test_output_that_is_refused_is_one_line_and_progress_is_not_missed(tmp_path:
     assert (tmp_path / "a").exists() and (tmp_path / "b").exists()
 
 
+def test_control_characters_of_names_reach_no_terminal() -> None:
+    program = """
+import sys
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+def main():
+    print("name \\x1b[2J of \\x9b31m")
+    print("warning \\x1b]0;owned\\x07", file=sys.stderr)
+    raise ConfigurationError("there is no \\x1b[31m\\r")
+
+sys.exit(run_command(main))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (2, "name \\x1b[2J of \\x9b31m\n")
+    assert run.stderr == "warning \\x1b]0;owned\\x07\nerror: there is no \\x1b[31m\\r\n"
+
+
 @pytest.mark.parametrize("error", [Stopped("stopped by SIGINT; go on"), KeyboardInterrupt()])
 def test_of_several_processes_the_first_says_that_they_are_stopped(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

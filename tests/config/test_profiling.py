@@ -33,6 +33,12 @@ def test_the_published_defaults() -> None:
     )
 
 
+@pytest.mark.parametrize(("most", "least"), [(0, 0), (1, 1), (2, 2), (3, 2), (9, 2)])
+def test_a_limit_of_the_warm_up_lowers_its_usual_length(most: int, least: int) -> None:
+    measuring = parse_config(["--max_warmup_runs", str(most)]).measuring
+    assert (measuring.num_warmup_runs, measuring.max_warmup_runs) == (least, most)
+
+
 def test_ids_are_kept_once_and_ascending() -> None:
     assert parse_config(["--ids", "17", "3", "17"]).task.ids == (3, 17)
 
@@ -51,7 +57,8 @@ def test_tokens_take_the_place_of_tiers() -> None:
         (["--sampling_strategy", "lhs", "--num_configs", "0"], "--num_configs 0.*at least 1"),
         (["--num_samples", "0"], "--num_samples 0.*at least 1"),
         (["--num_warmup_runs", "8", "--max_warmup_runs", "7"], "--max_warmup_runs 7 is less than.*give at least 8"),
-        (["--max_warmup_runs", "1"], "--max_warmup_runs 1 is less than --num_warmup_runs 2"),
+        (["--num_warmup_runs", "2", "--max_warmup_runs", "1"], "--max_warmup_runs 1 is less than --num_warmup_runs 2"),
+        (["--max_warmup_runs", "-1"], "--max_warmup_runs -1 is less than --num_warmup_runs 0; give at least 0"),
         (["--seed", "4294967296"], "--seed 4294967296 is not possible; give at most 4294967295"),
         (["--worker_timeout", "inf"], "--worker_timeout inf is not possible; give a finite number"),
         (["--use_profiler", "--num_latency_samples", "0"], "--num_latency_samples 0 leaves none"),

@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, published_form, validated
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.config.text import TextConfig, published_form, validated
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 
 
 def test_the_published_attributes_of_any_object_are_read_and_others_are_recorded() -> None:

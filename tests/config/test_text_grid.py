@@ -76,6 +76,11 @@ def test_overrides_replace_what_the_file_says_also_a_list() -> None:
     assert content["fp_precision"] == ["float32", "bfloat16"]
 
 
+def test_a_key_that_is_overridden_twice_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="^random_seed is given twice; give it once"):
+        with_overrides({}, ["random_seed=1", "task_type=a", "random_seed=2"])
+
+
 @pytest.mark.parametrize("override", ["fp_precision", "=3", "fp_precision.x=1"])
 def test_an_override_that_is_none_is_refused(override: str) -> None:
     with pytest.raises(ConfigurationError, match="override|not a group"):

@@ -9,6 +9,7 @@ import pytest
 import knob_profiler as kp
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.settings import SettingFailure
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,19 @@ def test_a_call_measures_what_it_names(results: kp.Results) -> None:
     assert list(frame["setting"]) == ["tier-low_topk2_blocks3", "tier-low_topk4_blocks3"]
     assert set(frame["task"]) == {"reference_vqa"} and (frame["T_total_mean_ms"] > 0).all()
     assert len(results.samples()) == 4
+
+
+def test_it_shows_itself_in_one_line(results: kp.Results) -> None:
+    shown = repr(results)
+    assert shown == f"Results({str(results.folder)!r}: 2 settings of reference_vqa)"
+    assert repr(kp.load(results.folder)) == shown
+    failed = kp.Results(results.folder, (), {"tier-low_topk2_blocks3": SettingFailure("OutOfMemory", "no memory", 3)})
+    assert repr(failed) == f"Results({str(results.folder)!r}: 0 settings of no task, 1 failed)"
+
+
+def test_the_module_lists_its_published_names_alone() -> None:
+    assert [name for name in dir(kp) if not name.startswith("__")] == ["Results", "load", "profile"]
+    assert {"__doc__", "__file__", "__name__"} <= set(dir(kp))
 
 
 def test_the_front_names_cost_and_unit(results: kp.Results) -> None:

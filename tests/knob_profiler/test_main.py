@@ -35,6 +35,18 @@ def test_the_help_of_profile_is_the_drivers(capsys: pytest.CaptureFixture[str]) 
     assert shown == driver.replace("usage: acc_lat_profiling.py", "usage: knobprof profile")
 
 
+@pytest.mark.parametrize("words", [[], ["analyse"], ["controller"]])
+def test_without_a_command_the_help_is_printed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"usage: {' '.join(['knobprof', *words])} [-h]") and shown.err == ""
+    group = COMMANDS.commands[words[0]] if words else COMMANDS
+    assert isinstance(group, Group)
+    assert {line.split()[0] for line in shown.out.splitlines() if line.startswith("    ") and line[4] != " "} >= set(
+        group.commands
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -44,7 +56,6 @@ def test_the_help_of_profile_is_the_drivers(capsys: pytest.CaptureFixture[str]) 
         (["profile", "--tier_list", "lwo"], r"'lwo' \(did you mean low\?\); choose among low, medium, high"),
         (["tasks", "compare", "RESULTS", "--basline", "x"], r"\(did you mean --baseline\?\); see --help"),
         (["text", "--zzz"], r"unrecognized arguments: --zzz; see --help"),
-        (["controller"], r"the following arguments are required: COMMAND"),
     ],
 )  # fmt: skip
 def test_a_wrong_word_is_one_line_with_the_nearest_right_one(

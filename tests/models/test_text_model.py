@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
-from experiment_core_utils.config.text import ImpossibleCombination, TextConfig, validated
+from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.models.common.quantisation import fp8_unsupported_reason
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from experiment_core_utils.models.text_model import (
@@ -25,7 +25,7 @@ from experiment_core_utils.models.text_model import (
     load_tokenizer,
     validate_loadable,
 )
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 

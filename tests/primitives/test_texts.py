@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiment_core_utils.primitives.texts import did_you_mean, is_text, short_digest, shown
+from experiment_core_utils.primitives.texts import did_you_mean, is_text, printable, short_digest, shown
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,11 @@ def test_what_a_message_shows() -> None:
     assert shown("a\nb\0\ud800é") == "a\\nb\\x00\\ud800é"
     assert shown(["a"]) == "['a']"
     assert shown("x" * 5000) == f"{'x' * 100} ... {'x' * 100} (5000 characters)"
+
+
+def test_control_characters_are_escapes_on_a_terminal() -> None:
+    assert printable("a\x1b[31mb\r\nc\x07\x9bé中") == "a\\x1b[31mb\\r\\nc\\x07\\x9bé中"
+    assert printable("a\x1b[31m\tb\r\n\x1b[A|", is_stream=True) == "a\\x1b[31m\tb\r\n\x1b[A|"
 
 
 def test_a_short_digest_is_the_front_of_the_sha256() -> None:

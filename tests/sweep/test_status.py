@@ -177,6 +177,13 @@ def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path, capsys: p
     assert main([]) == 2
 
 
+def test_what_an_edited_plan_says_moves_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_plan(replace(PLAN, task="signs\x1b[2J\x1b]0;owned\x07\rx", keys=("a\x9b31m",), due=("a\x9b31m",)), tmp_path)
+    assert main([str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "signs\\x1b[2J\\x1b]0;owned\\x07\\rx" in out and not set(out) & set("\x1b\x9b\x07\r")
+
+
 def test_a_folder_of_several_datasets_answers_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for task in ("signs", "boards"):
         write_plan(replace(PLAN, task=task), tmp_path / task)

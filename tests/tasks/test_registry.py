@@ -26,6 +26,14 @@ def test_task_and_registry_name_the_same_metric() -> None:
     assert load_task("reference_vqa", "train").metric == get_metric_for_dataset("reference_vqa")
 
 
+def test_the_published_place_of_the_metrics_names_gives_the_registrys() -> None:
+    from experiments.base_experiment import get_metric_for_dataset as published
+
+    assert (published("text_vqa"), published("doc_qa")) == ("vqa_score", "ansl_em")
+    with pytest.raises(ConfigurationError, match="unknown task 'imagenet'"):
+        published("imagenet")
+
+
 def test_a_split_that_is_not_named_is_the_tasks_own() -> None:
     assert load_task("reference_counting").split == "validation"
     with pytest.raises(ConfigurationError, match="tally_qa test cannot|tally_qa: there is no folder nowhere"):

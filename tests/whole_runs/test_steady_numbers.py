@@ -17,15 +17,16 @@ from experiment_core_utils.sweep.drift import drift_path, read_drift
 from experiment_core_utils.sweep.plan import RequestedRun, plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
+from tests.given_flags import over
 from tests.processes.one_process import run_alone
 
 
 def config_for(checkpoint: Path, folder: Path, *more: str) -> ProfilingConfig:
     return parse_config(
-        ["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
-         "--top_k_list", "1", "2", "4", "--num_active_blocks_list", "4", "--num_runs_per_sample", "1",
-         "--num_warmup_runs", "1", "--max_warmup_runs", "3", "--drift_check_every", "2", "--num_threads", "1",
-         "--max_repeats", "0", "--max_new_tokens", "2", *more]
+        over(["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
+              "--top_k_list", "1", "2", "4", "--num_active_blocks_list", "4", "--num_runs_per_sample", "1",
+              "--num_warmup_runs", "1", "--max_warmup_runs", "3", "--drift_check_every", "2", "--num_threads", "1",
+              "--max_repeats", "0", "--max_new_tokens", "2"], more)
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from transformers.utils import is_kernels_available
 
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.device import most_memory_bytes
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, HubUnreachable, first_line
 from experiment_core_utils.primitives.files import read_json, refuse_unreadable
 
 # What transformers opens in a folder, by the ends of the names; JSON files contain one object each.
@@ -58,6 +58,7 @@ def download(
         hint: what to give instead, the end of the message.
 
     Raises:
+        HubUnreachable: there is no network, and the cache does not contain it.
         ConfigurationError: `name` is not a hub id, or the hub does not give it.
     """
     if name.count("/") != 1 or name.startswith((".", "/")):
@@ -76,7 +77,8 @@ def download(
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         at_revision = f" at revision {revision}" if revision is not None else ""
-        raise ConfigurationError(
+        refused = isinstance(error, HfHubHTTPError | HFValidationError)
+        raise (ConfigurationError if refused else HubUnreachable)(
             f"{name} is not a folder, and the hub did not give it{at_revision} ({first_line(error)}); {hint}"
         ) from error
 

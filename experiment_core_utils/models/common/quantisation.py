@@ -21,8 +21,8 @@ from transformers.utils import (
     is_optimum_available,
 )
 
-from experiment_core_utils.config.text import ImpossibleCombination, Quantisation
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.config.text import Quantisation
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, first_line
 from experiment_core_utils.records.text import QuantSupport
 
 FP8_CAPABILITY = (8, 9)

@@ -49,7 +49,8 @@ def count_prompt_flops(
 
     Args:
         model: anything with `forward(input_ids=[1, T])`.
-        tokenised: ids [N, T] without padding, or ids and mask, both [N, T]; masked positions are left out.
+        tokenised: ids and mask, both [N, T], of which masked positions are left out; or ids [N, T] alone, of which
+            `padding_at_the_ends` is left out. Without a padding token in the model's config they all count.
         timeout_per_sample: seconds for one length, where prompts are run, more than 0; None sets no limit. It ends a
             run between two operators: one that hangs runs on.
         method: `formula` for architectures that formulas are known for (`docs/compute.md`), and `counter` for others;
@@ -65,7 +66,7 @@ def count_prompt_flops(
         raise ConfigurationError(
             f"a prompt cannot be counted in {timeout_per_sample} s; give more than 0, or None for no limit"
         )
-    ids, mask = _ids_and_mask(tokenised)
+    ids, mask = _ids_and_mask(model, tokenised)
     lengths = [int(length) for length in mask.sum(dim=1)]
     if method == "formula":
         architecture = architecture_in_force(model)
@@ -91,11 +92,11 @@ def _flop_count(
     return FlopCount(flops, method, counted_on, len(lengths), sum(lengths), reason)
 
 
-def _ids_and_mask(tokenised: torch.Tensor | TokenisedPrompts) -> tuple[torch.Tensor, torch.Tensor]:
+def _ids_and_mask(model: nn.Module, tokenised: torch.Tensor | TokenisedPrompts) -> tuple[torch.Tensor, torch.Tensor]:
     if isinstance(tokenised, Mapping):
         ids, mask = tokenised["input_ids"], tokenised["attention_mask"].bool()
     else:
-        ids, mask = tokenised, torch.ones_like(tokenised, dtype=torch.bool)
+        ids, mask = tokenised, ~padding_at_the_ends(model, tokenised)
     if ids.dim() != 2 or mask.shape != ids.shape:
         raise ConfigurationError(
             f"ids and mask of shape [N, T] were expected, found {list(ids.shape)} and {list(mask.shape)}"
@@ -104,6 +105,32 @@ def _ids_and_mask(tokenised: torch.Tensor | TokenisedPrompts) -> tuple[torch.Ten
     if empty:
         raise ConfigurationError(f"prompt {', '.join(empty)} has no token; leave it out")
     return ids, mask
+
+
+def padding_at_the_ends(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """Where ids [N, T] are padding: the padding token before a prompt's first other token or after its end.
+
+    The token is the generation config's, else the config's. Where it also begins or ends texts, as many of it stay
+    at each end as every prompt has there: of prompts that are all padded to a fixed length, these count too.
+    """
+    configs = [getattr(model, "generation_config", None), getattr(model, "config", None)]
+    configs.append(getattr(configs[1], "text_config", None))
+    pad = next((found for each in configs if (found := getattr(each, "pad_token_id", None)) is not None), None)
+    if pad is None or ids.dim() != 2 or not ids.numel():
+        return torch.zeros_like(ids, dtype=torch.bool)
+    of_texts: set[int | None] = set()
+    for name in ("bos_token_id", "eos_token_id"):
+        for each in configs:
+            found = getattr(each, name, None)
+            of_texts.update(found if isinstance(found, list | tuple) else [found])
+    is_pad = ids == pad
+    padding = torch.zeros_like(is_pad)
+    for from_end in (False, True):
+        run = (is_pad.flip(1) if from_end else is_pad).long().cumprod(dim=1)
+        if pad in of_texts:
+            run = run * (run.cumsum(dim=1) > run.sum(dim=1).min())
+        padding |= (run.flip(1) if from_end else run).bool()
+    return padding
 
 
 def _count_lengths(

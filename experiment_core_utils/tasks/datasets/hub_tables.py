@@ -15,7 +15,8 @@ import datasets
 import huggingface_hub.constants
 from datasets.exceptions import DatasetsError
 
-from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, HubUnreachable, first_line
+from experiment_core_utils.primitives.files import read_json
 from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.tasks.datasets.tables import Row
 
@@ -71,8 +72,9 @@ def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:
     """One split from the hub or from the library's cache of it.
 
     Raises:
-        ConfigurationError: it cannot be had; its message gives the reason only. Without a network the library takes
-            whichever revision its cache has: one that is not the requested commit is refused.
+        HubUnreachable: there is no network, and the cache does not contain it.
+        ConfigurationError: it cannot be had otherwise; its message gives the reason only. Without a network the library
+            takes whichever revision its cache has: one that is not the requested commit is refused.
     """
     try:
         rows = datasets.load_dataset(
@@ -82,6 +84,8 @@ def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:
             revision=hub.revision,
             cache_dir=None if cache_dir is None else str(cache_dir),
         )
+    except ConnectionError as error:
+        raise HubUnreachable(shown(first_line(error))) from error
     except _UNREADABLE as error:
         raise ConfigurationError(shown(first_line(error))) from error
     commit = _commit_of(rows)
@@ -184,6 +188,8 @@ def _saved(folder: Path, split: str) -> HubTable:
             raise ConfigurationError(
                 f"{folder} cannot be read: {path.name} is not a regular file; copy the folder again"
             )
+    for state in folder.rglob("state.json"):
+        _refuse_files_elsewhere(state)
     saved = datasets.load_from_disk(str(folder))
     if isinstance(saved, datasets.DatasetDict):
         if split not in saved:
@@ -196,6 +202,22 @@ def _saved(folder: Path, split: str) -> HubTable:
     stated = split if rows.split is not None else f"{split}, as requested; the folder does not state it"
     source = {"read_from": "saved dataset", "path": str(folder), "split": stated, "fingerprint": rows._fingerprint}
     return HubTable(rows.flatten_indices() if rows._indices is not None else rows, (folder,), source)
+
+
+def _refuse_files_elsewhere(state: Path) -> None:
+    """Raises ConfigurationError where a saved dataset names a file that is not beside its state, and would be read."""
+    try:
+        content = read_json(state)
+    except ConfigurationError:
+        # The library says what is wrong.
+        return
+    files = content.get("_data_files") if isinstance(content, dict) else None
+    for each in files if isinstance(files, list) else ():
+        name = each.get("filename") if isinstance(each, dict) else None
+        if isinstance(name, str) and (Path(name).name != name or name == ".."):
+            raise ConfigurationError(
+                f"{state} names the file {shown(name)}, which is not beside it; save the dataset again by save_to_disk"
+            )
 
 
 def _is_of_split(path: Path, folder: Path, split: str) -> bool:

@@ -241,7 +241,8 @@ class PublishedTask(RowTask):
             try:
                 return read_hub(hub, split.stored, cache_dir)
             except ConfigurationError as error:
-                raise ConfigurationError(
+                # Of the same class: that there is no network is true of other datasets, too.
+                raise type(error)(
                     f"{self.name} {self.split} cannot be read from the hub ({error}): {self._how_to_get(hub)}"
                 ) from error
         if not data_dir.is_dir():

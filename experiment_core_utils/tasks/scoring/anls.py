@@ -8,7 +8,7 @@ half counts, and lengths are those before white space is collapsed.
 from collections import defaultdict
 from collections.abc import Sequence
 
-from experiment_core_utils.tasks.interface import require_references
+from experiment_core_utils.tasks.interface import in_either_order, require_references
 
 
 def levenshtein(first: str, second: str, limit: int) -> int | None:
@@ -52,6 +52,7 @@ def levenshtein(first: str, second: str, limit: int) -> int | None:
     return distance
 
 
+@in_either_order
 def anls(prediction: str, references: Sequence[str]) -> float:
     """The similarity to the nearest reference: 1 - distance / length, and 0 where that is below one half.
 

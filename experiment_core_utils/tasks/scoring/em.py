@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from experiment_core_utils.tasks.interface import require_references
+from experiment_core_utils.tasks.interface import in_either_order, require_references
 
 _MARKER = "Answer:"
 
@@ -40,6 +40,7 @@ _GROUPED = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
 _WHOLE_NUMBER_WITH_ZEROS = re.compile(r"([+-]?\d+)\.0+")
 
 
+@in_either_order
 def em(prediction: str, references: Sequence[str]) -> float:
     """Strict exact match: 1 if the answer in the output, lower-cased, equals a reference lower-cased, else 0.
 
@@ -54,6 +55,7 @@ def em(prediction: str, references: Sequence[str]) -> float:
     return float(any(answer == reference.lower() for reference in references))
 
 
+@in_either_order
 def em_lenient(prediction: str, references: Sequence[str]) -> float:
     """Exact match after `normalize_leniently` on both sides, the prediction's answer by `molmo_answer` first.
 

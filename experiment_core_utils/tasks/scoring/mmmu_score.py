@@ -8,7 +8,7 @@ open answers follow the benchmark's rule as Molmo's evaluation applies it.
 import re
 from collections.abc import Sequence
 
-from experiment_core_utils.tasks.interface import require_references
+from experiment_core_utils.tasks.interface import in_either_order, require_references
 
 # What comes before an answer in a sentence; the equals sign only in the last sentence.
 _LEADS = ("could be ", "so ", "is ", "thus ", "therefore ", "final ", "answer ", "result ")
@@ -18,6 +18,7 @@ _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d+)?(?:e
 _DECIMALS = 2
 
 
+@in_either_order
 def mmmu_open_score(prediction: str, references: Sequence[str]) -> float:
     """1 if a candidate in the output fits a reference, else 0.
 

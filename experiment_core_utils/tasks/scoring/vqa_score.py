@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from experiment_core_utils.tasks.interface import require_references
+from experiment_core_utils.tasks.interface import in_either_order, require_references
 from experiment_core_utils.tasks.scoring.em import ARTICLES, NUMBER_WORDS
 
 ANNOTATORS_FOR_FULL_CREDIT = 3
@@ -65,16 +65,18 @@ def vqa_normalize(text: str) -> str:
     return " ".join(_CONTRACTION_OF.get(word, word) for word in words if word not in ARTICLES)
 
 
+@in_either_order
 def vqa_score(prediction: str, references: Sequence[str]) -> float:
     """VQA accuracy: the mean over references of min(matches among the *other* references / 3, 1).
 
     A reference is set aside by its position, so equal answers of different annotators count separately. With ten
     references 1, 2, 3, 4 matches give 0.3, 0.6, 0.9, 1; with a single reference the score is 0 by construction.
     Prediction and references are always normalised, also where all references agree (the benchmark's script skips
-    it there, which scores "Yes" against ten times "yes" as 0).
+    it there, which scores "Yes" against ten times "yes" as 0). Both orders of the arguments are taken, as the published
+    `vqa_score(answers, pred_text)` has the other one: the text is the prediction.
 
     Raises:
-        SampleError: there are no references.
+        SampleError: there are no references, or not a text and a list of texts.
     """
     matches = _matches(prediction, references)
     count = len(references)
@@ -84,6 +86,7 @@ def vqa_score(prediction: str, references: Sequence[str]) -> float:
     return (matches * with_match_aside + (count - matches) * with_other_aside) / count
 
 
+@in_either_order
 def vqa_score_molmo(prediction: str, references: Sequence[str]) -> float:
     """The simplified VQA accuracy used by Molmo's evaluation: min(matches / 3, 1) over all references.
 

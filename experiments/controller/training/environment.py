@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from experiment_core_utils.primitives.units import check_at_least
+from experiment_core_utils.primitives.units import check_within
 from experiments.controller.networks.two_stage import BLOCKS, PAUSE, TIER, TOP_K, ActionSpace, TwoStageNetworks
 
 
@@ -71,6 +71,10 @@ def log_probabilities(log_probs: tuple[torch.Tensor, ...], actions: torch.Tensor
     return torch.stack(each).sum(dim=0)
 
 
+# Of parts of a reward or an objective: beyond it single precision keeps nothing of the others.
+MOST_WEIGHT = 1e6
+
+
 @dataclass(frozen=True)
 class RewardRecipe:
     """The reward: score - latency_weight * latency / budget within the budget; over it the score counts for nothing.
@@ -85,8 +89,8 @@ class RewardRecipe:
     over_budget_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        check_at_least("latency_weight", self.latency_weight, 0.0)
-        check_at_least("over_budget_penalty", self.over_budget_penalty, 0.0)
+        check_within("latency_weight", self.latency_weight, 0.0, MOST_WEIGHT)
+        check_within("over_budget_penalty", self.over_budget_penalty, 0.0, MOST_WEIGHT)
 
 
 def rewards(

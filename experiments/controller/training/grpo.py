@@ -11,12 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from experiment_core_utils.primitives.units import MOST_TIMES, check_above, check_at_least, check_within
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import MOST_TIMES, check_above_to, check_within
 from experiments.controller.networks.two_stage import TwoStageNetworks
-from experiments.controller.training.environment import RewardRecipe, RollOut, drawn, log_probabilities
+from experiments.controller.training.environment import MOST_WEIGHT, RewardRecipe, RollOut, drawn, log_probabilities
 from experiments.controller.training.tabled_environment import TabledEnvironment, Teacher
 
 MOST_TOGETHER = 100_000
+# A step of Adam changes each weight by about this much.
+MOST_LEARNING_RATE = 1.0
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,11 @@ class GrpoRecipe:
         check_within("group_size", self.group_size, 2, MOST_TOGETHER)
         check_within("asks_per_update", self.asks_per_update, 1, MOST_TOGETHER)
         check_within("epochs", self.epochs, 1, MOST_TIMES)
-        for name in ("clip", "learning_rate", "max_grad_norm", "spread_floor"):
-            check_above(name, getattr(self, name), 0.0)
+        check_above_to("learning_rate", self.learning_rate, 0.0, MOST_LEARNING_RATE)
+        for name in ("clip", "max_grad_norm", "spread_floor"):
+            check_above_to(name, getattr(self, name), 0.0, MOST_WEIGHT)
         for name in ("entropy_weight", "kl_weight"):
-            check_at_least(name, getattr(self, name), 0.0)
+            check_within(name, getattr(self, name), 0.0, MOST_WEIGHT)
 
 
 def advantages(rewards: torch.Tensor, group_size: int, spread_floor: float) -> torch.Tensor:
@@ -73,12 +77,20 @@ def entropy(log_probs: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def descend(optimiser: torch.optim.Optimizer, loss: torch.Tensor, max_norm: float = math.inf) -> float:
-    """Take a step against the loss's gradient, at most of this norm; returns the norm that it had."""
+    """Take a step against the loss's gradient, at most of this norm; returns the norm that it had.
+
+    Raises:
+        ConfigurationError: it is not finite.
+    """
     optimiser.zero_grad(set_to_none=True)
     loss.backward()
-    norm = nn.utils.clip_grad_norm_(optimiser.param_groups[0]["params"], max_norm)
+    norm = nn.utils.clip_grad_norm_(optimiser.param_groups[0]["params"], max_norm).item()
+    if not math.isfinite(norm):
+        raise ConfigurationError(
+            f"the training diverged (its gradient is {norm}); give a smaller --learning_rate or smaller weights"
+        )
     optimiser.step()
-    return norm.item()
+    return norm
 
 
 def update(

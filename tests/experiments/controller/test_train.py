@@ -126,6 +126,16 @@ def test_missing_curves_of_a_finished_training_are_written_when_it_resumes(tmp_p
         ),
         (["--environment", "elsewhere"], "invalid choice"),
         (["--environment", "synthetic", "--learning_rate", "nan"], "learning_rate nan is not possible; give a finite"),
+        (
+            ["--environment", "synthetic", "--learning_rate", "1e30"],
+            "learning_rate 1e+30 is not possible; give a finite number above 0 and at most 1",
+        ),
+        (["--environment", "synthetic", "--clip", "1e30"], "above 0 and at most 1e+06"),
+        (
+            ["--environment", "synthetic", "--kl_weight", "1e30"],
+            "kl_weight 1e+30 is not possible; give at least 0 and at",
+        ),
+        (["--environment", "synthetic", "--latency_weight", "1e30"], "latency_weight 1e+30 is not possible"),
         (["--environment", "synthetic", "--over_budget_penalty", "inf"], "over_budget_penalty inf is not possible"),
         (["--environment", "replay", "--grid", "x", "--calibration_share", "-0.5"], "share -0.5 is not possible; give"),
         (["--environment", "replay", "--grid", "x", "--calibration_share", "nan"], "give a fraction between 0 and 1"),

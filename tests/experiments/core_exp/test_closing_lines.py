@@ -32,7 +32,7 @@ def test_every_line_in_its_place() -> None:
         experiment_id="0007",
         results=results,
         failed={"tier-high_topk4_blocks2": SettingFailure("OutOfMemory", "no memory", 3)},
-        left_out=("top-k 8",),
+        left_out=("left out: --top_k_list 32 is more than the 8 experts",),
         csv_path=Path("results/signs/signs_settings.csv"),
     )
     failed, table, *lines = closing_lines(report)
@@ -43,7 +43,7 @@ def test_every_line_in_its_place() -> None:
         "differences in accuracy of settings that agree on 99% of the scores, as the median pair, with 2 samples",
         "warning: only 2 samples per setting: use --num_samples 500 or more before comparing accuracy",
         "failed samples: tier-low_topk4_blocks2: 1 SampleError of 3; the first: torn picture",
-        "left out by the sampling strategy: top-k 8 (--sampling_strategy full measures all)",
+        "left out: --top_k_list 32 is more than the 8 experts",
         "run 0007: 2 settings in results/signs",
         "table of settings: results/signs/signs_settings.csv",
     ]

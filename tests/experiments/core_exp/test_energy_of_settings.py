@@ -9,6 +9,7 @@ import pytest
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.d_energy_tracking import energy_plan_lines
 from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.k_results_aggregation import merge_parts, part_of
 from experiment_core_utils.meters.instruments import Instruments
@@ -24,6 +25,7 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.sweep.plan import plan_for, requested_run
 from experiment_core_utils.sweep.run import ProfilingRun
+from tests.given_flags import over
 from tests.processes.one_process import run_alone
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 from tests.scripted.simulated_meters import SimulatedDevice
@@ -34,9 +36,10 @@ NOTHING = Instruments(HostClock(), (), (), missing={"GPU energy": "torch sees no
 
 def config_for(checkpoint: Path, folder: Path, *more: str) -> ProfilingConfig:
     return parse_config(
-        ["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
-         "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "3", "--num_warmup_runs", "0",
-         "--max_repeats", "0", "--drift_check_every", "0", "--num_threads", "1", "--max_new_tokens", "3", *more]
+        over(["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
+              "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "3",
+              "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0", "--num_threads", "1",
+              "--max_new_tokens", "3"], more)
     )  # fmt: skip
 
 
@@ -200,3 +203,15 @@ def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_ch
     assert content is not None and content.energy is not None and content.energy.experiment_id == "0001"
     parts = [part_of(content, 0, 1, "0002")]
     assert merge_parts(parts, ids).energy == content.energy
+
+
+def test_a_plan_says_where_requested_energy_cannot_be_measured() -> None:
+    assert energy_plan_lines("off", "cpu", 0, NOTHING) == []
+    reason = "nothing on this machine measures energy (GPU energy: torch sees no GPU)"
+    assert energy_plan_lines("required", "cpu", 0, NOTHING) == [
+        f"warning: --energy required: {reason}; the run would be refused"
+    ]
+    assert energy_plan_lines("optional", "cpu", 0, NOTHING) == [
+        f"warning: --energy optional: {reason}; the run would go on without"
+    ]
+    assert energy_plan_lines("required", "cpu", 0, instruments_of(device_in_real_time(WATTS))) == []

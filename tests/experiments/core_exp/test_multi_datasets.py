@@ -25,6 +25,7 @@ from experiments.core_exp.multi_datasets import (
     Outcome,
     closing_lines,
     driver_command,
+    needs_hub,
     parse_request,
     visible_gpus,
     worst,
@@ -73,6 +74,16 @@ def test_every_variable_reaches_the_driver(tmp_path: Path) -> None:
     ]  # fmt: skip
     # No local copy of this one: it comes from the hub.
     assert "--data_dir" not in driver_command("st_qa", request)
+
+
+def test_a_flag_of_the_driver_takes_the_place_of_the_runners_own() -> None:
+    flags = ("--num_samples=3", "--output_dir", "my folder", "--max_new_tokens", "5", "--use_profiler")
+    request = request_of("okvqa", "text_vqa", "--", *flags, NUM_SAMPLES="7", USE_PROFILER="true", MODEL_PATH="a model")
+    assert driver_command("okvqa", request) == [
+        sys.executable, str(DRIVER), "--dataset_name", "okvqa", "--num_processes", "1", "--model_path", "a model",
+        *flags,
+    ]  # fmt: skip
+    assert closing_lines([Outcome("okvqa", 0, 1.0)], request)[1].split("  ")[-1] == "my folder"
 
 
 def test_arguments_come_before_the_environment_and_a_count_of_gpus_before_its_override() -> None:
@@ -147,6 +158,30 @@ def test_a_dataset_that_fails_does_not_stop_the_rest(tiny_checkpoint: Path, tmp_
     assert "unknown task 'no_such_task'" in done.stderr
     (result,) = (tmp_path / "reference-counting").glob("reference-counting_*.json")
     assert '"enable_memory_optimization": true' in result.read_text()
+
+
+def test_the_first_dataset_without_a_hub_ends_those_from_it_alone(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    away = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    done = subprocess.run(
+        ["bash", str(FOLDER / "run_multi_datasets_h100.sh"), "--", "--dry_run", *QUICK],
+        env=environment(tiny_checkpoint, tmp_path) | away | {"DATASETS": "okvqa text_vqa reference_counting doc_qa"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert [line[:3] for line in done.stdout.splitlines() if line.startswith("==")] == ["== ", "== "]
+    assert done.stderr.count("error: ") == 1
+    table = done.stdout.splitlines()[-6:]
+    outcomes = [line.split()[1:3] for line in table[:4]]
+    assert outcomes == [["NOT", "POSSIBLE"], ["not", "started"], ["done", outcomes[2][1]], ["not", "started"]]
+    assert table[4] == "1 of 4 datasets done"
+    assert table[5].startswith("the hub cannot be reached: ")
+
+
+def test_only_datasets_without_a_copy_need_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "okvqa").mkdir()
+    request = request_of(DATA_DIR=str(tmp_path))
+    assert [needs_hub(name, request) for name in ("okvqa", "st_qa", "reference_vqa")] == [False, True, False]
+    assert not needs_hub("st_qa", request_of("--", "--data_dir=x"))
 
 
 def test_a_signal_to_the_runner_stops_the_dataset_at_work_and_begins_no_other(

@@ -244,6 +244,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().err.count("\n") == 2
 
 
+def test_a_page_that_cannot_be_written_is_refused_before_results_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link.html").symlink_to(tmp_path / "elsewhere")
+    for output, reason in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "link.html", "is a link"),
+        ("/dev/null", "device"),
+    ):
+        assert main([str(tmp_path / "no results"), "--output", str(output)]) == 2
+        error = capsys.readouterr().err
+        assert reason in error and error.count("\n") == 1
+
+
 def test_numbers_and_dots_are_few() -> None:
     assert numbers([1 / 3]) == [0.333333]
     assert thinned(3, most=5) == [0, 1, 2] and thinned(9, most=3) == [0, 4, 8]

@@ -40,6 +40,27 @@ def test_padding_is_not_counted(llama: nn.Module) -> None:
         assert flops_of(llama, BatchEncoding(tokenised), method=method) == found.flops  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("eos", "lengths"),
+    [
+        # The padding token 9 is no other: it is left out at both ends, and stays between two tokens.
+        (2, (4, 2, 3)),
+        # It also ends texts: every prompt has one at its end, which stays.
+        (9, (5, 3, 4)),
+    ],
+)
+def test_padding_of_ids_without_a_mask_is_known_by_its_token(eos: int, lengths: tuple[int, ...]) -> None:
+    ids = torch.tensor([[5, 9, 6, 7, 9], [9, 9, 5, 6, 9], [5, 6, 7, 9, 9]])
+    model = causal_model(llama_config())
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = 9, [3, eos]
+    assert flops_of(model, ids) == sum(map(llama_flops, lengths))
+    model.generation_config.pad_token_id = model.config.pad_token_id = None
+    assert flops_of(model, ids) == 3 * llama_flops(5)
+    model.config.pad_token_id = 8
+    with pytest.raises(ConfigurationError, match="prompt 1 has no token"):
+        flops_of(model, torch.tensor([[5, 8], [8, 8]]))
+
+
 class Lengths(nn.Module):
     """Remembers what it was run with."""
 

@@ -14,12 +14,11 @@ from transformers import MllamaConfig
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.config.text import ImpossibleCombination
 from experiment_core_utils.models.common.describe import stored_bytes
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import HFSource, find_hf_model, skeleton_of
 from experiment_core_utils.pipeline import run_profiling
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.sweep.dry_run import untried_sentences
 from tests.models.tiny_checkpoints import write_checkpoint

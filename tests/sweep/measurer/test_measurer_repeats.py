@@ -24,6 +24,7 @@ from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.sweep.steadiness import discarded_caveats, disturbances
 from experiment_core_utils.tasks.registry import get_metric, load_task
+from tests.given_flags import over
 from tests.scripted.scripted_model import ScriptedModel
 from tests.sweep.test_steadiness import GPU, reading
 
@@ -48,7 +49,7 @@ def measured(
 ) -> list[MeasuredSample]:
     monkeypatch.setattr(measurer, "REPEAT_AFTER_S", 0.0)
     model = ScriptedModel(prefill_s=0.001) if model is None else model
-    config = parse_config(["--num_runs_per_sample", "2", "--num_warmup_runs", "0", *flags])
+    config = parse_config(over(["--num_runs_per_sample", "2", "--num_warmup_runs", "0"], flags))
     task = load_task("reference_vqa", "validation")
     requests = RequestSource(task, model, IDS, 0, 0, None, keep_pictures=False)
     ledger = Ledger(folder, "f", trackers=folder / "trackers")

@@ -7,8 +7,9 @@ import pytest
 
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.meters.stability import shuffled
-from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.sweep.plan import RequestedRun, requested_run
+from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused
+from experiment_core_utils.sweep.plan import RequestedRun, check_and_make_folder, requested_run
+from tests.given_flags import over
 
 # 2 tiers x 1 top-k x 2 block counts, the last changing fastest.
 KEYS = ("tier-low_topk4_blocks2", "tier-low_topk4_blocks4", "tier-high_topk4_blocks2", "tier-high_topk4_blocks4")
@@ -26,8 +27,8 @@ def folder(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 def requested(folder: Path, *flags: str) -> RequestedRun:
     return requested_run(
         parse_config(
-            ["--model_path", str(folder), "--tier_list", "low", "high", "--top_k_list", "4",
-             "--num_active_blocks_list", "2", "4", "--sampling_strategy", "full", "--seed", "3", *flags]
+            over(["--model_path", str(folder), "--tier_list", "low", "high", "--top_k_list", "4",
+                  "--num_active_blocks_list", "2", "4", "--sampling_strategy", "full", "--seed", "3"], flags)
         )
     )  # fmt: skip
 
@@ -50,6 +51,22 @@ def test_settings_are_shuffled_by_the_seed_or_measured_as_planned(folder: Path) 
 def test_the_control_setting_has_the_fewest_crops_then_blocks_then_experts(folder: Path, order: str) -> None:
     run = requested(folder, "--setting_order", order, "--tier_list", "high", "low", "--top_k_list", "4", "1", "2")
     assert run.control.key == "tier-low_topk1_blocks2"
+
+
+def test_a_table_that_cannot_be_written_is_refused_before_anything_is_measured(folder: Path, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    run = requested(folder, "--output_dir", str(results), "--num_samples", "2")
+    check_and_make_folder(run, None)
+    (results / "reference-vqa_samples.csv").write_text("of an earlier run")
+    check_and_make_folder(run, None)
+    (results / "reference-vqa_settings.csv").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputRefused, match=r"reference-vqa_settings.csv is a link, and only a regular file"):
+        check_and_make_folder(run, None)
+    (results / "reference-vqa_settings.csv").unlink()
+    (results / "reference-vqa_samples.csv").unlink()
+    (results / "reference-vqa_samples.csv").mkdir()
+    with pytest.raises(OutputRefused, match=r"reference-vqa_samples.csv cannot be written \(Is a directory\)"):
+        check_and_make_folder(run, None)
 
 
 def test_what_does_not_fit_the_model_is_refused(folder: Path) -> None:

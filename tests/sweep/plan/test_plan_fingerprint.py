@@ -27,11 +27,12 @@ from experiment_core_utils.sweep.plan import (
     refuse_other_engines,
     requested_run,
 )
+from tests.given_flags import over
 from tests.hand_made_records import measured_sample, part, stored_result
 
 
 def requested(*flags: str) -> RequestedRun:
-    return requested_run(parse_config(["--device", "cpu", "--ids", "1", "2", *flags]))
+    return requested_run(parse_config(over(["--device", "cpu", "--ids", "1", "2"], flags)))
 
 
 def parts(*flags: str) -> tuple[object, ...]:

@@ -68,8 +68,8 @@ def test_a_knob_that_cannot_be_turned_stays_at_the_models_own(
     ("limits", "flags", "message"),
     [
         (DENSE, ("--top_k_list", "2"), "--top_k_list 2 cannot be set in some/model: the model is dense"),
-        (IGNORES_TOP_K, ("--top_k_list", "2", "4"), "--top_k_list 4 cannot be set in some/model: it ignores top-k"),
-        (MIXTURE, ("--top_k_list", "9"), "--top_k_list 9 is more than the 8 experts of some/model; give 1 to 8"),
+        (IGNORES_TOP_K, ("--top_k_list", "4", "3"), "--top_k_list 4 cannot be set in some/model: it ignores top-k"),
+        (MIXTURE, ("--top_k_list", "9", "32"), "--top_k_list 9 is more than the 8 experts of some/model; give 1 to 8"),
         (FIXED_PICTURE, ("--tier_list", "low"),
          "--tier_list and --vision_tokens_list do nothing for some/model: its pictures are 576 tokens; drop them"),
         (FIXED_PICTURE, ("--vision_tokens_list", "720"), "do nothing for some/model"),
@@ -91,7 +91,34 @@ def test_what_a_strategy_leaves_out_is_named(tmp_path: Path) -> None:
     assert left_out_by(config, source, plan_for(config, source)) == ()
     lhs = parse_config(["--top_k_list", "1", "2", "3", "--sampling_strategy", "lhs", "--num_configs", "2"])
     (vision, top_k) = left_out_by(lhs, source, plan_for(lhs, source))
-    assert vision.startswith("vision targets tier-") and top_k.startswith("top-k ")
+    by_strategy = "left out by the sampling strategy: "
+    assert vision.startswith(f"{by_strategy}vision targets tier-") and top_k.startswith(f"{by_strategy}top-k ")
+
+
+def test_values_that_the_model_cannot_have_are_left_out_and_named(tmp_path: Path) -> None:
+    (sets := tmp_path / "sets.json").write_text('{"2": [0, 3], "4": [0, 1, 3, 5]}')
+    flags = (
+        "--vision_tokens_list", "100", "1008", "99999", "--top_k_list", "32", "4", "16", "8",
+        "--num_active_blocks_list", "8", "3", "4", "6", "--block_sets_file", str(sets),
+    )  # fmt: skip
+    expected = [f"tokens1008_topk{top_k}_blocks{blocks}" for top_k in (4, 8) for blocks in (4, 6)]
+    assert keys(MIXTURE, tmp_path, *flags) == expected
+    config, source = parse_config([*flags]), source_of(MIXTURE, tmp_path)
+    assert left_out_by(config, source, plan_for(config, source)) == (
+        "left out: 100 vision tokens are too few: the overview crop and one more crop take 288; give at least that",
+        "left out: 99999 vision tokens are too many: they take 693 crops; give at most 73872",
+        "left out: --top_k_list 32 is more than the 8 experts of some/model; give 1 to 8",
+        "left out: --top_k_list 16 is more than the 8 experts of some/model; give 1 to 8",
+        "left out: 8 active blocks are not possible; the model has 6, give 1 to 6",
+        "left out: --block_sets_file has no set of 3 blocks; it has sets of 2, 4",
+    )
+    # A knob that cannot be turned keeps the model's own value, if that is among those given.
+    others = ("--tier_list", "low", "--top_k_list", "4", "2", "--num_active_blocks_list", "6")
+    assert keys(IGNORES_TOP_K, tmp_path, *others) == ["tier-low_topk2_blocks6"]
+    config, source = parse_config([*others]), source_of(IGNORES_TOP_K, tmp_path)
+    assert left_out_by(config, source, plan_for(config, source)) == (
+        "left out: --top_k_list 4 cannot be set in some/model: it ignores top-k",
+    )
 
 
 def test_a_file_of_scores_in_the_models_folder_chooses_the_blocks(tmp_path: Path) -> None:

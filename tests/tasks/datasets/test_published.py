@@ -463,6 +463,20 @@ def test_a_saved_dataset_with_a_pipe_in_it_is_one_line(tmp_path: Path, name: str
         TextVQA(data_dir=tmp_path, cache_dir=tmp_path)
 
 
+@pytest.mark.parametrize("name", ["../other/data-00000-of-00001.arrow", "/etc/passwd", "sub/x.arrow", ".."])
+def test_a_saved_dataset_reads_no_file_elsewhere(tmp_path: Path, name: str) -> None:
+    saved = tmp_path / "saved"
+    rows = [{"ocr_tokens": [], **row} for row in text_vqa_rows()]
+    datasets.Dataset.from_list(rows, features=layouts.TEXT_VQA, split="validation").save_to_disk(saved)
+    (tmp_path / "other").mkdir()
+    shutil.copy(saved / "data-00000-of-00001.arrow", tmp_path / "other")
+    state = json.loads((saved / "state.json").read_text())
+    state["_data_files"][0]["filename"] = name
+    write_json(saved / "state.json", state)
+    with pytest.raises(ConfigurationError, match="names the file .* which is not beside it; save the dataset again"):
+        TextVQA(data_dir=saved, cache_dir=tmp_path / "cache")
+
+
 @pytest.mark.parametrize("state", ["{}", "[]", "[" * 100_000, '{"_data_files": [{"filename": 3}]}', "\0"])
 def test_a_saved_dataset_whose_state_is_odd_is_one_line(tmp_path: Path, state: str) -> None:
     rows = datasets.Dataset.from_list([{"ocr_tokens": [], **text_vqa_rows()[0]}], features=layouts.TEXT_VQA)

@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.tasks.scoring.anls import anls
+from experiment_core_utils.tasks.scoring.em import em, em_lenient
+from experiment_core_utils.tasks.scoring.mmmu_score import mmmu_open_score
 from experiment_core_utils.tasks.scoring.vqa_score import vqa_normalize, vqa_score, vqa_score_molmo
 
 VECTORS: list[dict[str, Any]] = json.loads(
@@ -19,6 +22,21 @@ VECTORS: list[dict[str, Any]] = json.loads(
 def _of(metric: str) -> list[Any]:
     rows = [row for row in VECTORS if row["metric"] == metric]
     return [pytest.param(row, id=row.get("case") or repr(row["prediction"])) for row in rows]
+
+
+@pytest.mark.parametrize("score", [vqa_score, vqa_score_molmo, em, em_lenient, anls, mmmu_open_score])
+def test_references_may_come_first_as_in_the_published_call(score: Any) -> None:
+    answers = ["stop", "go", "stop", "halt", "go on"]
+    assert score(answers, "stop") == score("stop", answers) == score("stop", tuple(answers)) > 0
+    assert score(["go"] * 3, "stop") == 0
+    for pair in (("stop", "stop"), (answers, answers)):
+        with pytest.raises(SampleError, match=f"{score.__name__} compares a text with a list of reference answers"):
+            score(*pair)
+
+
+def test_the_published_call_counts_the_annotators() -> None:
+    # Two of five agree: 2/5 of the ways leave one of them, the others both.
+    assert vqa_score(["a b", "c", "a b", "d", "e"], "A b.") == pytest.approx(2 / 5 * 1 / 3 + 3 / 5 * 2 / 3)
 
 
 @pytest.mark.parametrize("row", _of("vqa_normalize"))

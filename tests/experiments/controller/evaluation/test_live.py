@@ -197,7 +197,7 @@ def test_a_live_evaluation_says_that_its_grid_is_of_another_task(tmp_path: Path)
         "--num_threads",
         "1",
     ]
-    options = ["--dataset_name", TASK.name, "--num_samples", "1", "--max_new_tokens", "2", "--num_threads", "1"]
+    options = ["--dataset_name", TASK.name, "--num_samples", "1", "--max_new_tokens", "2"]
     assert main([str(folder), *flags, *options]) == 0
     content = json.loads((folder / "analysis" / "controller_live" / "controller_evaluation.json").read_text())
     assert f"the grid is of signs, and {TASK.name} was measured" in content["caveats"]

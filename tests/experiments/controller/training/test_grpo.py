@@ -13,6 +13,7 @@ from experiments.controller.training.grpo import (
     GrpoRecipe,
     advantages,
     clipped_objective,
+    descend,
     divergence,
     entropy,
     warm_start,
@@ -196,3 +197,11 @@ def test_numbers_that_are_not_finite_are_refused_by_name(number: float) -> None:
     for name in ("latency_weight", "over_budget_penalty"):
         with pytest.raises(ConfigurationError, match=f"^{name} {number:g} is not possible; give a finite number"):
             RewardRecipe(**{name: number})
+
+
+def test_a_step_along_a_gradient_that_is_not_finite_is_refused_before_it_is_taken() -> None:
+    weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+    optimiser = torch.optim.Adam([weight], lr=0.1)
+    with pytest.raises(ConfigurationError, match="^the training diverged .its gradient is (nan|inf).; give a smaller"):
+        descend(optimiser, (weight * torch.tensor([1.0, float("inf")])).sum())
+    assert weight.tolist() == [2.0, 3.0]

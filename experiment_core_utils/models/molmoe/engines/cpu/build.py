@@ -55,7 +55,10 @@ def store(library: Path, cached: Path) -> None:
     """
     content = library.read_bytes()
     try:
-        cached.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The mode that is given to `mkdir` is of the last folder alone: each is this user's, whatever the umask.
+        for above in reversed(cached.parents[:3]):
+            if not above.exists():
+                above.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _own_folder(cached.parent) as folder:
             unfinished = f"{cached.name}.{secrets.token_hex(8)}"
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)

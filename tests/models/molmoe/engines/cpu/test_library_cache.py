@@ -88,6 +88,16 @@ def test_a_file_that_is_no_library_is_made_again(cache: Path, noted: Path) -> No
     assert runs(noted) == 6 and len(list(cache.iterdir())) == 1
 
 
+def test_each_folder_of_the_cache_is_this_users_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store(SOURCES[0], tmp_path / "cache" / "project" / "kernels" / "library.so")
+    finally:
+        os.umask(before)
+    made = [tmp_path / "cache", tmp_path / "cache" / "project", tmp_path / "cache" / "project" / "kernels"]
+    assert [folder.stat().st_mode & 0o777 for folder in made] == [0o700] * 3
+
+
 def test_without_a_folder_it_is_compiled_each_time(tmp_path: Path, cache: Path, noted: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     for _ in range(2):
