@@ -113,7 +113,8 @@ def load_sweep(*results_dirs: Path) -> Sweep:
 
     Raises:
         ResultsError: no results, a file that is broken or of another schema (it is named), or files that do not belong
-            to one sweep: another model, device or version, or one task measured in two ways.
+            to one sweep: another model, device or version, one task measured in two ways, or settings that were
+            executed in different ways.
     """
     folders = {folder.resolve(): folder for folder in results_dirs}.values()
     return _one_sweep([each for folder in folders for each in _stored(folder)])
@@ -172,7 +173,41 @@ def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:
     _check_no_twins(settings)
     _check_common(settings)
     _check_fingerprints(settings)
+    mixed = mixed_executions([each.result for each in settings])
+    if mixed is not None:
+        raise ResultsError(mixed)
     return Sweep(_provenance(settings), tuple(settings))
+
+
+def mixed_executions(results: Sequence[SettingResult]) -> str | None:
+    """The sentence that refuses settings of one run that were not all executed in the same way; None where they were.
+
+    A model runs several times faster by engines or CUDA graphs than by its modules, whatever its knobs are.
+    """
+    ways: dict[str, list[SettingResult]] = {}
+    for result in results:
+        if result.realised is not None:
+            ways.setdefault(_way_of(result.realised), []).append(result)
+    if len(ways) < 2:
+        return None
+    fewest = min(ways, key=lambda way: len(ways[way]))
+    odd, others = ways[fewest][0], ", ".join(way for way in ways if way != fewest)
+    reason = (odd.realised or {}).get("execution_reason")
+    return (
+        f"{len(ways[fewest])} of {len(results)} settings ran as {fewest} ({setting_key(odd)}"
+        f"{'' if reason is None else f': {reason}'}), the others as {others}: their times cannot be compared; measure "
+        "all in the same way, such as with --execution eager and another --output_dir"
+    )
+
+
+def _way_of(realised: Mapping[str, Any]) -> str:
+    """What ran each stage of a setting; by one word in files that say no more."""
+    stages = realised.get("execution_stages")
+    if stages is not None:
+        return ", ".join(f"{stage} {engine}" for stage, engine in sorted(stages.items()))
+    is_prefill_alone = str(realised.get("execution_reason")).startswith("prefill: ")
+    way = realised.get("execution") or "not known"
+    return f"{way} but for the prefill" if way == "graph" and is_prefill_alone else str(way)
 
 
 def drift_ratios(results: Iterable[SettingResult]) -> list[float]:

@@ -14,7 +14,7 @@ from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.findings import conclusion, front_places
 from experiments.analyses.knobs.grid import grid_of
 from experiments.analyses.knobs.objectives import LATENCY_MEAN
-from experiments.analyses.sweeps import StoredSetting, setting_order
+from experiments.analyses.sweeps import StoredSetting, mixed_executions, setting_order
 
 # Enough for verdicts on knobs; intervals, which need more, are not printed.
 NUM_DRAWS = 200
@@ -55,6 +55,9 @@ def _concluded(report: RunReport) -> tuple[Mapping[str, str], Sequence[str]]:
     settings = [StoredSetting(task, setting_key(each), report.output_dir, each) for each in report.results]
     if len(settings) < 2:
         return {}, []
+    mixed = mixed_executions(report.results)
+    if mixed is not None:
+        return {}, [f"no conclusion: {mixed}"]
     try:
         grid = grid_of(task, sorted(settings, key=setting_order))
         (analysis,) = analyse_knobs([grid], [LATENCY_MEAN], NUM_DRAWS).tasks

@@ -157,3 +157,32 @@ def test_a_folder_that_mixes_sweeps_is_still_refused(tmp_path: Path) -> None:
     mixed = write(tmp_path / "mixed", result(setting("low")), result(setting("high"), **provenance_with(name="other")))
     with pytest.raises(ResultsError, match="are of two sweeps"):
         load_sweeps(write(tmp_path / "one", result(setting("low"))), mixed)
+
+
+GRAPHS = {"vision": "modules", "prefill": "cuda graph", "decode": "cuda graph"}
+PREFILL_BY_MODULES = GRAPHS | {"prefill": "modules"}
+
+
+@pytest.mark.parametrize(
+    ("odd", "way"),
+    [
+        # As the files of a run of before say it, which let a setting fall back alone.
+        ({"execution": "eager", "execution_reason": "it differs by 24.9 %"}, "eager"),
+        ({"execution": "graph", "execution_reason": "prefill: it asks"}, "graph but for the prefill"),
+        ({"execution": "graph", "execution_stages": PREFILL_BY_MODULES}, "decode cuda graph, prefill modules, .*"),
+    ],
+)
+def test_settings_of_one_run_that_were_executed_in_different_ways_are_refused(
+    tmp_path: Path, odd: dict[str, Any], way: str
+) -> None:
+    stages = {"execution_stages": GRAPHS} if "execution_stages" in odd else {}
+    contents = [result(setting(tier, top_k)) for tier, top_k in (("high", 2), ("low", 2), ("low", 4))]
+    for content in contents:
+        content["realised"] |= {"execution": "graph", "execution_reason": None, **stages}
+    assert len(load_sweep(write(tmp_path / "same", *contents)).settings) == 3
+    contents[2]["realised"] |= odd
+    with pytest.raises(ResultsError, match=f"^1 of 3 settings ran as {way} .tier-low_topk4_blocks3.*, the others as"):
+        load_sweep(write(tmp_path / "mixed", *contents))
+    # Two folders are two sweeps then, side by side.
+    first, second = write(tmp_path / "first", *contents[:2]), write(tmp_path / "second", contents[2])
+    assert [len(each.settings) for each in load_sweeps(first, second)] == [2, 1]

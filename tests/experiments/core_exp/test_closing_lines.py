@@ -68,3 +68,13 @@ def test_a_run_that_cannot_be_analysed_says_why_in_one_line() -> None:
         "one metric"
     )
     assert table == closing_table(results)
+
+
+def test_settings_that_were_executed_in_different_ways_have_no_conclusion() -> None:
+    eager, graph = stored(2), stored(4)
+    for each, execution in ((eager, "eager"), (graph, "graph")):
+        assert each.realised is not None
+        each.realised["execution"] = execution
+    table, line, *_ = closing_lines(replace(NOTHING_LEFT, results=(eager, graph)))
+    assert line.startswith("no conclusion: 1 of 2 settings ran as eager (tier-low_topk2_blocks2), the others as graph: ")
+    assert table == closing_table((eager, graph))
