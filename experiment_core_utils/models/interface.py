@@ -156,6 +156,11 @@ class StagedModel(Stages, Protocol):
             answers: ids of at least one token.
         """
 
+    def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
+        """As `follow_batch` of one request, by the modules in higher precision; raises EngineRefused where they do not
+        run in it.
+        """
+
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """Text of generated ids, special tokens left out."""
 

@@ -177,7 +177,7 @@ class KnobProof:
     experts_implementation: str | None = None
     experts_implementation_decode: str | None = None  #: the same in a decode step; None in the same cases
     #: engine of each stage at this setting, as `execution_stages` of the model; None in older files
-    execution_stages: Mapping[str, str] | None = None
+    execution_stages: Mapping[Any, str] | None = None
     #: relative distance of the engines' logits from the modules in higher precision, mean over the prompt's last
     #: position and decode steps after it; None where the modules or plain torch run
     engine_error: float | None = None

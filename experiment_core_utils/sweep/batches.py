@@ -10,13 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from experiment_core_utils.e_inference import sample_record
+from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
+    EngineRefused,
     GenerationFailed,
     OutOfMemory,
     SampleError,
@@ -53,27 +57,54 @@ def alone_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
     return [caveat("answered_one_by_one", num_alone=len(reasons), num_samples=len(samples), reason=reasons[0])]
 
 
-# Mean distance of logits by which a batch may differ from its requests alone, as a fraction of their norm. Rounding was
-# seen to make 1e-6 in float32 on a CPU and 4e-4 on a GPU, and in bfloat16 1.6 %, or up to 12 % at single positions
-# whose token went to other experts; batches that are wrong made 12 % and more in every position.
-MOST_BATCH_ERROR, MOST_ROUNDED_BATCH_ERROR = 0.01, 0.08
+# Mean distance of logits by which a batch may differ from its requests alone, as a fraction of their norm: in float32,
+# where rounding makes 1e-6 on a CPU and 4e-4 on a GPU, and in lower precision where no higher one can judge. There
+# rounding made up to 1.6 %, or 12 % at single positions whose token went to other experts.
+MOST_BATCH_ERROR, MOST_UNJUDGED_ERROR = 0.01, 0.08
 
 
-def batch_fault(together: FollowedAnswer, alone: FollowedAnswer, is_exact: bool) -> str | None:
-    """What is wrong with a request's part of a batch, against the same request alone; None where nothing is.
+def batch_fault(together: FollowedAnswer, alone: FollowedAnswer) -> str | None:
+    """What is wrong in float32 with a request's part of a batch, against the same request alone; None where nothing is.
 
     Args:
         together: tokens and logits of the batch's own answer.
         alone: what the request alone makes of that answer.
-        is_exact: whether the model computes in float32; else rounding may choose other tokens, and only logits count.
     """
-    if is_exact and together.likeliest != alone.likeliest:
+    if together.likeliest != alone.likeliest:
         return "tokens are others than those of the request alone"
-    errors = (together.logits - alone.logits).norm(dim=-1) / alone.logits.norm(dim=-1)
-    error = float(errors.mean())
-    if not error <= (MOST_BATCH_ERROR if is_exact else MOST_ROUNDED_BATCH_ERROR):
-        return f"logits differ by {error:.1%} from those of the request alone"
-    return None
+    return _far(together, alone, MOST_BATCH_ERROR)
+
+
+def rounded_batch_fault(
+    together: FollowedAnswer, alone: FollowedAnswer, exact: FollowedAnswer | None, dtype: torch.dtype
+) -> str | None:
+    """As `batch_fault` in lower precision, where rounding may choose other tokens: both are compared with the modules
+    in higher precision, as engines are.
+
+    Args:
+        exact: what these make of the answer; None where they cannot.
+        dtype: the precision of the other two.
+    """
+    if exact is None:
+        return _far(together, alone, MOST_UNJUDGED_ERROR)
+    batch, single = (float(_distances(found, exact).mean()) for found in (together, alone))
+    if is_right(batch, single, dtype):
+        return None
+    return (
+        f"logits are off by {batch:.3g} from the modules in {str(higher_precision(dtype)).removeprefix('torch.')}, and "
+        f"those of the request alone by {single:.3g}"
+    )
+
+
+def _far(together: FollowedAnswer, alone: FollowedAnswer, most: float) -> str | None:
+    error = float(_distances(together, alone).mean())
+    return None if error <= most else f"logits differ by {error:.1%} from those of the request alone"
+
+
+def _distances(found: FollowedAnswer, exact: FollowedAnswer) -> torch.Tensor:
+    """The relative distances of the logits of each position."""
+    logits = exact.logits.to(found.logits.dtype)
+    return (found.logits - logits).norm(dim=-1) / logits.norm(dim=-1)
 
 
 class BatchProof:
@@ -137,14 +168,25 @@ class BatchProof:
         answers: Sequence[tuple[int, ...]],
     ) -> str | None:
         described = self._model.describe()
-        is_exact = described.get("dtype") in (None, "float32") and not described.get("quantisation")
+        dtype = getattr(torch, str(described.get("dtype") or "float32"))
+        is_float32 = dtype == torch.float32 and not described.get("quantisation")
         together = self._model.follow_batch(inputs, [answer[:MOST_POSITIONS] for answer in answers])
         for row in _rows_to_prove(requests):
             (alone,) = self._model.follow_batch([inputs[row]], [answers[row]])
-            fault = batch_fault(FollowedAnswer(answers[row], together[row].logits), alone, is_exact)
+            of_batch = FollowedAnswer(answers[row], together[row].logits)
+            if is_float32:
+                fault = batch_fault(of_batch, alone)
+            else:
+                fault = rounded_batch_fault(of_batch, alone, self._exact(inputs[row], answers[row]), dtype)
             if fault is not None:
                 return fault
         return None
+
+    def _exact(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer | None:
+        try:
+            return self._model.follow_exactly(inputs, answer)
+        except EngineRefused:  # not lost: without a judge the batch is compared with the request alone
+            return None
 
 
 def _rows_to_prove(requests: Sequence[PreparedRequest]) -> tuple[int, int]:
@@ -278,9 +320,9 @@ class BatchAnswerer:
     def _together(self, proof: BatchProof, prepared: Sequence[Prepared]) -> list[BatchedAnswer] | None:
         """The answers to several samples; None where memory ran out for more than one, or batches are wrong."""
         requests = [request for _, request in prepared]
-        limit = time_limit(self._timeout_s and self._timeout_s * len(requests))
+        in_time = time_limit(self._timeout_s and self._timeout_s * len(requests))
         try:
-            with library_faults_named(f"sample {prepared[0][0].sample_id}"), out_of_memory_named(), limit:
+            with library_faults_named(f"sample {prepared[0][0].sample_id}"), out_of_memory_named(), in_time:
                 answers = proof.answer(requests)
         except OutOfMemory:
             if len(requests) == 1:

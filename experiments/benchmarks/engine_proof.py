@@ -225,7 +225,8 @@ def _hooks(model: TransformersModel, fault: Fault) -> Iterator[Any]:
     def swap_experts(module: Any, args: Any, kwargs: Any) -> Any:
         if not is_due():
             return None
-        hidden, ids, *rest = (*args, *kwargs.values())
+        arguments: list[Any] = [*args, *kwargs.values()]
+        hidden, ids, rest = arguments[0], arguments[1], arguments[2:]
         # The last token's first choice and the expert after it change places.
         one = ids[-1:, :1]
         other = (one + 1) % model.num_experts

@@ -20,7 +20,8 @@ def test_without_git_there_is_no_commit(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_package_that_is_not_there_has_no_version() -> None:
-    assert package_version("torch") == torch.__version__
+    # The name of its build may stand behind it, or not.
+    assert str(package_version("torch")).partition("+")[0] == torch.__version__.partition("+")[0]
     assert package_version("no-such-package") is None
 
 

@@ -134,6 +134,9 @@ class ScriptedModel:
         scripts = [self.script[: len(answer)] for answer in answers]
         return [FollowedAnswer(script, torch.cat([self._logits(token) for token in script])) for script in scripts]
 
+    def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
+        return ScriptedModel.follow_batch(self, [inputs], [answer])[0]
+
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         return " ".join(str(token) for token in token_ids if token != EOS)
 

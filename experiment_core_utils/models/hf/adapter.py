@@ -33,6 +33,7 @@ from experiment_core_utils.models.common.engine_proof import (
     RouterTrace,
     TracedPasses,
     judged_by_modules,
+    judging,
 )
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.greedy import generate_async
@@ -248,6 +249,11 @@ class TransformersModel:
     ) -> list[FollowedAnswer]:
         """See `StagedModel.follow_batch`."""
         return follow_together(self.model, inputs_list, answers)
+
+    def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
+        """See `StagedModel.follow_exactly`."""
+        with judging(self.model, self.model.dtype):
+            return follow_together(self.model, [inputs], [answer])[0]
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""

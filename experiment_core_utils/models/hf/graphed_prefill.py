@@ -39,7 +39,7 @@ class GraphedDecoder:
     """
 
     def __init__(
-        self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None, most: int = 64
+        self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None = None, most: int = 64
     ) -> None:
         self._model: Any = model
         self._decoder: Any = model.get_decoder()

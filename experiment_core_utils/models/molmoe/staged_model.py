@@ -14,6 +14,7 @@ from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
+from experiment_core_utils.models.common.engine_proof import judging
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.preferences import decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
@@ -295,6 +296,11 @@ class MolmoeStagedModel:
         knobs = self._knobs
         return self._together(lambda stages: stages.follow_batch(knobs, inputs_list, answers))
 
+    def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
+        """See `StagedModel.follow_exactly`."""
+        with judging(self.model, self.model.dtype):
+            return self._eager.follow_batch(self._knobs, [inputs], [answer])[0]
+
     def _together(self, run: Callable[[EagerStages | BatchedExecution], list[T]]) -> list[T]:
         """What `run` makes of a batch by engines, or by the modules where these run the model."""
         if self._batched is None:
@@ -325,7 +331,7 @@ class MolmoeStagedModel:
             raise engine_refused(str(error)) from error
         executed = self._executed
         return replace(
-            proof, execution=executed.mode, execution_reason=executed.reason, execution_stages=dict(executed.stages)
+            proof, execution=executed.mode, execution_reason=executed.reason, execution_stages=executed.stages
         )
 
     def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:

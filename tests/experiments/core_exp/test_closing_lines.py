@@ -76,5 +76,7 @@ def test_settings_that_were_executed_in_different_ways_have_no_conclusion() -> N
         assert each.realised is not None
         each.realised["execution"] = execution
     table, line, *_ = closing_lines(replace(NOTHING_LEFT, results=(eager, graph)))
-    assert line.startswith("no conclusion: 1 of 2 settings ran as eager (tier-low_topk2_blocks2), the others as graph: ")
+    assert line.startswith(
+        "no conclusion: 1 of 2 settings ran as eager (tier-low_topk2_blocks2), the others as graph: "
+    )
     assert table == closing_table((eager, graph))

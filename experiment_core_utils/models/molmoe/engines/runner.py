@@ -18,9 +18,8 @@ from experiment_core_utils.models.common.engine_proof import (
     EngineErrors,
     EngineRun,
     TracedPasses,
-    higher_precision,
     judged_by_modules,
-    modules_in,
+    judging,
     refuse_other_features,
 )
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
@@ -41,8 +40,8 @@ from experiment_core_utils.records.requests import KnobProof, StageName
 SLOT_STEP = 512
 # Room for answers to a request that was not warmed up.
 UNANNOUNCED_TOKENS = 64
-# Decode steps of a proof, which make 32 positions with the prompt's last one: of right engines the mean error over half
-# of them was at most 1.2 times that of the modules on a GPU.
+# Decode steps of a proof, which make 32 positions with the prompt's last one. Over 304 proofs of right engines of an H100
+# the mean error was at most 0.96 times that of the modules, and of keys or values of a block 1.35 times.
 PROOF_STEPS = 31
 
 
@@ -334,7 +333,7 @@ class EngineStages:
 
         taken, dtype = features.image_input_idx >= 0, self.decoder.dtype
         modules = by_modules()
-        with modules_in(self._model, higher_precision(dtype)):
+        with judging(self._model, dtype):
             exact = by_modules()
         refuse_other_features(self._named("vision"), features.pooler_output[taken], modules, exact, dtype)
 

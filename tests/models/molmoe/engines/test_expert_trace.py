@@ -1,4 +1,4 @@
-"""Ids in marked memory become the experts of each block; too few, repeated, unknown or other experts are refused."""
+"""Ids in marked memory become the experts of each block; too few, repeated or unknown experts are refused."""
 
 import pytest
 import torch
@@ -9,8 +9,6 @@ from experiment_core_utils.models.molmoe.engines.expert_trace import (
     NOT_WRITTEN,
     ExpertRecord,
     count_experts,
-    last_experts_agree,
-    refuse_other_experts,
 )
 from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.primitives.errors import KnobDidNotAct
@@ -35,12 +33,6 @@ def test_blocks_that_wrote_nothing_are_not_there(decoder: DecoderWeights) -> Non
     assert {block: ids.tolist() for block, ids in found.items()} == {0: FOUR.tolist(), 2: [[5, 1], [8, 8]]}
     record.forget()
     assert record.of_tokens(2) == {}
-
-
-def test_the_last_token_decides_whether_experts_agree() -> None:
-    assert last_experts_agree({0: FOUR, 2: FOUR}, {0: FOUR[1:], 2: FOUR[1:].flip(1)})
-    assert not last_experts_agree({0: FOUR}, {0: FOUR[:1]})
-    assert not last_experts_agree({0: FOUR}, {0: FOUR, 2: FOUR})
 
 
 def test_one_block_may_have_run_for_one_token_alone(decoder: DecoderWeights) -> None:
@@ -76,22 +68,3 @@ def test_experts_are_counted_by_block(decoder: DecoderWeights) -> None:
 def test_more_or_fewer_experts_than_requested(decoder: DecoderWeights, ids: list[list[int]], seen: str) -> None:
     with pytest.raises(KnobDidNotAct, match=f"^{seen}$"):
         count_experts("decode", {0: FOUR, 2: torch.tensor(ids)}, decoder, TOP_2)
-
-
-def test_the_order_of_a_tokens_experts_does_not_matter(decoder: DecoderWeights) -> None:
-    refuse_other_experts("prefill", {0: FOUR, 1: FOUR}, {0: FOUR.flip(1), 1: FOUR}, decoder)
-
-
-def test_few_other_experts_are_rounding_and_many_are_not(decoder: DecoderWeights) -> None:
-    """1 of 20 * 1 choices is 5 %, which may be; 2 are 10 %."""
-    expected = torch.zeros(20, 1, dtype=torch.long)
-    one, two = expected.clone(), expected.clone()
-    one[3], two[3:5] = 5, 5
-    refuse_other_experts("prefill", {1: one}, {1: expected}, decoder)
-    with pytest.raises(KnobDidNotAct, match=r"^10.0% of the experts that the fast prefill used are others"):
-        refuse_other_experts("fast prefill", {1: two}, {1: expected}, decoder)
-
-
-def test_other_blocks_are_named(decoder: DecoderWeights) -> None:
-    with pytest.raises(KnobDidNotAct, match=r"the fast decode ran the blocks \[0\], .* plain torch \[0, 2\]"):
-        refuse_other_experts("fast decode", {0: FOUR}, {0: FOUR, 2: FOUR}, decoder)

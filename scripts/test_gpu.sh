@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# The tests that need a GPU, by the Python that is there (PYTHON, default python3); nothing is installed.
+# Usage: scripts/test_gpu.sh [PART ...]; without a part all of them, one after the other, each at most 9 minutes.
+# Each file has a process of its own: a device-side assert in one cannot fail the tests of another.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+files_of() {
+    case $1 in
+        kernels) echo tests/models/molmoe/engines tests/experiments/controller/networks/test_on_device.py \
+            tests/experiments/controller/running/test_paused_stages.py tests/experiments/benchmarks/test_tune.py ;;
+        graphs) echo tests/models/common tests/models/hf/test_graphed_stages.py \
+            tests/models/hf/test_static_cache_decode.py tests/experiments/benchmarks/test_engine_proof.py ;;
+        devices) echo tests/primitives/test_device.py tests/meters/test_main.py tests/meters/test_host_facts.py \
+            tests/models/test_text_model.py tests/test_f_experiment_info.py \
+            tests/experiments/performance_prediction/test_run_profile.py \
+            tests/experiments/performance_prediction/algorithms/test_engines.py ;;
+        runs) echo tests/gpu ;;
+        *) return 1 ;;
+    esac
+}
+
+# Like this, because a file that is only skipped must not count as one that passed.
+run_file() {
+    "${PYTHON:-python3}" -m pytest -q -p no:cacheprovider "$1" >"$2" 2>&1
+    local code=$?
+    tail -n 1 "$2" | sed "s|^|$1: |"
+    [ "$code" = 0 ] || { [ "$code" = 5 ] && return; sed "s|^|    |" "$2" | tail -n 40; touch "$3"; }
+}
+export -f run_file
+
+"${PYTHON:-python3}" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || {
+    echo "error: ${PYTHON:-python3} has no torch that sees a GPU; set PYTHON to one that has" >&2
+    exit 2
+}
+export HF_HUB_OFFLINE=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+for part in "${@:-}"; do
+    for name in ${part:-kernels graphs devices runs}; do
+        files=$(files_of "$name") || { echo "error: no part $name; there are kernels, graphs, devices and runs" >&2; exit 2; }
+        SECONDS=0
+        # Files of the runs measure times: one at a time.
+        together=$([ "$name" = runs ] && echo 1 || echo "${TEST_WORKERS:-4}")
+        # shellcheck disable=SC2086
+        find $files -name 'test_*.py' | sort | xargs -P "$together" -I{} bash -c \
+            'run_file "$1" "$2/$(echo "$1" | tr / _)" "$2/failed"' _ {} "$logs"
+        echo "part $name: $SECONDS s"
+    done
+done
+[ ! -e "$logs/failed" ]
