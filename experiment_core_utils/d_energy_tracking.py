@@ -19,7 +19,13 @@ from accelerate import Accelerator
 
 from experiment_core_utils.config.parts import Device, EnergyMode
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.meters.codecarbon import WORLD_MEAN, CodecarbonLibrary, CodecarbonMeter
+from experiment_core_utils.meters.codecarbon import (
+    WORLD_MEAN,
+    CodecarbonLibrary,
+    CodecarbonMeter,
+    LoadEstimate,
+    codecarbon_library,
+)
 from experiment_core_utils.meters.energy_files import (
     append_energy_window,
     append_window,
@@ -60,6 +66,7 @@ from experiment_core_utils.records.requests import StagedRun
 LOGGER = logging.getLogger(__name__)
 # Before and after the generation of a text run, where the machine has instruments of its own.
 IDLE_S = 5.0
+ESTIMATED = "energy is estimated by codecarbon from the CPU's load and nominal power"
 T = TypeVar("T")
 
 
@@ -290,8 +297,30 @@ def energy_plan_lines(mode: EnergyMode, device: Device, local_rank: int, given: 
     reason = None if using is None or mode == "off" else _unavailable_reason(using.require_any)
     if reason is None:
         return []
-    outcome = "the run would be refused" if mode == "required" else "the run would go on without"
-    return [f"warning: --energy {mode}: {reason}; {outcome}"]
+    if mode == "required":
+        return [f"warning: --energy required: {reason}; the run would be refused"]
+    no_estimate = _unavailable_reason(codecarbon_library)
+    outcome = ESTIMATED if no_estimate is None else f"the run would go on without ({no_estimate})"
+    return [f"warning: --energy optional: {reason}; {outcome}"]
+
+
+def with_estimate(using: Instruments, library: CodecarbonLibrary | None = None) -> Instruments:
+    """These instruments, and where none of them measures, codecarbon's estimate from load with a line that says so.
+
+    Where there is no estimate either, `missing` says why.
+
+    Args:
+        library: codecarbon, or an object in its place; None imports it.
+    """
+    reason = _unavailable_reason(using.require_any)
+    if reason is None:
+        return using
+    try:
+        estimate = LoadEstimate(using.clock, library)
+    except MeterUnavailable as error:
+        return replace(using, missing={**using.missing, "codecarbon's estimate": str(error)})
+    LOGGER.warning("%s; %s", reason, ESTIMATED)
+    return replace(using, estimate=estimate)
 
 
 def meters_of(
@@ -299,20 +328,23 @@ def meters_of(
 ) -> StageMeasurement | None:
     """What this process measures energy with; None where it is not requested.
 
-    Counters and power readings count as sources, estimates from load do not: a stage has no load of its own.
+    Where nothing measures and energy is optional, the machine's first process has codecarbon's estimate.
 
     Args:
         given: replaces what is found on the machine.
 
     Raises:
-        MeterUnavailable: energy is required and there is nothing to measure it with.
+        MeterUnavailable: energy is required and there is nothing to measure it with; an estimate is not enough.
     """
     if mode == "off":
         return None
     using = given.using if given is not None else _instruments(device, local_rank)
     if mode == "required":
         _require_any(using)
-    return given if given is not None else StageMeasurement(using.calibrated(), WindowGoal(), seed=seed)
+    if given is not None:
+        return given
+    using = using.calibrated() if local_rank else with_estimate(using.calibrated())
+    return StageMeasurement(using, WindowGoal(), seed=seed)
 
 
 def _require_any(using: Instruments) -> None:
