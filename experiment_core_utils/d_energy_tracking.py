@@ -25,6 +25,7 @@ from experiment_core_utils.meters.codecarbon import (
     CodecarbonMeter,
     LoadEstimate,
     codecarbon_library,
+    measures,
 )
 from experiment_core_utils.meters.energy_files import (
     append_energy_window,
@@ -55,6 +56,7 @@ from experiment_core_utils.primitives.device import (
 )
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
+    EnergyRefused,
     MeterUnavailable,
     ResultsError,
     ResultsNotSaved,
@@ -67,6 +69,7 @@ LOGGER = logging.getLogger(__name__)
 # Before and after the generation of a text run, where the machine has instruments of its own.
 IDLE_S = 5.0
 ESTIMATED = "energy is estimated by codecarbon from the CPU's load and nominal power"
+_ONLY_ESTIMATES = "codecarbon only estimates here, from load and nominal power"
 T = TypeVar("T")
 
 
@@ -125,6 +128,7 @@ class EnergyTracker:
     codecarbon: _Codecarbon
     instruments: InstrumentWindow
     is_running: bool = True  #: False once it was stopped
+    is_measured: bool = False  #: once it was stopped: whether anything was measured, not only estimated
 
 
 def start_energy_tracking(
@@ -210,6 +214,12 @@ def _log_world_mean() -> None:
     )
 
 
+@cache
+def _log_estimate(reason: str) -> None:
+    """Warn, once in a process, that energy is only estimated, and why nothing measures it."""
+    LOGGER.warning("%s; %s", reason, ESTIMATED)
+
+
 def _nvml_indices(uuids: Sequence[str]) -> list[int]:
     """The driver's indices of these GPUs; none without NVML, by which codecarbon reads GPUs, too."""
     try:
@@ -242,6 +252,7 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
     row = tracker.codecarbon.close()
     beside = replace(tracker.instruments.close(is_idle_requested=is_at_rest), gpus=tracker.gpus)
     tracker.codecarbon.release()
+    tracker.is_measured = beside.has_figure or (row is not None and measures(row))
     if row is None and not beside.has_figure:
         raise MeterUnavailable(f"{tracker.codecarbon.reason}; no meter of the machine gave a reading either")
     return _written(tracker, row, beside)
@@ -319,7 +330,7 @@ def with_estimate(using: Instruments, library: CodecarbonLibrary | None = None) 
         estimate = LoadEstimate(using.clock, library)
     except MeterUnavailable as error:
         return replace(using, missing={**using.missing, "codecarbon's estimate": str(error)})
-    LOGGER.warning("%s; %s", reason, ESTIMATED)
+    _log_estimate(reason)
     return replace(using, estimate=estimate)
 
 
@@ -424,7 +435,7 @@ class TextEnergy:
 
     Raises:
         ConfigurationError: codecarbon does not know the country; in all processes.
-        MeterUnavailable: energy is required and nothing on this machine measures it; in all processes.
+        EnergyRefused: energy is required and nothing on this machine measures it; in all processes.
     """
 
     def __init__(self, config: TextConfig, accelerator: Accelerator, sources: EnergySources) -> None:
@@ -439,8 +450,8 @@ class TextEnergy:
     def _why_not(self) -> str | None:
         """Why there will be no figure; sources are looked for before anything is loaded.
 
-        codecarbon is started once to find out. Where it or the machine's instruments measure, the other one's absence
-        costs its own figures alone.
+        codecarbon is started once to find out; where energy is required, its estimates do not count. Where it or the
+        machine's instruments measure, the other one's absence costs its own figures alone.
         """
         requested = self._config.energy_mode
         if requested == "off":
@@ -449,16 +460,26 @@ class TextEnergy:
             return None
         country, library = self._config.country_iso_code, self._sources.library
         instruments = self._sources.instruments or find_instruments(self._gpus, HostClock())
-        problems = [
-            _unavailable_reason(lambda: CodecarbonMeter(country, [], 0, library).release()),
-            _unavailable_reason(instruments.require_any),
-        ]
+
+        unmeasured = _unavailable_reason(instruments.require_any)
+
+        def start_codecarbon() -> None:
+            meter = CodecarbonMeter(country, [], 0, library)
+            meter.release()
+            if meter.cpu_source == "rapl" or unmeasured is None:
+                return
+            if requested == "required":
+                raise MeterUnavailable(_ONLY_ESTIMATES)
+            _log_estimate(unmeasured)
+
+        problems = [_unavailable_reason(start_codecarbon), unmeasured]
         if None in problems:
             return None
         reason = "; ".join(filter(None, problems))
         if requested == "required":
-            raise MeterUnavailable(
-                f"energy cannot be measured here: {reason}; set energy: optional to run without it, or energy: off"
+            raise EnergyRefused(
+                f"energy cannot be measured here: {reason}; set energy: optional to estimate it or run without it, or "
+                "energy: off"
             )
         return reason
 
@@ -520,6 +541,8 @@ class TextEnergy:
         if tracker is not None:
             try:
                 stop_energy_tracking(tracker)
+                if self._config.energy_mode == "required" and not tracker.is_measured:
+                    raise MeterUnavailable(f"no meter of the machine gave a reading, and {_ONLY_ESTIMATES}")
             except MeterUnavailable as error:
                 self._disable(error)
 

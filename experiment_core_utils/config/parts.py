@@ -140,7 +140,7 @@ AttnImplementation = Annotated[
 Energy = Annotated[
     EnergyMode,
     Field(
-        description="measure energy; if nothing measures it, required stops and optional estimates it or continues without"
+        description="measure energy; if nothing measures it, required stops, optional estimates it or continues without"
     ),
 ]
 

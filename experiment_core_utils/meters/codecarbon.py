@@ -256,6 +256,11 @@ def _repaired(row: dict[str, Any]) -> dict[str, Cell]:
 READ_NOTHING = "codecarbon read nothing"
 
 
+def measures(window: Mapping[str, Cell]) -> bool:
+    """Whether any energy of a window that `CodecarbonMeter.close` gave was measured; memory is always estimated."""
+    return window["cpu_energy_source"] == "rapl" or number_in(window, "gpu_energy") > 0
+
+
 def gpu_missing_reason(window: Mapping[str, Cell]) -> tuple[str | None, bool]:
     """Why a window has no GPU energy, if it has none, and whether its total is whole all the same.
 

@@ -224,7 +224,7 @@ def test_where_codecarbon_does_not_start_nothing_estimates_and_missing_says_why(
 
 
 def test_an_estimate_is_not_enough_where_energy_is_required() -> None:
-    using = with_estimate(NOTHING, scripted_library())
+    using = with_estimate(Instruments(HostClock(), (), ()), scripted_library())
     assert using.estimate is not None
     with pytest.raises(MeterUnavailable, match="--energy required: nothing on this machine measures energy"):
         meters_of("required", "cpu", 0, 42, StageMeasurement(using, WindowGoal()))
