@@ -19,7 +19,14 @@ from accelerate import Accelerator
 
 from experiment_core_utils.config.parts import Device, EnergyMode
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.meters.codecarbon import WORLD_MEAN, CodecarbonLibrary, CodecarbonMeter
+from experiment_core_utils.meters.codecarbon import (
+    WORLD_MEAN,
+    CodecarbonLibrary,
+    CodecarbonMeter,
+    LoadEstimate,
+    codecarbon_library,
+    measures,
+)
 from experiment_core_utils.meters.energy_files import (
     append_energy_window,
     append_window,
@@ -49,6 +56,7 @@ from experiment_core_utils.primitives.device import (
 )
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
+    EnergyRefused,
     MeterUnavailable,
     ResultsError,
     ResultsNotSaved,
@@ -60,6 +68,8 @@ from experiment_core_utils.records.requests import StagedRun
 LOGGER = logging.getLogger(__name__)
 # Before and after the generation of a text run, where the machine has instruments of its own.
 IDLE_S = 5.0
+ESTIMATED = "energy is estimated by codecarbon from the CPU's load and nominal power"
+_ONLY_ESTIMATES = "codecarbon only estimates here, from load and nominal power"
 T = TypeVar("T")
 
 
@@ -118,6 +128,7 @@ class EnergyTracker:
     codecarbon: _Codecarbon
     instruments: InstrumentWindow
     is_running: bool = True  #: False once it was stopped
+    is_measured: bool = False  #: once it was stopped: whether anything was measured, not only estimated
 
 
 def start_energy_tracking(
@@ -203,6 +214,12 @@ def _log_world_mean() -> None:
     )
 
 
+@cache
+def _log_estimate(reason: str) -> None:
+    """Warn, once in a process, that energy is only estimated, and why nothing measures it."""
+    LOGGER.warning("%s; %s", reason, ESTIMATED)
+
+
 def _nvml_indices(uuids: Sequence[str]) -> list[int]:
     """The driver's indices of these GPUs; none without NVML, by which codecarbon reads GPUs, too."""
     try:
@@ -235,6 +252,7 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
     row = tracker.codecarbon.close()
     beside = replace(tracker.instruments.close(is_idle_requested=is_at_rest), gpus=tracker.gpus)
     tracker.codecarbon.release()
+    tracker.is_measured = beside.has_figure or (row is not None and measures(row))
     if row is None and not beside.has_figure:
         raise MeterUnavailable(f"{tracker.codecarbon.reason}; no meter of the machine gave a reading either")
     return _written(tracker, row, beside)
@@ -290,8 +308,30 @@ def energy_plan_lines(mode: EnergyMode, device: Device, local_rank: int, given: 
     reason = None if using is None or mode == "off" else _unavailable_reason(using.require_any)
     if reason is None:
         return []
-    outcome = "the run would be refused" if mode == "required" else "the run would go on without"
-    return [f"warning: --energy {mode}: {reason}; {outcome}"]
+    if mode == "required":
+        return [f"warning: --energy required: {reason}; the run would be refused"]
+    no_estimate = _unavailable_reason(codecarbon_library)
+    outcome = ESTIMATED if no_estimate is None else f"the run would go on without ({no_estimate})"
+    return [f"warning: --energy optional: {reason}; {outcome}"]
+
+
+def with_estimate(using: Instruments, library: CodecarbonLibrary | None = None) -> Instruments:
+    """These instruments, and where none of them measures, codecarbon's estimate from load with a line that says so.
+
+    Where there is no estimate either, `missing` says why.
+
+    Args:
+        library: codecarbon, or an object in its place; None imports it.
+    """
+    reason = _unavailable_reason(using.require_any)
+    if reason is None:
+        return using
+    try:
+        estimate = LoadEstimate(using.clock, library)
+    except MeterUnavailable as error:
+        return replace(using, missing={**using.missing, "codecarbon's estimate": str(error)})
+    _log_estimate(reason)
+    return replace(using, estimate=estimate)
 
 
 def meters_of(
@@ -299,20 +339,23 @@ def meters_of(
 ) -> StageMeasurement | None:
     """What this process measures energy with; None where it is not requested.
 
-    Counters and power readings count as sources, estimates from load do not: a stage has no load of its own.
+    Where nothing measures and energy is optional, the machine's first process has codecarbon's estimate.
 
     Args:
         given: replaces what is found on the machine.
 
     Raises:
-        MeterUnavailable: energy is required and there is nothing to measure it with.
+        MeterUnavailable: energy is required and there is nothing to measure it with; an estimate is not enough.
     """
     if mode == "off":
         return None
     using = given.using if given is not None else _instruments(device, local_rank)
     if mode == "required":
         _require_any(using)
-    return given if given is not None else StageMeasurement(using.calibrated(), WindowGoal(), seed=seed)
+    if given is not None:
+        return given
+    using = using.calibrated() if local_rank else with_estimate(using.calibrated())
+    return StageMeasurement(using, WindowGoal(), seed=seed)
 
 
 def _require_any(using: Instruments) -> None:
@@ -392,7 +435,7 @@ class TextEnergy:
 
     Raises:
         ConfigurationError: codecarbon does not know the country; in all processes.
-        MeterUnavailable: energy is required and nothing on this machine measures it; in all processes.
+        EnergyRefused: energy is required and nothing on this machine measures it; in all processes.
     """
 
     def __init__(self, config: TextConfig, accelerator: Accelerator, sources: EnergySources) -> None:
@@ -407,8 +450,8 @@ class TextEnergy:
     def _why_not(self) -> str | None:
         """Why there will be no figure; sources are looked for before anything is loaded.
 
-        codecarbon is started once to find out. Where it or the machine's instruments measure, the other one's absence
-        costs its own figures alone.
+        codecarbon is started once to find out; where energy is required, its estimates do not count. Where it or the
+        machine's instruments measure, the other one's absence costs its own figures alone.
         """
         requested = self._config.energy_mode
         if requested == "off":
@@ -417,16 +460,26 @@ class TextEnergy:
             return None
         country, library = self._config.country_iso_code, self._sources.library
         instruments = self._sources.instruments or find_instruments(self._gpus, HostClock())
-        problems = [
-            _unavailable_reason(lambda: CodecarbonMeter(country, [], 0, library).release()),
-            _unavailable_reason(instruments.require_any),
-        ]
+
+        unmeasured = _unavailable_reason(instruments.require_any)
+
+        def start_codecarbon() -> None:
+            meter = CodecarbonMeter(country, [], 0, library)
+            meter.release()
+            if meter.cpu_source == "rapl" or unmeasured is None:
+                return
+            if requested == "required":
+                raise MeterUnavailable(_ONLY_ESTIMATES)
+            _log_estimate(unmeasured)
+
+        problems = [_unavailable_reason(start_codecarbon), unmeasured]
         if None in problems:
             return None
         reason = "; ".join(filter(None, problems))
         if requested == "required":
-            raise MeterUnavailable(
-                f"energy cannot be measured here: {reason}; set energy: optional to run without it, or energy: off"
+            raise EnergyRefused(
+                f"energy cannot be measured here: {reason}; set energy: optional to estimate it or run without it, or "
+                "energy: off"
             )
         return reason
 
@@ -488,6 +541,8 @@ class TextEnergy:
         if tracker is not None:
             try:
                 stop_energy_tracking(tracker)
+                if self._config.energy_mode == "required" and not tracker.is_measured:
+                    raise MeterUnavailable(f"no meter of the machine gave a reading, and {_ONLY_ESTIMATES}")
             except MeterUnavailable as error:
                 self._disable(error)
 

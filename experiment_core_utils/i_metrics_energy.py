@@ -49,6 +49,7 @@ from experiment_core_utils.records.text import (
     InferenceResults,
     InstrumentEnergy,
     PartEnergy,
+    PooledEnergy,
     ProcessPlace,
     QueryRecord,
     all_absent,
@@ -421,6 +422,24 @@ def energy_caveats(energy: Energy | None) -> list[Caveat]:
     if summary.component != "gpu" and any(name.startswith(GPU_COUNTER) for name in energy.missing):
         caveats.append(caveat("energy_without_gpu"))
     return caveats
+
+
+def text_energy_caveats(energy: PooledEnergy, mode: EnergyMode) -> list[Caveat]:
+    """The caveat of a text run whose energy is only estimated on a machine, or is not there; none where it is off."""
+    if mode == "off":
+        return []
+    machines = [each for each in energy["per_process_breakdown"] if each["duration_seconds"] is not None]
+    if not machines:
+        return [caveat("energy_not_measured", reason=energy["reason"])]
+    if all(_is_measured(each) for each in machines):
+        return []
+    return [caveat("energy_estimated", source=_ESTIMATE["source"])]
+
+
+def _is_measured(machine: Mapping[str, Any]) -> bool:
+    kinds = [each["kind"] for each in machine["sources"].values()]
+    kinds += [each["origin"]["kind"] for each in machine["instruments"] or () if each["gross_j"] is not None]
+    return "measured" in kinds
 
 
 def waiting_caveats(pooled: InferenceResults, mode: EnergyMode) -> list[Caveat]:

@@ -31,6 +31,7 @@ from experiment_core_utils.i_metrics_energy import (
     allocated_energy,
     allocated_energy_metrics,
     energy_metrics,
+    text_energy_caveats,
     waiting_caveats,
     with_batch_energy,
 )
@@ -119,7 +120,7 @@ def run_text_experiments(
 
     Raises:
         ConfigurationError: not a single combination is possible here, or the weights of none can be used.
-        MeterUnavailable: energy is required and nothing on this machine measures it.
+        EnergyRefused: energy is required and nothing on this machine measures it.
         ResultsRefused: another run is at work in the folder.
         WorkerLost: a process is gone or late.
     """
@@ -199,7 +200,8 @@ def measure_experiment(
     Raises:
         SettingError: it cannot be run, such as OutOfMemory; in all processes, whichever it happened to.
         ConfigurationError: the model cannot be loaded.
-        MeterUnavailable: energy is required and nothing on this machine measures it; nothing was loaded then.
+        EnergyRefused: energy is required and nothing on this machine measures it; nothing was loaded then.
+        MeterUnavailable: energy is required and was lost on the way.
         WorkerLost: a process is gone or late.
     """
     config, device, stop = due.config, accelerator.device, stop or StopRequest()
@@ -243,6 +245,7 @@ def measure_experiment(
     }
     if config.memory_timeline:
         save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
+    caveats += text_energy_caveats(energy_of_all, config.energy_mode)
     caveats += waiting_caveats(pooled, config.energy_mode)
     caveats += decoding_caveats(pooled["decoding"]["preferences_left_out"])
     return name, _saved(due, pooled, parts, experiment_id, caveats, save)

@@ -27,6 +27,7 @@ from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     DeviceLost,
+    EnergyRefused,
     MeterUnavailable,
     ProfilerError,
     ResultsNotSaved,
@@ -39,7 +40,7 @@ from experiment_core_utils.tasks.prompts import read_prompts
 from experiment_core_utils.text_pipeline import TextReport, launched, plan_of, run_text_experiments
 from experiment_core_utils.text_run.plan import fingerprint_parts
 from tests.processes.deadline import ends_within
-from tests.scripted.scripted_codecarbon import scripted_library
+from tests.scripted.scripted_codecarbon import WINDOW, scripted_library
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
 
@@ -399,8 +400,8 @@ def test_simulated_waiting_in_the_energy_is_a_caveat(values: dict[str, Any], tmp
         tmp_path / "results",
     )
     (result,) = report.results.values()
-    assert result["caveats"] == ["the energy of the whole run contains 0.01 s of simulated waiting"]
-    (record,) = result["caveat_records"]
+    assert "the energy of the whole run contains 0.01 s of simulated waiting" in result["caveats"]
+    (record,) = (each for each in result["caveat_records"] if each["kind"] != "energy_estimated")
     assert (record["kind"], record["severity"], record["advice"]) == ("simulated_waiting", "note", None)
 
 
@@ -534,7 +535,7 @@ def no_codecarbon() -> CodecarbonLibrary:
 
 
 def test_energy_that_nothing_measures_stops_before_the_model_is_loaded(values: dict[str, Any], tmp_path: Path) -> None:
-    requested = {**values, "track_energy": True}
+    requested = {**values, "track_energy": True, "energy": "required"}
     with pytest.raises(MeterUnavailable, match="energy cannot be measured here: codecarbon .*set energy: optional"):
         run_text_experiments(
             combinations(requested), tmp_path / "results", lambda line: None, EnergySources(no_codecarbon())
@@ -558,6 +559,46 @@ def test_required_energy_needs_one_source_of_the_two(
     assert "process 0: codecarbon lacks 1 of 1 windows: codecarbon" in energy["reason"]
 
 
+def test_what_is_only_estimated_is_refused_where_energy_is_required_and_a_caveat_where_it_is_optional(
+    values: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nothing = Instruments(HostClock(), (), (), missing={"GPU energy": "no GPU here"})
+    on_cpu = {**WINDOW, "gpu_energy": 0.0, "gpu_count": 0}
+    sources = EnergySources(scripted_library(window=on_cpu), nothing, gpus=())
+    requested = {**values, "track_energy": True}
+    with pytest.raises(EnergyRefused, match="codecarbon only estimates here.*no GPU here.*set energy: opt") as caught:
+        run_text_experiments(
+            combinations({**requested, "energy": "required"}), tmp_path / "results", lambda line: None, sources
+        )
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
+    assert not (tmp_path / "results" / "raw_results").exists()
+    report = run_text_experiments(combinations(requested), tmp_path / "results", lambda line: None, sources)
+    (result,) = report.results.values()
+    assert "energy: estimated by codecarbon_estimate, not measured" in result["caveats"]
+    assert "no GPU here" in caplog.text and "energy is estimated by codecarbon" in caplog.text
+    # Counters that codecarbon reads itself are measured.
+    counted = EnergySources(scripted_library(window=on_cpu, rapl=True), nothing, gpus=())
+    grid = combinations({**requested, "energy": "required"})
+    (result,) = run_text_experiments(grid, tmp_path / "counted", lambda line: None, counted).results.values()
+    assert result["caveats"] == []
+
+
+def test_required_energy_whose_meter_is_lost_on_the_way_is_not_replaced_by_an_estimate(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    device = device_in_real_time()
+    sources = EnergySources(
+        scripted_library(window={**WINDOW, "gpu_energy": 0.0, "gpu_count": 0}),
+        instruments_of(device, sample_every_s=0.005),
+        0.0,
+        (),
+    )
+    device.vanishes_at_s = 0.0
+    grid = combinations({**values, "track_energy": True, "energy": "required"})
+    with pytest.raises(MeterUnavailable, match="no meter of the machine gave a reading, and codecarbon only estimates"):
+        run_text_experiments(grid, tmp_path / "results", lambda line: None, sources)
+
+
 def test_optional_energy_is_none_with_the_reason_in_every_place(values: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "results"
     grid = combinations({**values, "track_energy": True, "energy": "optional"})
@@ -568,6 +609,8 @@ def test_optional_energy_is_none_with_the_reason_in_every_place(values: dict[str
     assert (energy["total_energy_kwh"], energy["gpu_counter_j"]) == (None, None)
     assert "energy was not tracked: codecarbon does not track here" in energy["reason"]
     assert metrics["energy_per_batch_j"] is None and "torch sees no GPU" in metrics["energy_reason"]
+    (sentence,) = result["caveats"]
+    assert sentence.startswith("energy: not measured: ") and "codecarbon does not track here" in sentence
 
 
 @pytest.mark.parametrize(

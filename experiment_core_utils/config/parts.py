@@ -139,7 +139,9 @@ AttnImplementation = Annotated[
 
 Energy = Annotated[
     EnergyMode,
-    Field(description="measure energy; required: stop if nothing can measure it; optional: continue without"),
+    Field(
+        description="measure energy; if nothing measures it, required stops, optional estimates it or continues without"
+    ),
 ]
 
 MemoryTimeline = Annotated[bool, Field(description="record memory twice a second while a setting is measured")]

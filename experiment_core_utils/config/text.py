@@ -179,7 +179,7 @@ class TextConfig(Part):
     #: functions of your own, `package.module:function`
     custom_metrics: tuple[str, ...] = Field(default=(), strict=False)
     track_energy: bool = True  #: false is the same as `energy: off`
-    energy: Energy = "required"
+    energy: Energy = "optional"
     country_iso_code: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")  #: for CO2 per kWh; null: world mean
     #: of `flops`; `formula`: if the architecture is known, else as `counter`: torch's, with corrections
     flops_method: Literal["formula", "counter", "ptflops"] = "formula"

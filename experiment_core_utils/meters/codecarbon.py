@@ -1,5 +1,7 @@
 """Energy by codecarbon: one window over CPU, memory and GPUs, as a row of its own columns.
 
+`LoadEstimate` is the same as an `EnergyMeter` for machines on which nothing measures.
+
 The one file that imports codecarbon. Only its offline tracker is used: it opens no connection. Its configuration files
 and environment variables are passed over, because some of them would. Energies of a window are taken from the task that
 spans it; codecarbon's powers of a task are means over all tasks so far and are computed anew here.
@@ -11,9 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, MeterUnavailable, first_line
 from experiment_core_utils.primitives.units import joules_of_kwh
+from experiment_core_utils.records.energy import ALL_DEVICES, DeviceEnergy, EnergyOrigin, EnergyReading
 
 WORLD_MEAN = "world mean (no country given)"
 # What codecarbon lets through; its constructor swallows errors, and the object then lacks attributes.
@@ -124,6 +128,72 @@ class CodecarbonMeter:
             raise MeterUnavailable(f"codecarbon does not track here: {first_line(error)}") from error
 
 
+class LoadEstimate:
+    """An `EnergyEstimate` of the whole machine's CPUs, from their load and nominal power, and of its memory.
+
+    codecarbon computes with the mean load of a window, which it reads about once a second and at the window's end. GPUs
+    are not in it. Its error is not known, so no figure has a bound.
+
+    Args:
+        library: codecarbon, or a stand-in; None imports it.
+
+    Raises:
+        MeterUnavailable: codecarbon is not installed or does not start, or would measure instead of estimating.
+    """
+
+    origins = (
+        EnergyOrigin(ALL_DEVICES, "cpu", "codecarbon_estimate", "estimated", "load_model"),
+        EnergyOrigin(ALL_DEVICES, "ram", "codecarbon_estimate", "estimated", "load_model"),
+    )
+
+    def __init__(self, clock: Clock, library: CodecarbonLibrary | None = None) -> None:
+        self._clock = clock
+        self._meter = CodecarbonMeter(None, [], 0, library)
+        self._started_s: float | None = None
+        self._reason: str | None = None
+        if self._meter.cpu_source == "rapl":
+            self._meter.release()
+            raise MeterUnavailable("codecarbon would read the CPU's counters (RAPL) here: no estimate from load")
+
+    def open(self) -> None:
+        """See `EnergyMeter.open`."""
+        if self._started_s is not None:
+            raise ConfigurationError("this energy meter has an open window; close it before opening another")
+        self._reason = None
+        try:
+            self._meter.open()
+        except MeterUnavailable as error:
+            self._reason = str(error)
+        self._started_s = self._clock.now_s()
+
+    def close(self) -> EnergyReading:
+        """See `EnergyMeter.close`; the CPUs, then memory."""
+        if self._started_s is None:
+            raise ConfigurationError("this energy meter has no open window; open one before closing")
+        seconds, self._started_s = self._clock.now_s() - self._started_s, None
+        row = self._closed()
+        figures = (self._figure(origin, row) for origin in self.origins)
+        return EnergyReading(seconds, tuple(figures))
+
+    def release(self) -> None:
+        """See `EnergyMeter.release`; codecarbon has threads in a window only."""
+        if self._started_s is not None:
+            self.close()
+
+    def _closed(self) -> Mapping[str, Cell]:
+        try:
+            return self._meter.close()
+        except MeterUnavailable as error:
+            self._reason = self._reason or str(error)
+            return {}
+
+    def _figure(self, origin: EnergyOrigin, row: Mapping[str, Cell]) -> DeviceEnergy:
+        kwh = number_in(row, f"{origin.component}_energy") if row and self._reason is None else 0.0
+        if kwh > 0:
+            return DeviceEnergy(origin, joules_of_kwh(kwh), None, None)
+        return DeviceEnergy(origin, None, None, self._reason or READ_NOTHING)
+
+
 def codecarbon_library() -> CodecarbonLibrary:
     """The installed package; raises MeterUnavailable where there is none."""
     try:
@@ -184,6 +254,11 @@ def _repaired(row: dict[str, Any]) -> dict[str, Cell]:
 
 
 READ_NOTHING = "codecarbon read nothing"
+
+
+def measures(window: Mapping[str, Cell]) -> bool:
+    """Whether any energy of a window that `CodecarbonMeter.close` gave was measured; memory is always estimated."""
+    return window["cpu_energy_source"] == "rapl" or number_in(window, "gpu_energy") > 0
 
 
 def gpu_missing_reason(window: Mapping[str, Cell]) -> tuple[str | None, bool]:

@@ -12,7 +12,7 @@ import torch
 
 from experiment_core_utils.meters.counters import POWERCAP, CounterMeter, calibrate_tick, rapl_counters
 from experiment_core_utils.meters.energy_statistics import with_disagreements
-from experiment_core_utils.meters.interface import EnergyCounter, EnergyMeter, PowerProbe
+from experiment_core_utils.meters.interface import EnergyCounter, EnergyEstimate, EnergyMeter, PowerProbe
 from experiment_core_utils.meters.nvml import NvmlCounter, NvmlPower
 from experiment_core_utils.meters.power import JITTER_SEED, SAMPLE_EVERY_S, PowerIntegralMeter, PowerSampler, jittered
 from experiment_core_utils.primitives.clock import Clock
@@ -65,6 +65,8 @@ class Instruments:
     sample_every_s: float = SAMPLE_EVERY_S  #: mean time between two power readings of a device
     #: what the times between readings are drawn from, so that windows differ in them
     jitter: Random = field(default_factory=lambda: Random(JITTER_SEED), compare=False)
+    #: what stands in where there is neither a counter nor a probe; it measures nothing, and no figure is mixed with it
+    estimate: EnergyEstimate | None = None
 
     def calibrated(self) -> "Instruments":
         """These instruments with the ticks of the counters, which takes some twenty ticks for each."""
@@ -85,8 +87,15 @@ class Instruments:
 
     @property
     def origins(self) -> tuple[EnergyOrigin, ...]:
-        """Origins of the counters, then of the probes."""
+        """Origins of the counters, then of the probes; of the estimate where it stands in for them."""
+        if self.is_estimated:
+            return () if self.estimate is None else self.estimate.origins
         return (*(each.origin for each in self.counters), *(each.origin for each in self.probes))
+
+    @property
+    def is_estimated(self) -> bool:
+        """Whether nothing measures, so that only an estimate can give figures."""
+        return not self.counters and not self.probes
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -94,17 +103,25 @@ class Instruments:
         return tuple(dict.fromkeys(each.device for each in self.origins))
 
     def require_any(self) -> None:
-        """Raises MeterUnavailable where there is neither a counter nor a power reading."""
-        if not self.counters and not self.probes:
+        """Raises MeterUnavailable where there is neither a counter nor a power reading, whether or not energy can be
+        estimated."""
+        if self.is_estimated:
             why = "; ".join(f"{name}: {reason}" for name, reason in self.missing.items())
             raise MeterUnavailable(f"nothing on this machine measures energy ({why or 'no source was given'})")
 
+    def require_any_or_estimate(self) -> None:
+        """Raises MeterUnavailable where nothing measures and nothing estimates."""
+        if self.estimate is None:
+            self.require_any()
+
     def meter(self) -> EnergyMeter:
-        """A new meter of all: the counters, aligned to their ticks, beside the integrated power.
+        """A new meter of all: the counters, aligned to their ticks, beside the integrated power; else the estimate.
 
         Raises:
             MeterUnavailable: there is nothing to measure with, or it is gone.
         """
+        if self.is_estimated and self.estimate is not None:
+            return self.estimate
         self.require_any()
         meters: list[EnergyMeter] = []
         if self.counters:

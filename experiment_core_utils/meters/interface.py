@@ -54,3 +54,11 @@ class EnergyMeter(Protocol):
 
     def release(self) -> None:
         """Give back threads and handles; an open window is lost."""
+
+
+class EnergyEstimate(EnergyMeter, Protocol):
+    """A meter that computes energy from load and nominal power; after `release` it can be opened again."""
+
+    @property
+    def origins(self) -> tuple[EnergyOrigin, ...]:
+        """Origins of the figures of a window, in their order; `kind` is `estimated`."""

@@ -75,7 +75,7 @@ def stage_energies(
         SettingError: the model's cache cannot be taken back, so that decoding cannot be repeated.
         Stopped: a stop was requested.
     """
-    how.using.require_any()
+    how.using.require_any_or_estimate()
     request = StagedRequest(model, inputs, max_new_tokens, rewind)
     acts, names = {name: _stoppable(act, how.stop) for name, act in request.acts.items()}, list(request.acts)
     rounds: dict[str, list[list[ActEnergy]]] = {name: [] for name in names}

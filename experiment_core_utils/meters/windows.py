@@ -48,6 +48,10 @@ WARM_UP_S = 0.3
 WARM_AGAIN_S = 0.05
 # Power readings of an H200 show the load for another tenth of a second; a window at rest begins after that.
 SETTLE_S = 0.5
+ESTIMATE_TOO_COARSE = (
+    "nothing measures energy here, and codecarbon's estimate reads the load about once a second, too coarse for one "
+    "run: it is of repeated stages alone"
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def energy_of_act(
     Args:
         act: returns when the devices have done all of it (synchronised); every repetition does the same work. It has
             been warmed up.
-        using: calibrated.
+        using: calibrated. The error of an estimate is not known: its window has the goal's least length.
         warm_up_s: more than 0; acts before the window are done for this long, at least one.
 
     What fails on the way is the reason of the figure that it cost; what the act raises is not caught.
@@ -127,7 +131,7 @@ def energy_of_act(
     Raises:
         MeterUnavailable: there is nothing to measure with.
     """
-    using.require_any()
+    using.require_any_or_estimate()
     goal = goal or WindowGoal()
     acts = RepeatedAct(act, using.clock)
     acts.repeat_until(acts.done_at_s[0] + warm_up_s)
@@ -210,6 +214,7 @@ def _whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal)
     ticks_s = using.longest_ticks_s
     costs = [tick.read_cost_s or 0.0 for tick in using.ticks.values()]
     uncertain_s = max(ticks_s.values(), default=2 * using.sample_every_s) + 2 * sum(costs)
+    aim = None if using.is_estimated else _Aim(goal, uncertain_s)
     try:
         meter = using.meter()
     except MeterUnavailable as error:
@@ -217,11 +222,11 @@ def _whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal)
     try:
         meter.open()
         acts = RepeatedAct(act, using.clock)
-        acts.repeat_until(acts.done_at_s[0] + goal.length_s(uncertain_s))
+        acts.repeat_until(acts.done_at_s[0] + (goal.least_s if aim is None else goal.length_s(uncertain_s)))
         reading = meter.close()
     finally:
         meter.release()
-    count, aim = len(acts.done_at_s) - 1, _Aim(goal, uncertain_s)
+    count = len(acts.done_at_s) - 1
     return [
         _per_act(energy, count, reading.seconds, "acts", aim) if energy.joules is not None else _absent(energy, "acts")
         for energy in reading.devices
@@ -234,7 +239,7 @@ def idle_power(using: Instruments, seconds: float) -> list[IdlePower]:
     Context and model are to be resident: a GPU draws more with them than without. What ran before is given half a
     second to fade from the readings.
     """
-    using.require_any()
+    using.require_any_or_estimate()
     using.clock.sleep(SETTLE_S)
     try:
         meter = using.meter()
@@ -264,7 +269,7 @@ def _per_act(
     """A window's energy, which is there, over the acts in it.
 
     Args:
-        aim: what the length of the window was chosen by; None where that was another source's.
+        aim: what the length of the window was chosen by; None where that was another source's or no error is known.
     """
     assert energy.joules is not None
     remarks = (energy.remark, None if aim is None else aim.goal.remark(aim.uncertain_s))
@@ -342,5 +347,7 @@ def why_no_power(using: Instruments) -> str | None:
     """Why nothing can be allocated with these instruments; None where they read power."""
     if using.probes:
         return None
+    if using.is_estimated and using.estimate is not None:
+        return ESTIMATE_TOO_COARSE
     known = [why for name, why in using.missing.items() if not name.startswith(GPU_COUNTER)]
     return f"no power reading of the device that computes ({'; '.join(known) or 'none was given'})"

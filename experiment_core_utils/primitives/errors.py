@@ -92,6 +92,12 @@ class MeterUnavailable(ProfilerError):
     """What would measure is not there: run without it, and say so."""
 
 
+class EnergyRefused(MeterUnavailable):
+    """A text run requires energy, and nothing here measures it: stop before loading. Exit code 2."""
+
+    exit_code = 2
+
+
 class WorkerLost(ProfilerError):
     """A process of the run is gone or the launch does not match what was requested: stop all."""
 

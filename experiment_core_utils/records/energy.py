@@ -20,12 +20,13 @@ Alignment = Literal["ticks", "acts"]
 ALL_DEVICES = "all"
 # What a GPU's counter is called among the instruments that are missing, before the GPU's UUID.
 GPU_COUNTER = "energy counter of"
-# Component and basis of the figures that a setting reports where there are several: the first that was measured.
+# Component and basis of the figures that a setting reports where there are several: the first that has figures.
 PREFERRED_SOURCES: tuple[tuple[Component, Basis], ...] = (
     ("gpu", "counter"),
     ("gpu", "instant_power"),
     ("gpu", "averaged_power"),
     ("cpu", "counter"),
+    ("cpu", "load_model"),
 )
 # Name of the whole request among its stages.
 END_TO_END = "end_to_end"
@@ -246,10 +247,10 @@ class EnergyOfSource(Record):
     """The source, device and basis of an energy figure."""
 
     device: str | None = None  #: id of a GPU, RAPL zone, or `all`
-    component: str | None = None  #: `gpu`, `cpu` or `dram`
-    source: str | None = None  #: `nvml_counter`, `power_integral` or `rapl`
-    kind: str | None = None  #: `measured`
-    basis: str | None = None  #: `counter`, `instant_power` or `averaged_power`
+    component: str | None = None  #: `gpu`, `cpu`, `dram` or `ram`
+    source: str | None = None  #: `nvml_counter`, `power_integral`, `rapl` or `codecarbon_estimate`
+    kind: str | None = None  #: `measured`, or `estimated` from load and nominal power
+    basis: str | None = None  #: `counter`, `instant_power`, `averaged_power` or `load_model`
 
 
 class StageFigure(EnergyOfSource):

@@ -86,6 +86,7 @@ def closing_table(
                 "total ms": _text(stats.get("T_total_mean"), 1),
                 "p95": _text(stats.get("T_total_p95"), 1),
                 "ms/token": _text(stats.get("T_decode_per_token_mean"), 2),
+                "J a request": _joules(result),
                 "failed": result.num_failed_samples,
                 "unparsed": result.num_unparsed,
             }
@@ -96,6 +97,8 @@ def closing_table(
         table["search"] = [places[setting_key(result)] for result in results]
     if fronts:
         table[FRONT_HEADING] = [fronts.get(setting_key(result), "-") for result in results]
+    if table["J a request"].isna().all():
+        table = table.drop(columns="J a request")
     if not table["unparsed"].any():
         table = table.drop(columns="unparsed")
     return aligned_text(table)
@@ -146,6 +149,14 @@ def _accuracy(result: SettingResult) -> str:
     return f"{result.accuracy:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
 
 
+def _joules(result: SettingResult) -> str | None:
+    """Gross energy of one request; None where there is no figure. Estimates say that they are."""
+    summary = None if result.energy is None else result.energy.summary
+    if summary is None or summary.end_to_end_j is None:
+        return None
+    return f"{summary.end_to_end_j:.3g}{' (estimated)' if summary.kind == 'estimated' else ''}"
+
+
 def _difference(comparison: PairedComparison) -> str:
     if comparison.difference is None or comparison.interval is None:
         return "-"
@@ -175,7 +186,7 @@ def text_table(results: Sequence[Mapping[str, Any]]) -> str:
             "prompts/s": _text(metrics["queries_per_second"], 2),
             "first token ms": _text(None if ttft is None else 1e3 * ttft["mean"], 1),
             "padding": _text(metrics["padding_share"], 3),
-            "energy Wh": _text(None if kwh is None else 1e3 * kwh, 4),
+            "energy Wh (estimated)": _text(None if kwh is None else 1e3 * kwh, 4),
         }
         rows.append(row)
     return aligned_text(pd.DataFrame(rows))

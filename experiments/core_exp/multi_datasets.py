@@ -241,7 +241,13 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
         lines.append(f"{each.dataset:<{width}}  {outcome_name(each.exit_code):<14}  {seconds:>8}  {folder}")
     left = [each for each in outcomes if each.exit_code != 0]
     lines.append(f"{len(outcomes) - len(left)} of {len(outcomes)} datasets done")
-    if any(each.error == HubUnreachable.__name__ for each in outcomes):
+    without_hub = [each for each in outcomes if each.error == HubUnreachable.__name__]
+    if any(not needs_hub(each.dataset, request) for each in without_hub):
+        lines.append(
+            f"the hub cannot be reached for the model {request.model_path}: nothing was started after that; give "
+            "MODEL_PATH the folder of a model, or one that is in the cache"
+        )
+    elif without_hub:
         lines.append(
             "the hub cannot be reached: datasets from it were not started after the first; give DATA_DIR with copies, "
             "or name those that are in the cache"

@@ -159,7 +159,8 @@ def test_values_without_effect_do_not_make_another_experiment() -> None:
 @pytest.mark.parametrize(
     ("given", "requested"),
     [
-        ({}, "required"),
+        ({}, "optional"),
+        ({"energy": "required"}, "required"),
         ({"energy": "optional"}, "optional"),
         ({"energy": False}, "off"),  # a bare `off` in YAML
         ({"track_energy": False}, "off"),

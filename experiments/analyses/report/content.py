@@ -49,6 +49,8 @@ NUMBERS = (
     ("memory GB", "peak GPU memory in 10^9 bytes", "peak_memory_bytes", 1e-9, 2),
     ("drift", "largest time of the control setting beside it, over its first", "drift_ratio_max", 1.0, 2),
 )
+# Energies of repeated stages, whose kind is `energy_kind`; that of samples is always measured.
+_OF_STAGES = ("energy_j_per_output_token", "energy_j_per_correct_answer")
 OPTIONAL = ("num_failed_samples", "energy_sample_j_mean", "energy_j_per_output_token", "energy_j_per_correct_answer",
             "mfu_prefill", "mbu_decode", "counted_memory_bytes",
             "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
@@ -136,6 +138,8 @@ def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -
     if np.isnan(value):
         return ABSENT
     text = f"{factor * value:.{decimals}f}"
+    if column in _OF_STAGES and row.get("energy_kind") == "estimated":
+        text += " (estimated)"
     # Absent where a column has no interval, or none of its settings has.
     ends = [row.get(f"{column}_ci95_{end}") for end in ("low", "high")]
     low, high = (float("nan") if end is None else float(end) for end in ends)

@@ -93,17 +93,16 @@ def _extremes(analysis: TaskAnalysis, disturbed: set[str]) -> Iterator[str]:
 
 
 def _energy(frame: pd.DataFrame) -> Iterator[str]:
+    """A sentence for measured energies and one for estimated ones, which are not compared with each other."""
     known = frame[frame["energy_j_per_output_token"].notna()]
-    if known.empty:
-        return
-    joules = known["energy_j_per_output_token"]
-    by_energy = known.sort_values("energy_j_per_output_token", kind="stable")
-    low, high = by_energy.iloc[0], by_energy.iloc[-1]
-    kinds = ", ".join(sorted({str(kind) for kind in known["energy_kind"].dropna()}))
-    yield (
-        f"Energy ({kinds}): from {joules.min():.3g} J an output token ({_named(low)}) to "
-        f"{joules.max():.3g} J ({_named(high)})."
-    )
+    for kind, own in known.groupby("energy_kind", sort=False):
+        joules = own["energy_j_per_output_token"]
+        by_energy = own.sort_values("energy_j_per_output_token", kind="stable")
+        low, high = by_energy.iloc[0], by_energy.iloc[-1]
+        yield (
+            f"Energy ({kind}): from {joules.min():.3g} J an output token ({_named(low)}) to "
+            f"{joules.max():.3g} J ({_named(high)})."
+        )
 
 
 def _named(row: pd.Series) -> str:

@@ -1,6 +1,7 @@
 """`--energy` from the flag to the files, beside a device of 100 W whatever runs: joules are 100 times seconds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.d_energy_tracking import energy_plan_lines
+from experiment_core_utils.d_energy_tracking import energy_plan_lines, meters_of, with_estimate
 from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.k_results_aggregation import merge_parts, part_of
+from experiment_core_utils.meters.codecarbon import codecarbon_library
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
@@ -25,8 +27,12 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.sweep.plan import plan_for, requested_run
 from experiment_core_utils.sweep.run import ProfilingRun
+from experiments.analyses.report.analyses import analyse
+from experiments.analyses.report.content import settings_table
+from experiments.core_exp.closing_lines import closing_lines
 from tests.given_flags import over
 from tests.processes.one_process import run_alone
+from tests.scripted.scripted_codecarbon import scripted_library
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 from tests.scripted.simulated_meters import SimulatedDevice
 
@@ -174,6 +180,56 @@ def test_optional_energy_is_none_with_the_reason_in_every_place(tiny_checkpoint:
     assert any(each.startswith("energy: not measured: nothing") for each in result["provenance"]["caveats"])
 
 
+def test_optional_energy_that_nothing_measures_is_codecarbons_estimate_and_marked_so_everywhere(
+    tiny_checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Where the CPU's counters can be read, codecarbon reads them: its figures are used all the same.
+    using = with_estimate(NOTHING, replace(codecarbon_library(), reads_rapl=lambda: False))
+    assert "energy is estimated by codecarbon" in caplog.text
+    how = StageMeasurement(using, WindowGoal(0.5, least_s=0.2), repeats=2, idle_s=0.2)
+    report = run_profiling(config_for(tiny_checkpoint, tmp_path, "--energy", "optional"), how)
+    (result,) = (each.content() for each in report.results)
+    energy = result["energy"]
+    assert set(energy["stages"]) == {"vision", "prefill", "decode", "end_to_end"}
+    for cpu, ram in energy["stages"].values():
+        assert (cpu["component"], ram["component"]) == ("cpu", "ram")
+        for figure in (cpu, ram):
+            assert (figure["source"], figure["kind"], figure["basis"]) == (
+                "codecarbon_estimate", "estimated", "load_model",
+            )  # fmt: skip
+            assert figure["gross_j"] > 0 and figure["uncertainty_j"] is None
+    summary = energy["summary"]
+    assert (summary["component"], summary["kind"]) == ("cpu", "estimated")
+    assert summary["end_to_end_j"] == energy["stages"]["end_to_end"][0]["gross_j"]
+    assert energy["missing"] == {"GPU energy": "torch sees no GPU"}
+    # Of a single run of milliseconds there is no estimate, and no 0.
+    for sample in result["per_sample_results"]:
+        assert sample["energy_j"] is None and "too coarse for one run" in sample["energy_reason"]
+    assert "energy: estimated by codecarbon_estimate, not measured" in result["provenance"]["caveats"]
+    frame = pd.read_csv(tmp_path / "reference-vqa_settings.csv")
+    assert (frame["energy_source"][0], frame["energy_kind"][0]) == ("codecarbon_estimate", "estimated")
+    (table, *lines) = closing_lines(report)
+    assert "J a request" in table and f"{summary['end_to_end_j']:.3g} (estimated)" in table
+    assert any(line.startswith("energy: estimated by codecarbon_estimate, not measured") for line in lines)
+    page = settings_table(analyse([tmp_path]))
+    at = [column.label for column in page.columns].index("J a token")
+    assert page.rows[0][at].text == f"{summary['j_per_output_token']:.3f} (estimated)"
+
+
+def test_where_codecarbon_does_not_start_nothing_estimates_and_missing_says_why() -> None:
+    using = with_estimate(NOTHING, scripted_library(fail_at="probe"))
+    assert using.estimate is None and "does not track here" in using.missing["codecarbon's estimate"]
+    measuring = instruments_of(device_in_real_time(WATTS))
+    assert with_estimate(measuring, scripted_library(fail_at="probe")) is measuring
+
+
+def test_an_estimate_is_not_enough_where_energy_is_required() -> None:
+    using = with_estimate(Instruments(HostClock(), (), ()), scripted_library())
+    assert using.estimate is not None
+    with pytest.raises(MeterUnavailable, match="--energy required: nothing on this machine measures energy"):
+        meters_of("required", "cpu", 0, 42, StageMeasurement(using, WindowGoal()))
+
+
 def test_an_unknown_energy_mode_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="--energy"):
         parse_config(["--energy", "yes"])
@@ -212,6 +268,6 @@ def test_a_plan_says_where_requested_energy_cannot_be_measured() -> None:
         f"warning: --energy required: {reason}; the run would be refused"
     ]
     assert energy_plan_lines("optional", "cpu", 0, NOTHING) == [
-        f"warning: --energy optional: {reason}; the run would go on without"
+        f"warning: --energy optional: {reason}; energy is estimated by codecarbon from the CPU's load and nominal power"
     ]
     assert energy_plan_lines("required", "cpu", 0, instruments_of(device_in_real_time(WATTS))) == []

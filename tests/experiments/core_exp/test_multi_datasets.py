@@ -177,6 +177,28 @@ def test_the_first_dataset_without_a_hub_ends_those_from_it_alone(tiny_checkpoin
     assert table[5].startswith("the hub cannot be reached: ")
 
 
+def test_a_model_that_the_hub_does_not_give_ends_all_datasets_at_the_first(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Also those that need nothing else from the hub."""
+    away = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    asked = {"MODEL_PATH": "nobody/no-such-model", "DATASETS": "reference_vqa doc_qa reference_counting"}
+    done = subprocess.run(
+        ["bash", str(FOLDER / "run_multi_datasets_h100.sh"), "--", "--dry_run", *QUICK],
+        env=environment(tiny_checkpoint, tmp_path) | away | asked,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("==")] == ["== 1/3 reference_vqa"]
+    (error,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert "nobody/no-such-model is not a folder, and the hub did not give it" in error
+    table = done.stdout.splitlines()[-5:]
+    outcomes = [line.split()[1:3] for line in table[:3]]
+    assert outcomes == [["NOT", "POSSIBLE"], ["not", "started"], ["not", "started"]]
+    assert table[3] == "0 of 3 datasets done"
+    assert table[4].startswith("the hub cannot be reached for the model nobody/no-such-model: nothing was started")
+
+
 def test_only_datasets_without_a_copy_need_the_hub(tmp_path: Path) -> None:
     (tmp_path / "okvqa").mkdir()
     request = request_of(DATA_DIR=str(tmp_path))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
@@ -27,7 +28,7 @@ from experiments.analyses.latency.stage_regression import PREDICTED
 from experiments.analyses.latency.validation import Coverage, Errors, NoiseFloor, Repeatability, Validation
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of
-from experiments.analyses.report.findings import _extremes
+from experiments.analyses.report.findings import _energy, _extremes
 from experiments.analyses.report.page import page_of, plots_of
 from experiments.analyses.report.parts import Report
 from experiments.core_exp.report import main
@@ -290,3 +291,19 @@ def test_the_estimator_s_pictures() -> None:
     broken, wasted = plotly_of(guardrail_chart(curve).panels[0]).data
     assert (broken.x, broken.y) == ((0.0,), (20.0,)) and (wasted.x, wasted.y) == ((0.0, 50.0), (11.1111, 100.0))
     assert "2 of 10 admitted were over budget" in broken.hovertext[0]
+
+
+def test_measured_and_estimated_energies_are_not_compared_with_each_other() -> None:
+    frame = pd.DataFrame(
+        {
+            "task": ["t"] * 5,
+            "setting": ["a", "b", "c", "d", "e"],
+            "energy_j_per_output_token": [3.0, 0.25, float("nan"), 1.0, 0.5],
+            "energy_kind": ["measured", "estimated", None, "measured", "estimated"],
+        }
+    )
+    assert list(_energy(frame)) == [
+        "Energy (measured): from 1 J an output token (t d) to 3 J (t a).",
+        "Energy (estimated): from 0.25 J an output token (t b) to 0.5 J (t e).",
+    ]
+    assert list(_energy(frame.iloc[2:3])) == []
