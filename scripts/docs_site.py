@@ -35,7 +35,7 @@ _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)((?:#[^)\s]*)?)(?=\))")
 _MERMAID = Path("node_modules/mermaid/dist/mermaid.min.js")
 
 
-class _Found(Exception):
+class _Found(BaseException):
     """Carries the parser of a command out of its `main`."""
 
 

@@ -6,7 +6,6 @@ Commands on two samples: profile, the same resumed, text and report. Good is an 
 file, and the results of an undisturbed run when the same command runs again. Exit code: 1 where any place is bad.
 """
 
-import argparse
 import gc
 import sys
 from functools import partial
@@ -16,12 +15,13 @@ from tempfile import TemporaryDirectory
 import checkout  # noqa: F401
 
 from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from tests.processes.fault_injection import inject, smallest_model
 from tests.processes.forked_runs import RunServer
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fraction", type=float, default=0.05, help="of all places and faults")
     parser.add_argument("--part", choices=("profile", "resume", "text", "report"), help="one command alone")

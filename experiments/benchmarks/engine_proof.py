@@ -9,7 +9,6 @@ another head's values, and a decode step that puts its token one position late. 
 is refused or a wrong one is not.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,8 @@ from typing import Any
 import torch
 
 from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.config.command import reporting_errors, run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphs, GraphCapturer, Reruns
 from experiment_core_utils.models.common.private_apis import computes_experts
 from experiment_core_utils.models.hf.adapter import TransformersModel
@@ -39,9 +40,10 @@ STAGES = ("prefill", "decode")
 Fault = tuple[str, str]
 
 
+@reporting_errors
 def main() -> int:
     """Print the table; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = OneLineParser(description=__doc__)
     parser.add_argument("--plant", action="store_true", help="also make every engine wrong, which must be found")
     parser.add_argument("--shape", help="molmoe_1b, or a folder whose config is taken; weights are random")
     own, config = parsed(parser, num_samples=1)
@@ -249,4 +251,4 @@ def _hooks(model: TransformersModel, fault: Fault) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -21,6 +21,7 @@ from experiment_core_utils.saved_results.terminal import caveat_lines
 from experiment_core_utils.sweep.dry_run import describe_plan
 from experiments.core_exp.acc_lat_profiling import main
 from tests.documents.test_docs import first_cells
+from tests.given_flags import over
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 
@@ -327,9 +328,8 @@ def test_preferences_of_the_checkpoint_are_kept_or_a_caveat(
         (folder / "generation_config.json").unlink()
         (folder / "generation_config.json").write_text(json.dumps(own | values))
         flags = ["--top_k_list", "2", "--num_active_blocks_list", "3", "--num_latency_samples", "1"]
-        config = config_for(
-            folder, tmp_path / f"{name} results", *flags, "--max_new_tokens", "8", "--precision", "float32"
-        )
+        usual = flags_for(folder, tmp_path / f"{name} results", "--num_runs_per_sample", "1")
+        config = parse_config(over(usual, [*flags, "--max_new_tokens", "8", "--precision", "float32"]))
         results[name] = next(iter(by_key(run_profiling(config)).values()))
         print("\n".join(caveat_lines(run_profiling(config).results)))
     plain, penalty = results["plain"], results["penalty"]

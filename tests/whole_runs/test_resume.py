@@ -20,6 +20,7 @@ import pytest
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.journal import read_journal
 from tests.conftest import save_tiny, tiny_config
+from tests.given_flags import over
 from tests.processes.forked_runs import KILLED, TWO_PROCESSES, Ended, Run, RunServer
 from tests.processes.sweep_contents import NOT_COMPARED, OF_THE_LAUNCH, Contents, contents, without
 
@@ -209,7 +210,7 @@ def test_what_is_removed_under_a_run_ends_it_with_a_line(sweep: Sweep, gone: str
     remover = threading.Thread(target=remove, daemon=True)
     remover.start()
     (ended,) = sweep.server.run(
-        Run([*sweep.arguments, "--num_runs_per_sample", "40", "--drift_check_every", "0"], sweep.log_path())
+        Run(over(sweep.arguments, ["--num_runs_per_sample", "40", "--drift_check_every", "0"]), sweep.log_path())
     )
     assert began.is_set() and ended.code == 1 and ended.seconds < 60, sweep.log()
     lines = [each for each in sweep.log().splitlines() if each.startswith("error: ")]

@@ -91,7 +91,13 @@ def test_a_setting_is_proven_by_what_ran(
 
 
 def windowed(model: Any = None) -> TransformersModel:
-    requests = SimpleNamespace(config_for=lambda _: {}, has_vision=False, vision_knob_unsupported_reason=None)
+    requests = SimpleNamespace(
+        config_for=lambda _: {},
+        has_vision=False,
+        vision_knob_unsupported_reason=None,
+        tokenizer=None,
+        chat_template=None,
+    )
     return TransformersModel("windowed", model or built(LISTED["gemma3"]), cast(Any, requests))
 
 
@@ -147,7 +153,10 @@ def test_the_config_of_llava_next_follows_the_crops(model_of: Loaded) -> None:
 def test_fields_of_the_last_crops_are_put_back_where_the_next_ones_have_none() -> None:
     fields: dict[int, dict[str, Any]] = {3: {"vision_rows": 3, "vision_side": 7}, 8: {"vision_rows": 8}, 15: {}}
     requests = SimpleNamespace(
-        config_for=lambda crops: fields[crops.max_crops], has_vision=False, vision_knob_unsupported_reason=None
+        config_for=lambda crops: fields[crops.max_crops],
+        has_vision=False,
+        vision_knob_unsupported_reason=None,
+        tokenizer=None,
     )
     decoder = built(LISTED["gemma3"])
     decoder.config.vision_rows, decoder.config.vision_side = 1, 2
@@ -239,7 +248,12 @@ def test_without_a_formula_there_are_no_operations() -> None:
     config = OPTConfig(
         vocab_size=97, hidden_size=16, ffn_dim=24, num_hidden_layers=2, num_attention_heads=2, word_embed_proj_dim=16
     )
-    tokens = SimpleNamespace(vision_knob_unsupported_reason="it takes no pictures", config_for=lambda crops: {})
+    tokens = SimpleNamespace(
+        vision_knob_unsupported_reason="it takes no pictures",
+        config_for=lambda crops: {},
+        tokenizer=None,
+        chat_template=None,
+    )
     unknown = TransformersModel("opt", OPTForCausalLM(config).eval(), cast(Any, tokens))
     assert unknown.count_flops(KnobSetting(LOW, None, (0,)), RequestShape(None, None, 0, 0, 9, 0.0), 5) is None
     assert unknown.count_bytes(KnobSetting(LOW, None, (0,))) is None

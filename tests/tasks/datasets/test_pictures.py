@@ -42,7 +42,7 @@ def test_a_picture_that_was_turned_is_not_turned_again_and_a_broken_header_goes_
     broken = content[:header] + b"XX" + content[header + 2 :]
     # Processors turn what they are given by its header.
     for given, size in ((content, (20, 40)), (broken, (40, 20))):
-        assert ImageOps.exif_transpose(open_picture(given, "turned")).size == size
+        assert ImageOps.exif_transpose(open_picture(given, "turned").image).size == size
 
 
 def test_sixteen_bit_grey_is_scaled_and_not_clipped() -> None:

@@ -11,7 +11,7 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
 from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.registry import get_metric, load_task
@@ -24,7 +24,6 @@ from experiments.controller.evaluation.live import (
     host_caveats,
     live_caveats,
     open_live,
-    refusal_caveats,
 )
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.networks.action_logits import HostActionLogits
@@ -70,45 +69,14 @@ def trained(job: LiveJob, folder: Path) -> Path:
     return folder / CHECKPOINT
 
 
-def test_adaptive_requests_that_run_eagerly_for_want_of_memory_are_a_caveat(tiny_checkpoint: Path, tmp_path: Path):
+def test_adaptive_requests_that_cannot_run_as_the_others_are_refused(tiny_checkpoint: Path, tmp_path: Path):
     """A store of 10^13 slots is more than any address can reach."""
     job = opened(tiny_checkpoint)
     checkpoint = trained(job, tmp_path)
     caveats = sentences(live_caveats(job, checkpoint, controllers_of(job, checkpoint)))
-    assert not any("eagerly" in caveat for caveat in caveats)
     assert "two_stage was trained on 2 of the 2 requests that it is evaluated on" in caveats
-    without = replace(job, max_new_tokens=10**13)
-    found = sentences(live_caveats(without, checkpoint, controllers_of(without, checkpoint)))
-    eager = [caveat for caveat in found if "eagerly" in caveat]
-    assert len(eager) == 1
-    assert eager[0].startswith("two_stage ran eagerly, the other policies with execution ")
-    assert "no memory left" in eager[0]
-    assert not any(caveat.startswith("two_stage") for caveat in sentences(live_caveats(without, None, [])))
-
-
-def test_settings_that_run_eagerly_for_want_of_memory_are_named_with_why(tiny_checkpoint: Path):
-    """A policy's own setting, without a two-stage controller; what could be warmed up is in no line."""
-    job = opened(tiny_checkpoint)
-    inputs = job.model.to_device(job.requests[0].prepared["low"].inputs)
-    for top_k, num_blocks, tokens in ((4, 4, 3), (2, 4, 10**13), (2, 3, 3)):
-        job.model.apply(job.space.setting(KnobChoice("low", top_k, num_blocks), job.blocks))
-        job.model.warm_up(inputs, tokens)
-    eager = [caveat for caveat in sentences(live_caveats(job, None, [])) if "eagerly" in caveat]
-    assert len(eager) == 1
-    assert eager[0].startswith("top-k 2 with 4 blocks ran eagerly, whatever tier and whichever policy but two_stage")
-    assert "the device has no memory left to make a prompt of" in eager[0]
-
-
-def test_settings_of_the_same_reason_share_a_line():
-    found = refusal_caveats(
-        {(8, (0, 1)): "no room", (4, (0, 1)): "no room", (4, (0, 1, 2)): "no kernel", (None, (0, 1, 2)): "x"}
-    )
-    output = "ran eagerly, whatever tier and whichever policy but two_stage chose it"
-    assert sentences(found) == [
-        f"top-k 8 with 2 blocks, top-k 4 with 2 blocks {output}: no room",
-        f"top-k 4 with 3 blocks {output}: no kernel",
-        f"3 blocks {output}: x",
-    ]
+    with pytest.raises(EngineRefused, match="^requests with a pause: the device has no memory left"):
+        controllers_of(replace(job, max_new_tokens=10**13), checkpoint)
 
 
 def test_accuracy_of_answers_in_groups_is_a_fraction_of_the_best(tiny_checkpoint: Path):

@@ -192,10 +192,10 @@ def test_impossible_recipes_are_refused() -> None:
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_numbers_that_are_not_finite_are_refused_by_name(number: float) -> None:
     for name in ("clip", "learning_rate", "max_grad_norm", "spread_floor", "entropy_weight", "kl_weight"):
-        with pytest.raises(ConfigurationError, match=f"^{name} {number:g} is not possible; give a finite number"):
+        with pytest.raises(ConfigurationError, match=f"^{name} {number:g} is not possible; give "):
             GrpoRecipe(**{name: number})  # type: ignore[arg-type]
     for name in ("latency_weight", "over_budget_penalty"):
-        with pytest.raises(ConfigurationError, match=f"^{name} {number:g} is not possible; give a finite number"):
+        with pytest.raises(ConfigurationError, match=f"^{name} {number:g} is not possible; give "):
             RewardRecipe(**{name: number})
 
 
