@@ -72,6 +72,9 @@ def bitsandbytes_unsupported_reason(device: torch.device) -> str | None:
 @cache
 def _probe_bitsandbytes(device: str) -> str | None:
     """Quantises a small matrix, since the package may be installed without a library for this device."""
+    # On some processors it recommends another package when it is imported, and at every product in 8 bits it says that it
+    # casts to float16, which would be written while a run is timed.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import bitsandbytes
 
@@ -213,8 +216,6 @@ def transformers_config(
     """
     requested = config.quantization_config
     if requested.load_in_8bit:
-        # It says at every product that it casts to float16, which would be written while a run is timed.
-        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         return BitsAndBytesConfig(load_in_8bit=True)
     if requested.load_in_4bit:
         quant_type = requested.bnb_4bit_quant_type or DEFAULT_4BIT_TYPE
