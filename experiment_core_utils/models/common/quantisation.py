@@ -72,8 +72,8 @@ def bitsandbytes_unsupported_reason(device: torch.device) -> str | None:
 @cache
 def _probe_bitsandbytes(device: str) -> str | None:
     """Quantises a small matrix, since the package may be installed without a library for this device."""
-    # On some processors it recommends another package when it is imported, and at every product in 8 bits it says that it
-    # casts to float16, which would be written while a run is timed.
+    # On some processors it recommends another package when it is imported, and at every product in 8 bits it says that
+    # it casts to float16, which would be written while a run is timed.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         import bitsandbytes
