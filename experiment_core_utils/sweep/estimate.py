@@ -23,6 +23,7 @@ from experiment_core_utils.models.costs.architecture import (
 from experiment_core_utils.models.costs.decoder import BlockShape
 from experiment_core_utils.models.costs.memory import cache_elements
 from experiment_core_utils.models.hf.loader import HFSource, skeleton_of
+from experiment_core_utils.models.hf.requests import check_prompt
 from experiment_core_utils.models.hf.tilings import Tiling, tilings_within
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.costs import activation_elements, parameter_count
@@ -350,7 +351,9 @@ class MolmoeWork:
         )
 
     def _shape(self, task: Task, sample: Sample) -> PromptShape:
-        text_tokens = self._processor(task.prompt(sample))["input_ids"].shape[1]
+        prompt = task.prompt(sample)
+        check_prompt(prompt, self._processor.tokenizer, self._source.config)
+        text_tokens = self._processor(prompt)["input_ids"].shape[1]
         size = None if sample.image is None else (sample.image.height, sample.image.width)
         return PromptShape(size, text_tokens)
 

@@ -1,5 +1,6 @@
 """What a request will be at a setting, by formula, before any weight is read."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from experiment_core_utils.sweep.estimate import (
     of_first_samples,
     work_of,
 )
+from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
 from tests.models.tiny_checkpoints import write_checkpoint
@@ -105,3 +107,11 @@ def test_molmoe_is_planned_by_its_own_formulas(tiny_checkpoint: Path) -> None:
     assert low.flops is not None and medium.flops is not None
     assert low.flops.vision_flops is not None and medium.flops.vision_flops is not None
     assert low.flops.vision_flops < medium.flops.vision_flops
+
+
+def test_a_question_beyond_molmoes_context_is_no_part_of_its_plan(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    rows = [{"question": "which?" * 1_000_000, "answer": "red"}, {"question": "which?", "answer": "red"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    work = work_of(find_model(str(tiny_checkpoint)), DataFileTask(path), (0, 1), LIMIT)
+    assert isinstance(work, MolmoeWork) and work.num_samples == 1
