@@ -234,6 +234,11 @@ class ResultOrigin(Record):
 class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, DecoderPart, VisionPart, ResultOrigin):
     """The result of a setting, which is the JSON of its file."""
 
+    #: whether this is the model as it is: its own crops or pixels, its own number of experts, all blocks; None in older
+    #: files
+    is_reference: bool | None = None
+    #: whether the requested values of the knobs make this setting; False for a reference setting beside them
+    in_grid: bool = True
     #: list of the control readings around the setting, one entry for each process, [below](#drift), `[]` where the
     #: check is off
     drift: list[Drift] = []
