@@ -207,7 +207,7 @@ def _shared_choices(grids: Sequence[TaskGrid]) -> tuple[tuple[KnobChoice, ...], 
 def order_of(choice: KnobChoice) -> tuple[int, ...]:
     """A sort key of choices: by crops and vision tokens (tiers in their order), then top-k, then blocks."""
     target = target_of_value(choice.vision)
-    return target.crops.max_crops, target.tokens or 0, choice.top_k or 0, choice.num_active_blocks
+    return *target.order[1:3], choice.top_k or 0, choice.num_active_blocks
 
 
 def _features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
