@@ -333,8 +333,11 @@ def target_of(result: SettingResult) -> VisionTarget:
 
 
 def knob_values(result: SettingResult) -> tuple[int, ...]:
-    """What grows with each knob: crops allowed and vision tokens, experts per token, blocks; 0 without such a knob."""
-    return result.max_crops, result.vision_tokens_target or 0, result.top_k or 0, result.num_active_blocks
+    """What grows with each knob: whether vision is the model's own, crops allowed and vision tokens, experts per token,
+    blocks; 0 without such a knob."""
+    tokens = result.vision_tokens_target or 0
+    is_own = result.tier is None and not tokens
+    return is_own, 0 if is_own else result.max_crops, tokens, result.top_k or 0, result.num_active_blocks
 
 
 def setting_key(result: SettingResult) -> str:
