@@ -109,17 +109,18 @@ def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> Visi
     mean over none of them is None.
     """
     geometries = _geometries(samples)
+    limits = None if target.crops is None or target.crops.tokens is not None else target.crops
     numbers = [geometry.crops_if_cut for geometry in geometries if geometry.crops_if_cut is not None]
     return VisionPart.of(
         theoretical_part(typical_geometry(samples)),
         tier=target.tier,
-        tier_range=asdict(target.crops),
+        tier_range=None if limits is None else {"min_crops": limits.min_crops, "max_crops": limits.max_crops},
         vision_tokens_target=target.tokens,
         selected_crops_mean=mean_of(numbers),
         selected_crops_distribution={str(number): count for number, count in sorted(Counter(numbers).items())},
         target_vision_tokens_mean=target.tokens or mean_of([each.pooled_features for each in geometries]),
         actual_vision_tokens_mean=mean_of([sample.shape.vision_tokens for sample in samples]),
-        max_crops=target.crops.max_crops,
+        max_crops=None if limits is None else limits.max_crops,
     )
 
 
@@ -255,6 +256,9 @@ def setting_result(
     steadiness: SteadinessPart,
     drift: Sequence[Drift],
     provenance: Provenance,
+    *,
+    is_reference: bool | None = None,
+    in_grid: bool = True,
 ) -> SettingResult:
     """The result of a setting, put together from its parts.
 
@@ -262,6 +266,7 @@ def setting_result(
         scores: one for each of the merged samples, in their order.
         drawn: what was requested, of which `merged` contains those that ran and those that failed.
         drift: for each process, what is known of the machine's speed by now.
+        is_reference, in_grid: see `SettingResult`.
     """
     decoder = DecoderPart.model_construct(
         top_k=setting.top_k,
@@ -280,6 +285,8 @@ def setting_result(
         fingerprint=merged.fingerprint,
         sampling=asdict(drawn.sampling),
         sample_ids=sorted(drawn.sample_ids) if merged.requested_ids is None else list(merged.requested_ids),
+        is_reference=is_reference,
+        in_grid=in_grid,
         realised=None if merged.proof is None else asdict(merged.proof),
         drift=list(drift),
         energy=energy,

@@ -33,7 +33,7 @@ from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, WorkerLost
 from experiment_core_utils.primitives.files import state_folder
 from experiment_core_utils.primitives.interruption import signals_stop
-from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.knobs import KnobSetting, reference_setting
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import LOCK_NAME, only_run_in, remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, SearchRecord, write_plan
@@ -55,6 +55,7 @@ from experiment_core_utils.sweep.plan import (
     broken_rows_lines,
     check_and_make_folder,
     due_keys,
+    fill_in_places,
     left_out_by,
     plan_of,
     replaced_results_lines,
@@ -129,11 +130,13 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         locks: list[RunLock] = []  # of the main process alone
         broadcast_from_main(lambda: locks.append(stack.enter_context(only_run_in(folder / PARTS_FOLDER))), accelerator)
         watch = None if locks else MainProcessWatch(folder / PARTS_FOLDER / LOCK_NAME, config.machine.worker_timeout)
-        order = requested.order
-        keys = broadcast_from_main(lambda: due_keys(folder, order, ledger, is_search=is_search), accelerator)
+        order, grid = requested.order, tuple(setting.key for setting in requested.grid)
+        searched = grid if is_search else None
+        keys = broadcast_from_main(lambda: due_keys(folder, order, ledger, searched), accelerator)
         broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
+        broadcast_from_main(lambda: fill_in_places(requested, ledger), accelerator)
         due = settings_of(keys, requested.settings)
-        left_out = left_out_by(config, requested.source, requested.settings)
+        left_out = left_out_by(config, requested.source, requested.grid)
         if accelerator.is_main_process:
             faults = broken_rows(requested.task, requested.sample_ids) if due else []
             broken = ["\n".join(broken_rows_lines(faults, len(requested.sample_ids)))] if faults else []
@@ -173,7 +176,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         left_out,
         folder,
         csv_path,
-        finished_search(folder, requested.keys, ledger) if is_search else None,
+        None if searched is None else finished_search(folder, searched, ledger),
     )
 
 
@@ -217,7 +220,7 @@ def measure_settings(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict
     Raises:
         Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
     """
-    context, measuring, machine = run.context, run.config.measuring, run.config.machine
+    context, machine = run.context, run.config.machine
     failed, device = {}, run.bench.model.device
     with (
         run.bench.requests,
@@ -238,7 +241,7 @@ def measure_settings(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict
                     failed[setting.key] = failure
                 if machine.enable_memory_optimization:
                     release_cached_memory(device)
-            if context.is_main and measuring.drift_check_every:
+            if context.is_main and run.drift.every:
                 others = range(1, context.num_processes)
                 wait_for_last_readings(
                     machine.output_dir, others, context.experiment_id, machine.worker_timeout, context.stop
@@ -287,7 +290,8 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     """Score all samples of a setting; g, h and i say what they come to, j saves the result; returns its file's name."""
     requested, bench, ledger = run.requested, run.bench, run.context.ledger
     model, metric = bench.model, bench.metric
-    config, is_search = run.config, run.config.search.pareto_search
+    config = run.config
+    is_search = config.search.pareto_search and setting != requested.beside
     answers = [answer_of(sample) for sample in merged.samples]
     scoring = metric.score(answers)
     accuracy = summarise_accuracy(answers, scoring, metric)
@@ -299,7 +303,7 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     )
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
-    if is_search:
+    if config.search.pareto_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(
         preparation=bench.requests.describe(), experiment_ids=list(merged.experiment_ids)
@@ -316,6 +320,8 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
         steadiness,
         run.drift.unfilled(),
         provenance,
+        is_reference=setting == reference_setting(requested.source.limits),
+        in_grid=setting != requested.beside,
     )
     name = setting_file_name(result)
     save_setting_result(result, config.machine.output_dir / name)
@@ -327,13 +333,23 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
 def search_front(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
     """Search the front, then save every setting that was measured and what was found; returns those that failed.
 
+    The reference setting is measured on all samples: before the search where it is beside the grid, else after it.
+
     Raises:
         As `measure_settings`.
     """
-    context, bench, config = run.context, run.bench, run.config
+    context, bench, config, requested = run.context, run.bench, run.config, run.requested
+    beside = [setting for setting in settings if setting == requested.beside]
+    failed = measure_settings(run, beside) if beside else {}
+    settings = [setting for setting in settings if setting != requested.beside]
+    if not settings:
+        return failed
     rules = SearchRules(margin=config.search.pareto_margin, alpha=config.search.pareto_alpha, best=bench.metric.best)
-    order = random_order(run.requested.sample_ids, config.task.seed)
-    search = FrontSearch(config.measuring, config.machine, context, bench, run.measurer, settings, order, rules)
+    order = random_order(requested.sample_ids, config.task.seed)
+    reference = None if config.knobs.no_reference else reference_setting(requested.source.limits).key
+    search = FrontSearch(
+        config.measuring, config.machine, context, bench, run.measurer, settings, order, rules, reference
+    )
     with bench.requests, signals_stop(context.stop):
         result = search.run()
     if context.is_main:
@@ -344,4 +360,4 @@ def search_front(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict[str
             else:
                 files[setting.key] = summarise_and_save(run, setting, search.measured[setting.key])
         search.close(result, files)
-    return search.failures
+    return failed | search.failures | search.rest_failed

@@ -19,9 +19,10 @@ from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, disti
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
+from experiment_core_utils.primitives.knobs import OWN, TIERS, VisionTarget, tier_target, token_target
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
+from experiment_core_utils.primitives.vision_tokens import TokenUnit
 
 LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -272,9 +273,16 @@ class KnobConfig(Part):
     alternatives = (("tier_list", "vision_tokens_list"), ("importance_scores_file", "block_sets_file"))
 
     tier_list: Listed[str] | None = Field(
-        default=None, description=f"numbers of vision tokens by name, among {' '.join(TIERS)} (default: all)"
+        default=None,
+        description=f"numbers of vision tokens by name, among {' '.join(TIERS)} and {OWN}, the model's own crops or "
+        f"pixels (default: {' '.join(TIERS)})",
     )
     vision_tokens_list: Listed[LargeNumber] | None = Field(default=None, description="vision tokens, instead of tiers")
+    no_reference: bool = Field(
+        default=False,
+        description="leave out the reference setting (the model's own crops or pixels, its own number of experts, all "
+        "blocks), which is measured beside the others",
+    )
     top_k_list: Listed[Count] | None = Field(
         default=None, description="numbers of experts per token (default: half the model's own number, and the whole)"
     )
@@ -299,17 +307,20 @@ class KnobConfig(Part):
     )
     block_sets_file: FilePath | None = Field(default=None, description="JSON of number of blocks -> active blocks")
 
-    @cached_property
-    def targets_and_left_out(self) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
-        """The possible values of the vision knob, every tier where none is given, and why others are left out."""
-        if self.vision_tokens_list is not None:
-            return possible(self.vision_tokens_list, token_target)
-        return tuple(tier_target(each) for each in self.tier_list or TIERS), ()
+    def targets_and_left_out(self, unit: TokenUnit) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
+        """The possible values of the vision knob, every tier where none is given, and why others are left out.
 
-    @property
-    def vision_targets(self) -> tuple[VisionTarget, ...]:
-        """The possible values of the vision knob."""
-        return self.targets_and_left_out[0]
+        Args:
+            unit: of the model's vision tokens.
+        """
+        if self.vision_tokens_list is not None:
+            return possible(self.vision_tokens_list, lambda tokens: token_target(tokens, unit))
+        return self.tiers, ()
+
+    @cached_property
+    def tiers(self) -> tuple[VisionTarget, ...]:
+        """The tiers that are given by name, without any all of them."""
+        return tuple(tier_target(each) for each in self.tier_list or TIERS)
 
     @cached_property
     def block_choice(self) -> BlockChoice | None:
@@ -330,7 +341,7 @@ class KnobConfig(Part):
                 "drop it"
             )
         # Made here, so that a wrong name or file is reported at once.
-        _ = self.vision_targets, self.block_choice
+        _ = self.tiers, self.block_choice
         return self
 
 

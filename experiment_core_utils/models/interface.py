@@ -98,8 +98,12 @@ class StagedModel(Stages, Protocol):
         A block's first argument, or `hidden_states`, is [B, T, H], and so is its output or the output's first item.
         """
 
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
-        """A request's tokens and crops on the host; raises SampleError for a picture that cannot be used."""
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
+        """A request's tokens and crops on the host; raises SampleError for a picture that cannot be used.
+
+        Args:
+            crops: how many crops the picture may be cut into; None takes as many as the model does by itself.
+        """
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """A request's tensors on the model's device, pictures in its dtype."""

@@ -17,10 +17,11 @@ from experiment_core_utils.primitives.knobs import (
     TIERS,
     VisionTarget,
     decoder_label,
+    named_tokens,
     own_target,
     tier_target,
-    token_target,
 )
+from experiment_core_utils.primitives.vision_tokens import MOST_CROPS
 from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share
@@ -142,22 +143,24 @@ class TypeScores(Record):
 class VisionPart(TheoreticalGeometry):
     """The vision knob of a setting, and the crops and vision tokens that came of it."""
 
-    #: `low`, `medium` or `high`; None if a token target was requested, or vision tokens cannot be set
+    #: `low`, `medium` or `high`; None if a token target or the model's own crops or pixels were requested
     tier: Literal[tuple(TIERS)] | None  # type: ignore[valid-type]
-    #: crops allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target
+    #: crops allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target; None for the
+    #: model's own, and for a token target of a model that takes pictures in their own shape
     tier_range: dict[str, Count] | None = None
-    #: N of `--vision_tokens_list`; None if a tier was requested, or vision tokens cannot be set
+    #: N of `--vision_tokens_list`; None if a tier or the model's own were requested
     vision_tokens_target: Knob | None
     #: mean number of crops that the rule chose; None if no sample has a picture that is cut (some models take pictures
     #: in their own shape)
     selected_crops_mean: Amount | None
     #: number of crops (as text) -> samples; `{}` without pictures
     selected_crops_distribution: dict[str, Count] | None = None
-    #: the token target; for a tier, the mean of (crops + 1) x 144 over samples; None if no sample has a picture
+    #: the token target; else the mean of (crops + 1) x 144 over samples (in other models, of the vision tokens that the
+    #: rule gives); None if no sample has a picture
     target_vision_tokens_mean: Amount | None
     #: mean of the features that entered the language model, 0 for a sample without a picture; None if no samples
     actual_vision_tokens_mean: Amount | None
-    max_crops: Count  #: upper end of `tier_range`
+    max_crops: Count | None  #: upper end of `tier_range`; None as there
 
 
 class DecoderPart(Record):
@@ -329,15 +332,17 @@ def _sample_fault(sample: SampleResult, best: float) -> str | None:
 def target_of(result: SettingResult) -> VisionTarget:
     """The vision target of a result."""
     tier, tokens = result.tier, result.vision_tokens_target
-    return tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
+    return tier_target(tier) if tier is not None else named_tokens(tokens) if tokens is not None else own_target()
 
 
 def knob_values(result: SettingResult) -> tuple[int, ...]:
-    """What grows with each knob: whether vision is the model's own, crops allowed and vision tokens, experts per token,
-    blocks; 0 without such a knob."""
-    tokens = result.vision_tokens_target or 0
-    is_own = result.tier is None and not tokens
-    return is_own, 0 if is_own else result.max_crops, tokens, result.top_k or 0, result.num_active_blocks
+    """What grows with each knob: crops allowed and vision tokens, experts per token, blocks; 0 without such a knob.
+
+    The model's own crops come after every number of them.
+    """
+    is_own = result.tier is None and result.vision_tokens_target is None
+    crops = MOST_CROPS if is_own else result.max_crops or 0
+    return crops, result.vision_tokens_target or 0, result.top_k or 0, result.num_active_blocks
 
 
 def setting_key(result: SettingResult) -> str:

@@ -335,7 +335,7 @@ class BatchAnswerer:
         return [BatchedAnswer(tokens, tokens[-1] in ends, len(requests), limit, proof.reason) for tokens in answers]
 
 
-GroupKey = tuple[CropRange, int | None, tuple[int, ...]]
+GroupKey = tuple[CropRange | None, int | None, tuple[int, ...]]
 
 
 @dataclass(frozen=True)

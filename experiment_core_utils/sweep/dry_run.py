@@ -112,9 +112,10 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     due = [each.work.key for each in estimates if not each.work.is_done]
     faults = broken_rows(task, range(len(task)))
     lines = [
-        f"plan: {len(requested.settings)} settings by {config.knobs.sampling_strategy}, {source.name} on {task.name} "
-        f"{task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
-        *left_out_by(config, source, requested.settings),
+        f"plan: {len(requested.grid)} settings by {config.knobs.sampling_strategy}"
+        f"{'' if requested.beside is None else f' and the reference {requested.beside.key}'}, {source.name} on "
+        f"{task.name} {task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
+        *left_out_by(config, source, requested.grid),
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),

@@ -362,7 +362,7 @@ class MolmoeWork:
         text_tokens = max(shape.text_tokens for shape in self.shapes)
         crops, image_tokens = 0, 0
         if any(shape.size is not None for shape in self.shapes):
-            allowed = setting.vision.crops
+            allowed = setting.vision.crops or CropRange(1, self._processor.image_processor.max_crops)
             crops = allowed.max_crops + 1
             image_tokens = max(image_part_tokens(self._processor, tiling) for tiling in tilings_within(allowed))
         prompt_tokens = text_tokens + image_tokens
@@ -393,7 +393,7 @@ class TransformersWork:
         self._requests = source.requests
         self._samples = of_first_samples(task, sample_ids, lambda sample: sample)
         self.num_samples = len(self._samples)
-        self._shapes: dict[CropRange, list[RequestShape]] = {}
+        self._shapes: dict[CropRange | None, list[RequestShape]] = {}
         self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
 
     def at(self, setting: KnobSetting) -> RequestWork:
@@ -407,7 +407,7 @@ class TransformersWork:
         elements = cache_elements(architecture.decoder.blocks, max(tokens) + self._limit)
         return RequestWork(statistics.fmean(tokens), mean_flops(flops), elements)
 
-    def _shapes_at(self, crops: CropRange) -> list[RequestShape]:
+    def _shapes_at(self, crops: CropRange | None) -> list[RequestShape]:
         if crops not in self._shapes:
             made = [self._requests.make(sample, self._task.prompt(sample), crops) for sample in self._samples]
             self._shapes[crops] = [request.shape for request in made]

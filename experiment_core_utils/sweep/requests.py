@@ -39,7 +39,7 @@ class RequestKey:
     """What a prepared request depends on, of one task and model."""
 
     sample_id: int
-    crops: CropRange
+    crops: CropRange | None
 
 
 @dataclass(frozen=True)
@@ -306,7 +306,9 @@ class RequestSource:
         """Memory of the requests that are kept in this process now."""
         return sum(request_bytes(ready) for ready in self._cached.values())
 
-    def announce(self, crops: CropRange, sample_ids: Sequence[int], following: Sequence[CropRange]) -> None:
+    def announce(
+        self, crops: CropRange | None, sample_ids: Sequence[int], following: Sequence[CropRange | None]
+    ) -> None:
         """What will be taken next: these samples with these crops, then all with those of `following`, in order.
 
         Requests with other crops are let go.
@@ -322,7 +324,7 @@ class RequestSource:
         self._upcoming = list(reversed(coming))
         self._prefetch()
 
-    def take(self, sample_id: int, crops: CropRange) -> tuple[Sample, PreparedRequest]:
+    def take(self, sample_id: int, crops: CropRange | None) -> tuple[Sample, PreparedRequest]:
         """The sample (without its picture) and its request; waits where it is not ready.
 
         Raises:

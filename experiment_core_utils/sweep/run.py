@@ -68,7 +68,7 @@ def load_bench(
         request_budget_bytes(config.machine.request_cache_gb, processes_here),
         num_preparation_workers(device, len(os.sched_getaffinity(0)) // processes_here),
         config.measuring.sample_timeout,
-        keep_pictures=len(config.knobs.vision_targets) > 1,
+        keep_pictures=len({setting.vision for setting in requested.settings}) > 1,
         digests=requested.digests,
     )
     limit = max_new_tokens_of(config.task, task)

@@ -22,7 +22,7 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
-from experiment_core_utils.primitives.knobs import TIERS, own_target, target_of_value, token_target
+from experiment_core_utils.primitives.knobs import TIERS, named_tokens, own_target, target_of_value
 from experiment_core_utils.primitives.units import check_at_least, check_fraction, milliseconds
 from experiment_core_utils.records.json_record import Amount, Count, Knob, Share, Time
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
@@ -67,7 +67,7 @@ class LookupEntry:
     def choice(self) -> KnobChoice:
         """The setting."""
         tokens = self.vision_tokens_target
-        target = own_target() if tokens is None else token_target(tokens)
+        target = own_target() if tokens is None else named_tokens(tokens)
         return KnobChoice(self.tier or target.value, self.top_k, self.num_active_blocks)
 
 

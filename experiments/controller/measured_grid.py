@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.knobs import own_target, target_of_value
+from experiment_core_utils.primitives.knobs import target_of_value
 from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid, load_study
@@ -236,9 +236,7 @@ def _shared_choices(grids: Sequence[TaskGrid]) -> tuple[tuple[KnobChoice, ...], 
 def order_of(choice: KnobChoice) -> tuple[int, ...]:
     """A sort key of choices: by crops and vision tokens (tiers in their order, `own` last), then top-k, then blocks."""
     target = target_of_value(choice.vision)
-    is_own = target == own_target()
-    crops = 0 if is_own or target.crops is None else target.crops.max_crops
-    return is_own, crops, target.tokens or 0, choice.top_k or 0, choice.num_active_blocks
+    return *target.order[1:3], choice.top_k or 0, choice.num_active_blocks
 
 
 def _features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:

@@ -55,8 +55,9 @@ class ScriptedModel:
     may_run_by_modules: bool = False
     modules_run_because: str | None = None
 
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
-        self.calls.append(f"prepare {prompt!r} {crops.min_crops}-{crops.max_crops}")
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
+        allowed = "own" if crops is None else f"{crops.min_crops}-{crops.max_crops}"
+        self.calls.append(f"prepare {prompt!r} {allowed}")
         inputs = {"input_ids": torch.zeros(1, len(prompt), dtype=torch.long)}
         return PreparedRequest(inputs, RequestShape(None, None, 0, 0, len(prompt), 0.0))
 

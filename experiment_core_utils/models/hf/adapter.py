@@ -135,7 +135,7 @@ class TransformersModel:
         """See `StagedModel.decoder_blocks`."""
         return self._blocks
 
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """See `StagedModel.prepare`."""
         return self.requests.make(sample, prompt, crops)
 

@@ -135,6 +135,7 @@ def limits_of(source: HFSource) -> KnobLimits:
         top_k_unsupported_reason=knobs.top_k_unsupported_reason,
         blocks_unsupported_reason=knobs.blocks_unsupported_reason,
         untried_reason=knobs.untried_reason,
+        token_unit=source.requests.token_unit,
     )
 
 

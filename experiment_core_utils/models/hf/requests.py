@@ -21,6 +21,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SampleEr
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
 
@@ -215,19 +216,24 @@ class HFRequests:
         return self._tokenizer
 
     @property
+    def token_unit(self) -> TokenUnit:
+        """What a number of vision tokens is made of; of no meaning where it cannot be set."""
+        return MOLMOE_TOKENS if self._options is None else self._options.unit
+
+    @property
     def chat_template(self) -> str | None:
         """The chat template that prompts are put into; None where they are taken as they are."""
         return self._layout.template
 
-    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
+    def config_for(self, crops: CropRange | None) -> Mapping[str, Any]:
         """Fields of the model's config that must be in force while requests with these crops run; mostly none."""
-        return {} if self._options is None else self._options.config_for(crops)
+        return {} if self._options is None or crops is None else self._options.config_for(crops)
 
-    def make(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+    def make(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """The request's tensors on the host, as `generate()` takes them; a text model gets the prompt without the
         picture.
 
-        Where the number of vision tokens cannot be set, `crops` changes nothing.
+        Where the number of vision tokens cannot be set, `crops` changes nothing; None leaves the processor as it is.
 
         Raises:
             SampleError: a picture or a prompt that cannot be used, a prompt with a placeholder in it, without any
@@ -253,7 +259,8 @@ class HFRequests:
         markers = int(torch.isin(inputs["input_ids"], self._markers).sum())
         expected = None
         if self._options is not None:
-            expected = self._options.geometry_for(crops, image.width, image.height)
+            size, rule = (image.width, image.height), self._options
+            expected = rule.own_geometry(*size) if crops is None else rule.geometry_for(crops, *size)
         actual = self._counted_geometry(inputs, expected, features)
         text_tokens = tokens - features - markers
         shape = RequestShape(expected or actual, actual, features, markers, text_tokens, preprocess_s)
@@ -275,7 +282,7 @@ class HFRequests:
             encoded = self._processor(text=[text], return_tensors="pt", add_special_tokens=special)
         return _tensors(encoded)
 
-    def _picture_inputs(self, text: str, image: Image.Image, crops: CropRange) -> dict[str, Any]:
+    def _picture_inputs(self, text: str, image: Image.Image, crops: CropRange | None) -> dict[str, Any]:
         width, height = image.size
         if max(width, height) > LONGEST_ASPECT * min(width, height):
             raise SampleError(
@@ -283,7 +290,8 @@ class HFRequests:
                 "times the other"
             )
         try:
-            options = {} if self._options is None else self._options.options_for(crops, width, height)
+            rule = self._options
+            options = {} if rule is None or crops is None else rule.options_for(crops, width, height)
             with self._in_force(crops):
                 encoded = self._processor(
                     images=[image],
@@ -296,7 +304,7 @@ class HFRequests:
             raise SampleError(f"its picture cannot be used ({shown(first_line(error))})") from error
         return _tensors(encoded)
 
-    def _in_force(self, crops: CropRange) -> AbstractContextManager[None]:
+    def _in_force(self, crops: CropRange | None) -> AbstractContextManager[None]:
         """A context with the image processor's fields for the crops: processors count placeholders by these fields,
         whatever a call says.
         """

@@ -112,7 +112,7 @@ class MolmoeStagedModel:
         """See `StagedModel.decoder_blocks`."""
         return self.model.all_blocks
 
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """See `StagedModel.prepare`."""
         clock = HostClock()
         started_s = clock.now_s()
