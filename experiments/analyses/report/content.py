@@ -15,6 +15,7 @@ from experiments.analyses.report.analyses import Analyses
 from experiments.analyses.report.caveats import conditions_facts, report_caveats
 from experiments.analyses.report.findings import report_statements
 from experiments.analyses.report.parts import Column, Report, ReportTable, Section, Value
+from experiments.analyses.report.samples import sample_section
 from experiments.analyses.report.sections import estimator_section, knob_section, stage_section
 from experiments.analyses.sweeps import SHARE_OF_REFERENCE, Sweep
 
@@ -83,6 +84,7 @@ def report_of(found: Analyses) -> Report:
             knob_section(found.knobs, found.random_weights),
             *(_of_sweep(estimator_section(own.model), own.sweep, at) for at, own in enumerate(found.sweeps)),
         ),
+        samples=sample_section(found.stored),
         facts=[fact for sweep in sweeps for fact in _facts(sweep)],
         commands=[command for sweep in sweeps for command in sweep.provenance.commands],
     )  # fmt: skip
