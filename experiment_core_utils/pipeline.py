@@ -163,7 +163,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         # A run of fewer settings than the folder has results of does not shorten the tables.
         tabled = (*results, *ledger.results_beside(requested.keys))
         csv_path = write_tables(tabled, requested.task.name, folder, config.machine.format) if results else None
-        write_eval_results(results, requested.source.limits, requested.task, folder)
+        write_eval_results(results, requested.task, folder)
         if experiment_id is not None:
             locks[0].announce_end(experiment_id)
     if config.machine.tracker is not None and results:

@@ -75,6 +75,15 @@ class StageAnalysis:
     flops_lines: Mapping[str, tuple[LineFit | None, str | None]]
     profiles: Sequence[ProfiledRequest]
     profiles_reason: str | None  #: why there are no profiles; None where there are
+    #: task -> the setting that is the model as it is; without tasks whose results have none with times
+    references: Mapping[str, str]
+
+    def share_of_reference(self, regime: Regime) -> float | None:
+        """The mean time of a regime over that of the reference; None where there is none, or for part of an answer."""
+        if regime.output_tokens is not None or regime.task not in self.references:
+            return None
+        key = regime.task, self.references[regime.task]
+        return regime.total_ms / next(each.total_ms for each in self.by_setting if (each.task, each.setting) == key)
 
 
 def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:
@@ -97,6 +106,11 @@ def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:
         flops_lines=operations.stage_lines(samples),
         profiles=profiles,
         profiles_reason=None if profiles else found[0][1],
+        references={
+            each.task: each.key
+            for each in sweep.settings
+            if each.result.is_reference and any(sample.runs for sample in each.result.per_sample_results)
+        },
     )
 
 
@@ -130,5 +144,7 @@ def stage_findings(found: StageAnalysis) -> list[str]:
         lines += [f"{task}: {each}" if len(tasks) > 1 else each for each in decode_sentences(found, task)]
     for each in regimes(found.generations, [None]):
         parts = ", ".join(f"{stage} {part.share:.0%}" for stage, part in each.stages.items())
-        lines.append(f"{each.task}, vision {each.vision}: {milliseconds(each.total_ms)} a request, {parts}")
+        share = found.share_of_reference(each)
+        of = "" if share is None else f" ({100 * share:.0f} % of {found.references[each.task]}, the reference)"
+        lines.append(f"{each.task}, vision {each.vision}: {milliseconds(each.total_ms)} a request{of}, {parts}")
     return lines

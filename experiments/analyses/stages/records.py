@@ -52,7 +52,10 @@ def contents_of(sweep: Sweep, found: StageAnalysis) -> dict[str, dict[str, Any]]
 def tables_of(found: StageAnalysis) -> dict[str, list[Row]]:
     """The rows of E1's CSV files by name."""
     return {
-        "e1_stage_shares": [_fraction_row(each) for each in (*found.by_regime, *found.by_setting)],
+        "e1_stage_shares": [
+            _fraction_row(each) | {"total_share_of_reference": found.share_of_reference(each)}
+            for each in (*found.by_regime, *found.by_setting)
+        ],
         "e1_line_fits": [{"stage": each.stage, **split_intervals(_line_fields(each, "unit"))} for each in found.lines],
         "e1_flops_vs_latency": [asdict(each) for each in found.points],
         "e1_attention_ffn_breakdown": _component_rows(found.profiles),
@@ -66,6 +69,7 @@ def _breakdown_fields(found: StageAnalysis) -> dict[str, Any]:
     }
     return {
         "num_measured": len(found.generations),
+        "references": dict(found.references),
         "regimes": [asdict(each) for each in found.by_regime],
         "settings": [asdict(each) for each in found.by_setting],
         "decode_is_half": [
