@@ -232,8 +232,8 @@ class TaskConfig(Part):
     data_file: FilePath | None = Field(
         default=None,
         description="your own questions in place of a task: a .jsonl, .json, .csv, .tsv or .parquet file, a folder of "
-        "save_to_disk or of pictures with metadata, or a dataset OWNER/NAME of the hub, with the columns image, question, "
-        "answer or answers, options, type",
+        "save_to_disk or of pictures with metadata, or a dataset OWNER/NAME of the hub, with the columns image, "
+        "question, answer or answers, options, type",
     )
     columns: Annotated[Listed[str], BeforeValidator(_pairs)] | None = Field(
         default=None, description="columns of --data_file by other names, such as question=prompt image=image_path"
