@@ -182,6 +182,11 @@ class Columns:
             elif near:
                 missing |= dict(zip(LETTERS, near, strict=False))
                 unread.extend(near)
+        if "" in unread:
+            raise ConfigurationError(
+                f"--data_file {self.path} has no {', '.join(missing)}, and a column without a name would not be read; "
+                "give it one in the first line"
+            )
         if missing:
             pairs = " ".join(f"{name}={_quoted(column)}" for name, column in missing.items())
             no_pictures = ", or --text_only to leave the pictures out" if "image" in missing else ""

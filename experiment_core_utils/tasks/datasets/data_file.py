@@ -170,7 +170,7 @@ class DataFileTask(RowTask):
         score_of = cache(lambda *of_row: _best_score(metric, *of_row))
         for at, question in usable.items():
             try:
-                value = score_of(question.answers, question.options, question.answer_index)
+                value = score_of(question.answers, question.options, question.answer_index, self.question_type(at))
             except SampleError as error:
                 faults[at] = f"--metric {metric.name} cannot score it: {error}"
                 continue
@@ -277,19 +277,20 @@ class DataFileTask(RowTask):
 
 
 def _best_score(
-    metric: Metric, answers: tuple[str, ...], options: tuple[str, ...], answer_index: int | None
+    metric: Metric, answers: tuple[str, ...], options: tuple[str, ...], answer_index: int | None, question_type: str
 ) -> float | None:
     """What the best of a row's own right answers scores; None where one answer alone has no score."""
     right = [each.strip() for each in dict.fromkeys(answers)]
     if answer_index is not None:
         right.append(LETTERS[answer_index])
-    given = [Answer(each, answers, options, answer_index, image_id="any") for each in right]
+    given = [Answer(each, answers, options, answer_index, question_type, image_id="any") for each in right]
     return max((each for answer in given if (each := metric.score([answer]).overall) is not None), default=None)
 
 
 def _scores_best(metric: Metric, question: QuestionRow) -> bool:
     try:
-        return _best_score(metric, question.answers, question.options, question.answer_index) == metric.best
+        of_row = question.answers, question.options, question.answer_index, UNTYPED
+        return _best_score(metric, *of_row) == metric.best
     except SampleError:
         return False
 

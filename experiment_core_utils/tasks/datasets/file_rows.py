@@ -18,6 +18,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, package_
 from experiment_core_utils.primitives.files import parse_json, read_given, refuse_unreadable
 from experiment_core_utils.primitives.texts import did_you_mean, shown
 from experiment_core_utils.tasks.datasets.columns import COLUMNS, is_empty, ours_near
+from experiment_core_utils.tasks.datasets.picture_cells import looks_like_picture
 from experiment_core_utils.tasks.datasets.tables import Row
 
 if TYPE_CHECKING:
@@ -269,6 +270,11 @@ def _check_header(header: Sequence[str], line: int, path: Path) -> None:
             f"--data_file {path} has no name for columns {', '.join(map(str, blank))} in line {line}; write the names, "
             f"such as {', '.join(COLUMNS[:3])}, into it"
         )
+    if any(map(looks_like_picture, header)):
+        raise ConfigurationError(
+            f"--data_file {path} begins with a row ({shown(', '.join(header))}), not with the names of its columns; "
+            f"write these, such as {', '.join(COLUMNS[:3])}, above it"
+        )
     if len(set(header)) < len(header):
         raise ConfigurationError(f"--data_file {path} has two columns of one name in line {line}; rename one")
 
@@ -299,8 +305,12 @@ def _datasets_library() -> Any:
 
 
 def _of_table(table: "HubTable", name: str, folders: tuple[Path, ...]) -> FileRows:
+    def named(row: Row) -> Row:
+        numbers = {name: row[name] for name in table.class_names if row.get(name) is not None and row[name] >= 0}
+        return {**row, **{name: table.class_names[name][number] for name, number in numbers.items()}}
+
     def select(columns: Collection[str]) -> Sequence[Row | str]:
-        return table.select(sorted(table.columns & set(columns)))
+        return [named(row) for row in table.select(sorted(table.columns & set(columns)))]
 
     where = [f"{name} row {number}" for number in range(1, len(table) + 1)]
     columns = tuple(sorted(table.columns))

@@ -45,6 +45,10 @@ class HubTable:
         # format that it knows.
         self._rows = rows.with_format("arrow")
         self.columns = frozenset(rows.column_names)
+        #: names of the classes, of the columns that contain their numbers
+        self.class_names: Mapping[str, Sequence[str]] = {
+            name: each.names for name, each in rows.features.items() if isinstance(each, datasets.ClassLabel)
+        }
         self.roots = roots
         self.source = source
 
