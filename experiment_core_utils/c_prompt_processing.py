@@ -17,6 +17,8 @@ from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.content import digests_of
+from experiment_core_utils.tasks.datasets.columns import mapping_of
+from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
@@ -40,6 +42,10 @@ def open_task(config: TaskConfig) -> Task:
             data_dir=config.data_dir,
             cache_dir=config.hf_cache_dir,
             prompt_template=config.prompt_template,
+            columns=mapping_of(config.columns),
+            text_only=config.text_only,
+            split=config.split,
+            revision=config.dataset_revision,
         )
     task = load_task(
         config.dataset_name,
@@ -52,6 +58,15 @@ def open_task(config: TaskConfig) -> Task:
     if config.metric is not None:
         task.metric = get_metric(config.metric).name
     return task
+
+
+def refuse_without_pictures(task: Task, config: TaskConfig, takes_pictures: bool) -> None:
+    """Raises ConfigurationError for rows without any picture and a model with vision: it would be measured blind."""
+    if takes_pictures and isinstance(task, DataFileTask) and not task.has_pictures and not config.text_only:
+        raise ConfigurationError(
+            f"--data_file {config.data_file} has no picture in any row, and this model takes pictures: give the column "
+            "of the pictures by --columns image=COLUMN, or --text_only to ask without any"
+        )
 
 
 def open_tasks(config: TaskConfig, names: Sequence[str]) -> dict[str, Task]:

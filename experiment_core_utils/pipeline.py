@@ -54,6 +54,7 @@ from experiment_core_utils.sweep.plan import (
     broken_rows,
     broken_rows_lines,
     check_and_make_folder,
+    data_remarks,
     due_keys,
     fill_in_places,
     left_out_by,
@@ -142,7 +143,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
             broken = ["\n".join(broken_rows_lines(faults, len(requested.sample_ids)))] if faults else []
             for line in left_out:
                 print(line, file=sys.stderr, flush=True)
-            for line in [*broken, *replaced_results_lines(requested, ledger, keys)]:
+            for line in [*broken, *data_remarks(requested.task), *replaced_results_lines(requested, ledger, keys)]:
                 print(f"warning: {line}", file=sys.stderr, flush=True)
             for line in block_lines(requested):
                 print(line, file=sys.stderr, flush=True)

@@ -12,7 +12,12 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model
-from experiment_core_utils.c_prompt_processing import draw_other_samples, fingerprint_of_ids, open_task
+from experiment_core_utils.c_prompt_processing import (
+    draw_other_samples,
+    fingerprint_of_ids,
+    open_task,
+    refuse_without_pictures,
+)
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
@@ -267,6 +272,7 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     grid = plan_for(config, source)
     task = open_task(config.task)
+    refuse_without_pictures(task, config.task, source.takes_pictures)
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
     return RequestedRun(config, source, grid, task, drawn, reference_beside(config, source, grid))
@@ -425,6 +431,11 @@ def broken_rows(task: Task, sample_ids: Sequence[int]) -> list[str]:
     Columns, answers and texts are checked, and that a picture is there and has a header that can be read.
     """
     return list(task.faults(sample_ids)) if isinstance(task, DataFileTask) else []
+
+
+def data_remarks(task: Task) -> list[str]:
+    """What to know of the rows of a data file before their scores are read; nothing where it is no file."""
+    return task.remarks if isinstance(task, DataFileTask) else []
 
 
 def broken_rows_lines(faults: Sequence[str], num_rows: int) -> list[str]:
@@ -587,6 +598,10 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice) -> Iterator[objec
         yield "max_repeats", measuring.max_repeats
     if measuring.memory_timeline:
         yield "memory_timeline"
+    if config.task.columns is not None:
+        yield "columns", sorted(config.task.columns)
+    if config.task.text_only:
+        yield "text_only"
     if choice.sets is not None:
         yield "block_sets", sorted(choice.sets.items())
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import open_tasks
+from experiment_core_utils.c_prompt_processing import open_tasks, refuse_without_pictures
 from experiment_core_utils.config.block_choice import BlockChoice, provenance_path, read_importance
 from experiment_core_utils.config.command import reporting_errors
 from experiment_core_utils.config.command_line import OneLineParser
@@ -187,6 +187,8 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     names = own.dataset_name or ([] if config.task.data_file else [config.task.dataset_name])
     tasks = tuple(open_tasks(config.task, names).values())
+    for task in tasks:
+        refuse_without_pictures(task, config.task, source.takes_pictures)
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
     top_k = model.default_top_k if config.knobs.top_k_list is None else config.knobs.top_k_list[0]
