@@ -107,7 +107,11 @@ class Scoring:
 
 
 class Metric(Protocol):
-    """Scores the answers of a whole run at once; most metrics look at each answer alone, CIDEr at all together."""
+    """Scores the answers of a whole run at once; most metrics look at each answer alone, CIDEr at all together.
+
+    A metric that runs code from elsewhere, which may write files, also has `runs_foreign_code = True` and
+    `scores_of(answers)`: the scores alone.
+    """
 
     name: str
     best: float  #: the highest score; the lowest is 0
@@ -115,6 +119,18 @@ class Metric(Protocol):
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """Pure: no file, clock or network. Raises `SampleError` for an answer without references."""
+
+
+def check_scorable(sample: Sample, metric: Metric) -> None:
+    """Raises SampleError for a sample that no answer could score; code from elsewhere runs only on real answers."""
+    if not getattr(metric, "runs_foreign_code", False):
+        metric.score([answer_to(sample, "")])
+
+
+def scores_of(answers: Sequence[Answer], metric: Metric) -> Sequence[Score]:
+    """The scores of answers, where the figure of the whole is not needed."""
+    alone: Callable[[Sequence[Answer]], Sequence[Score]] | None = getattr(metric, "scores_of", None)
+    return metric.score(answers).scores if alone is None else alone(answers)
 
 
 def require_references(metric: str, references: Sequence[str]) -> None:
