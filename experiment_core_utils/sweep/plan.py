@@ -271,7 +271,7 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     """
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     grid = plan_for(config, source)
-    task = open_task(config.task)
+    task = open_task(config.task, has_chat_template=source.has_chat_template)
     refuse_without_pictures(task, config.task, source.takes_pictures)
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
