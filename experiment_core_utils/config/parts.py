@@ -18,7 +18,7 @@ from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, ch
 from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, distinct, possible
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, is_gguf
 from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
@@ -48,7 +48,9 @@ _LISTED_MODELS = 10
 
 
 def only_model_in(path: str) -> str:
-    """`path`, or the only model folder in it where it is a folder of models itself, which one line of warning says.
+    """`path`, or the only model in it where it is a folder without one of its own, which one line of warning says.
+
+    A model in a folder is a GGUF file, or a folder of its own.
 
     Raises:
         ConfigurationError: it contains several models.
@@ -57,7 +59,7 @@ def only_model_in(path: str) -> str:
     try:
         if not folder.is_dir() or _is_model(folder):
             return path
-        inside = sorted(str(each) for each in folder.iterdir() if each.is_dir() and _is_model(each))
+        inside = sorted(str(each) for each in folder.iterdir() if is_gguf(each) or (each.is_dir() and _is_model(each)))
     except (OSError, ValueError):
         # Whoever opens it says why that is not possible.
         return path
@@ -70,7 +72,12 @@ def only_model_in(path: str) -> str:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether a folder has a config, in transformers' layout or in the one of the original training code."""
+    """Whether a folder has a config, in transformers' layout or in the one of the original training code.
+
+    Beside GGUF files and without other weights, a config is a copy of what they contain.
+    """
+    if any(folder.glob("*.gguf")) and not any(any(folder.glob(kind)) for kind in ("*.safetensors", "*.bin")):
+        return False
     return any((folder / name).exists() for name in ("config.json", "config.yaml"))
 
 
@@ -175,8 +182,8 @@ class ModelConfig(Part):
 
     model_path: ModelPath = Field(
         default=str(EMBEDDED_MODEL),
-        description="model folder, a folder with one model in it, or hub id (default: the model that comes with the "
-        "project)",
+        description="model folder, GGUF file, a folder with one model in it, or hub id (default: the model that comes "
+        "with the project)",
     )
     random_weights: bool = Field(
         default=False,

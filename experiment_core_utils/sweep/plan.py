@@ -28,7 +28,7 @@ from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, ResultsError, WorkerLost
-from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
+from experiment_core_utils.primitives.files import check_replaceable, is_gguf, remove_leftovers
 from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
@@ -52,7 +52,7 @@ def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> Bl
     """
     if knobs.block_choice is not None:
         return knobs.block_choice
-    own = folder / OWN_SCORES_FILE
+    own = (folder.parent if is_gguf(folder) else folder) / OWN_SCORES_FILE
     if not random_weights and own.is_file():
         return choice_by_scores(own, flag="")
     return BlockChoice()
