@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.models.common.checkpoint_files import (
@@ -22,7 +22,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_too_large,
     weights_stamp,
 )
-from experiment_core_utils.models.common.gguf_files import loading_options, refuse_quantised_again, source_of
+from experiment_core_utils.models.common.gguf_files import config_in, loading_options, refuse_quantised_again, source_of
 from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import (
     own_method,
@@ -137,7 +137,7 @@ def _native_config(config: TextConfig, raw: Mapping[str, Any], folder: Path) -> 
     if not config.trust_remote_code:
         refuse_own_code(raw, config.model_name, "which runs only with trust_remote_code: true")
     with vendor_errors_named(f"the config in {folder} cannot be used"):
-        return AutoConfig.from_pretrained(**source_of(folder), trust_remote_code=config.trust_remote_code)
+        return config_in(folder, config.trust_remote_code)
 
 
 def _validate_weight_files(config: TextConfig, source: LanguageModelSource) -> None:

@@ -3,13 +3,14 @@
 transformers reads it (with the package gguf) and makes every weight a plain number again, in the requested precision.
 """
 
+import copy
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import GgufConfig
+from transformers import AutoConfig, GgufConfig, PreTrainedConfig
 from transformers.utils.import_utils import is_gguf_available
 
 from experiment_core_utils.models.common.private_apis import gguf_architectures, gguf_header
@@ -25,6 +26,19 @@ def source_of(place: Path) -> dict[str, Any]:
     if not is_gguf(place):
         return {"pretrained_model_name_or_path": place}
     return {"pretrained_model_name_or_path": place.parent, "gguf_file": place.name}
+
+
+def config_in(place: Path, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """transformers' config of a checkpoint; that of a GGUF file, whose vocabulary takes seconds to read, only once."""
+    if not is_gguf(place):
+        return AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=trust_remote_code)
+    state = place.stat()
+    return copy.deepcopy(_config_of(place, state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=4)
+def _config_of(file: Path, size: int, changed_ns: int) -> PreTrainedConfig:
+    return AutoConfig.from_pretrained(**source_of(file), local_files_only=True, trust_remote_code=False)
 
 
 def check_gguf(file: Path, most_layers: int) -> None:
@@ -97,11 +111,14 @@ def refuse_quantised_again(place: Path, is_requested: bool) -> None:
 
 
 def loading_options(place: Path) -> dict[str, Any]:
-    """What `from_pretrained` of a model is called with, beside `source_of`: a GGUF's weights become plain numbers.
+    """What `from_pretrained` of a model is called with, beside `source_of`: a GGUF's weights become plain numbers,
+    and its config is not read again.
 
-    Without it transformers would take a kernel from the hub that multiplies packed weights, where there is one.
+    Otherwise transformers would take a kernel from the hub that multiplies packed weights, where there is one.
     """
-    return {"quantization_config": GgufConfig(dequantize=True)} if is_gguf(place) else {"use_safetensors": True}
+    if not is_gguf(place):
+        return {"use_safetensors": True}
+    return {"quantization_config": GgufConfig(dequantize=True), "config": config_in(place)}
 
 
 def keep_origin(model: nn.Module, place: Path) -> None:

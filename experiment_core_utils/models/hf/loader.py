@@ -14,7 +14,6 @@ import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedConfig,
@@ -29,7 +28,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_without_weights,
 )
 from experiment_core_utils.models.common.describe import computing_dtype, implementations, quantisation_in_force
-from experiment_core_utils.models.common.gguf_files import loading_options, refuse_quantised_again, source_of
+from experiment_core_utils.models.common.gguf_files import config_in, loading_options, refuse_quantised_again, source_of
 from experiment_core_utils.models.common.private_apis import owns_experts
 from experiment_core_utils.models.common.quantisation import (
     QuantisationOptions,
@@ -93,7 +92,7 @@ def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any]) -> HFSource:
     """
     refuse_own_code(raw, name, "which is not run here; give a model that transformers has")
     with vendor_errors_named(f"the config in {folder} cannot be used"):
-        config = AutoConfig.from_pretrained(**source_of(folder), trust_remote_code=False)
+        config = config_in(folder)
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigurationError(
             f"{name} is a {config.model_type}, which transformers has neither as an image-text-to-text nor as a causal "
