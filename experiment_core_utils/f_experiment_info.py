@@ -180,6 +180,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
         **found
         | {
             "ids": list(config.task.ids) if config.task.ids is not None else None,
+            "columns": list(config.task.columns) if config.task.columns is not None else None,
             "max_new_tokens": max_new_tokens,
             "batch_size": 1,
             "decoding": "greedy",

@@ -221,6 +221,15 @@ class ModelConfig(Part):
         return {**given, "precision": precision}
 
 
+# Files with these endings are whole data sets; folders and datasets of the hub have splits.
+DATA_FILE_ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+
+
+def _pairs(given: Any) -> Any:
+    """Pairs of a mapping, as Python gives them, in the form of the command line."""
+    return [f"{name}={source}" for name, source in given.items()] if isinstance(given, Mapping) else given
+
+
 class TaskConfig(Part):
     """Which samples of which task, and how they are put to the model."""
 
@@ -229,8 +238,15 @@ class TaskConfig(Part):
     )
     data_file: FilePath | None = Field(
         default=None,
-        description="your own questions in place of a task: a .jsonl, .csv or .parquet file with the columns image, "
-        "question, answer or answers, options, type",
+        description="your own questions in place of a task: a .jsonl, .json, .csv, .tsv or .parquet file, a folder of "
+        "save_to_disk or of pictures with metadata, or a dataset OWNER/NAME of the hub, with the columns image, question, "
+        "answer or answers, options, type",
+    )
+    columns: Annotated[Listed[str], BeforeValidator(_pairs)] | None = Field(
+        default=None, description="columns of --data_file by other names, such as question=prompt image=image_path"
+    )
+    text_only: bool = Field(
+        default=False, description="leave the pictures of --data_file out, also where it has none for a vision model"
     )
     task_module: FilePath | None = Field(
         default=None, description="Python file that registers tasks or metrics of your own (register_task)"
@@ -261,9 +277,14 @@ class TaskConfig(Part):
 
     @model_validator(mode="after")
     def _check_data_file(self) -> Self:
-        for name in ("dataset_name", "split", "dataset_revision"):
-            if self.data_file is not None and name in self.model_fields_set:
+        file = self.data_file
+        whole = file is not None and file.suffix.lower() in DATA_FILE_ENDINGS
+        for name in ("dataset_name", *(("split", "dataset_revision") if whole else ())):
+            if file is not None and name in self.model_fields_set:
                 raise ConfigurationError(f"--data_file is the whole data set: --{name} cannot act; drop one")
+        for name in ("columns", "text_only"):
+            if file is None and getattr(self, name):
+                raise ConfigurationError(f"--{name} is for the rows of --data_file, which is not given; drop it")
         return self
 
     @model_validator(mode="after")

@@ -102,6 +102,8 @@ class Variables(Record):
     seed: Any = None  #: `--seed`
     ids: Any = None  #: `--ids`, each once and ascending; None if not given
     prompt_template: Any = None  #: `--prompt_template`; None if not given
+    columns: Any = None  #: `--columns`, each as NAME=COLUMN; None if not given
+    text_only: bool = False  #: `--text_only`
     dataset_revision: Any = None  #: `--dataset_revision`; None if not given
     max_new_tokens: Any = None  #: the limit that was used: `--max_new_tokens`, else the task's own
     num_runs_per_sample: Any = None  #: `--num_runs_per_sample`

@@ -20,15 +20,22 @@ class Sample:
     question: str  #: the question's text, without the prompt template and the options around it
     #: reference answers (ten for VQA-style tasks, five captions, the text of the right option)
     answers: tuple[str, ...]
-    image: Image.Image | None  #: RGB picture, EXIF orientation applied; None for a text-only question
+    image: Image.Image | None  #: RGB picture, EXIF orientation applied; None for a text-only question, else the first
     question_type: str  #: category for stratified sampling and reports, for example ``reading`` or ``count``
     #: anything else worth keeping beside the result (JSON values only)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     #: the choices of a multiple-choice question, in the order of their letters; empty for others
     options: tuple[str, ...] = ()
     answer_index: int | None = None  #: which of the options is right; None where there are none
-    #: SHA-256 of the picture as it is stored, which a task that decodes it gives; see `content.with_picture_digest`
+    #: SHA-256 of the picture as it is stored, which a task that decodes it gives, of several joined by spaces; see
+    #: `content.with_picture_digest`
     picture_sha256: str | None = None
+    further_images: tuple[Image.Image, ...] = ()  #: the pictures after the first one, in the order of the question
+
+    @property
+    def images(self) -> tuple[Image.Image, ...]:
+        """All pictures of the question, numbered from 1 where it names them as ``<image 1>``; mostly one or none."""
+        return () if self.image is None else (self.image, *self.further_images)
 
 
 class Task(Protocol):

@@ -84,21 +84,20 @@ class PromptLayout:
     image_token: str | None  #: the placeholder of a picture; None for a text model
     takes_parts: bool  #: whether the template takes a message as a list of parts; else it takes a text
 
-    def text(self, prompt: str, has_picture: bool) -> str:
-        """The text to tokenise, with one placeholder in front of the prompt for a picture.
+    def text(self, prompt: str, num_pictures: int) -> str:
+        """The text to tokenise, with a placeholder for each picture in front of the prompt.
 
         Raises:
             SampleError: the prompt itself has a placeholder in it.
         """
         if self.image_token is not None and self.image_token in prompt:
             raise SampleError(f"the prompt has the picture's placeholder {self.image_token} in it; leave that out")
-        marked = f"{self.image_token}\n{prompt}" if has_picture else prompt
+        marked = f"{self.image_token}\n" * num_pictures + prompt
         if self.template is None:
             return marked
         if not self.takes_parts:
             return self._render(marked)
-        picture = [{"type": "image"}] if has_picture else []
-        return self._render([*picture, {"type": "text", "text": prompt}])
+        return self._render([*[{"type": "image"}] * num_pictures, {"type": "text", "text": prompt}])
 
     def has_begin_mark(self, text: str) -> bool:
         """Whether the template adds the begin-of-sequence token that the tokenizer would add."""
@@ -134,7 +133,7 @@ def prompt_layout_of(tokenizer: Any, template: str | None, image_token: str | No
     for takes_parts in (image_token is not None, image_token is None):
         layout = PromptLayout(tokenizer, template, image_token, takes_parts)
         try:
-            text = layout.text(_PROBE, has_picture=image_token is not None)
+            text = layout.text(_PROBE, num_pictures=int(image_token is not None))
         except SampleTimedOut as error:
             raise ConfigurationError(f"{name}: {error}") from error
         except (TemplateError, TypeError, ValueError) as error:
@@ -238,7 +237,7 @@ class HFRequests:
         started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its prompt"):
             check_prompt(prompt, self._tokenizer, self._config)
-            text = self._layout.text(prompt, has_picture=image is not None)
+            text = self._layout.text(prompt, num_pictures=int(image is not None))
             inputs = self._text_inputs(text) if image is None else self._picture_inputs(text, image, crops)
         preprocess_s = clock.now_s() - started_s
         tokens = inputs["input_ids"].shape[1]
