@@ -63,6 +63,11 @@ class ModelSource:
         """Whether requests contain the samples' pictures."""
         return self.hf is None or self.hf.takes_pictures
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model answers in a chat, and so in sentences; MolmoE has its own form and answers in short."""
+        return self.hf is not None and self.hf.requests.chat_template is not None
+
 
 def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
     """Find a checkpoint and read its config, no weights.

@@ -25,8 +25,12 @@ from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_
 _INSPECTED_SAMPLES = 8
 
 
-def open_task(config: TaskConfig) -> Task:
+def open_task(config: TaskConfig, *, has_chat_template: bool = False) -> Task:
     """The requested task: rows of a file, or a split of a dataset.
+
+    Args:
+        has_chat_template: whether the model that will be asked has one; of your own data its open answers are then
+            scored by `relaxed` where no metric is named.
 
     Raises:
         ConfigurationError: it is not there or has no row that can be used, or there is no such metric.
@@ -40,6 +44,7 @@ def open_task(config: TaskConfig) -> Task:
             data_dir=config.data_dir,
             cache_dir=config.hf_cache_dir,
             prompt_template=config.prompt_template,
+            has_chat_template=has_chat_template,
         )
     task = load_task(
         config.dataset_name,
@@ -54,15 +59,15 @@ def open_task(config: TaskConfig) -> Task:
     return task
 
 
-def open_tasks(config: TaskConfig, names: Sequence[str]) -> dict[str, Task]:
-    """Tasks by name, each once; the rows of a file are the one task that there is.
+def open_tasks(config: TaskConfig, names: Sequence[str], *, has_chat_template: bool = False) -> dict[str, Task]:
+    """Tasks by name, each once, as `open_task` opens them; the rows of a file are the one task that there is.
 
     Raises:
         ConfigurationError: one of them is not there, or is not what the file is called.
     """
     if config.data_file is None:
         return {name: open_task(config.model_copy(update={"dataset_name": name})) for name in dict.fromkeys(names)}
-    task = open_task(config)
+    task = open_task(config, has_chat_template=has_chat_template)
     others = [name for name in dict.fromkeys(names) if name != task.name]
     if others:
         raise ConfigurationError(f"--data_file {config.data_file} is the task {task.name}, not {others[0]}; drop one")

@@ -150,6 +150,7 @@ STAT_COLUMNS = (
 )
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
+ANSWER_COLUMNS = ("share_empty", "share_one_token")
 STEADINESS_COLUMNS = ("share_outlier_runs",)
 LATENCY_COLUMNS = ("num_latency_samples",)
 UTILISATION_COLUMNS = ("mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode")
@@ -241,13 +242,15 @@ def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
     """`settings_frame` with who each row is, rates and memory, in reading order.
 
     Knobs and accuracy are always there (`vision_tokens_target` where one was requested); other columns without any
-    value are left out.
+    value are left out, and those of empty and one-token answers where there is none.
     """
     further = pd.DataFrame([_identity_and_rates(result) for result in results])
     frame = pd.concat([further, settings_frame(results)], axis=1)
     names = in_reading_order(list(frame.columns))
     always = set(SETTING_COLUMNS) - {"vision_tokens_target"}
-    return frame[[name for name in names if name in always or frame[name].notna().any()]]
+    counted = frame[list(ANSWER_COLUMNS)].fillna(0)
+    has_value = {name: counted[name].any() if name in counted else frame[name].notna().any() for name in names}
+    return frame[[name for name in names if name in always or has_value[name]]]
 
 
 def in_reading_order(names: Sequence[str]) -> list[str]:
@@ -411,7 +414,7 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     row = {name: interval[name] if name in interval else getattr(result, name) for name in SETTING_COLUMNS}
     stats, summary = result.aggregate_stats, None if result.energy is None else result.energy.summary
     row |= {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in STAT_COLUMNS}
-    row |= {name: getattr(result, name) for name in SCORING_COLUMNS}
+    row |= {name: getattr(result, name) for name in (*SCORING_COLUMNS, *ANSWER_COLUMNS)}
     # In files from before the key was there every sample was measured.
     measured = result.num_latency_samples
     row |= dict.fromkeys(LATENCY_COLUMNS, result.num_samples if measured is None else measured)

@@ -1,5 +1,6 @@
 """How a setting was measured: the run, the machine, the model, the task and the requested parameters."""
 
+from collections.abc import Collection
 from typing import Any, Self
 
 from experiment_core_utils.records.caveats import Caveat, sentences
@@ -173,12 +174,12 @@ class Provenance(Record):
     #: from before the key was there
     caveat_records: list[Caveat] = []
 
-    def with_caveats(self, found: list[Caveat]) -> Self:
-        """The result with these caveats in place of those of the same kinds; a file without records keeps sentences
-        alone.
+    def with_caveats(self, found: list[Caveat], replaced: Collection[str] = ()) -> Self:
+        """The result with these caveats in place of those of the same kinds and of `replaced`; a file without records
+        keeps sentences alone.
         """
         if self.caveats and not self.caveat_records:
             return self.with_keys(caveats=[*self.caveats, *sentences(found)])
-        kinds = {each.kind for each in found}
+        kinds = {*(each.kind for each in found), *replaced}
         records = [*(each for each in self.caveat_records if each.kind not in kinds), *found]
         return self.with_keys(caveats=sentences(records), caveat_records=records)

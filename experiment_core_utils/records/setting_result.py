@@ -187,6 +187,8 @@ class AccuracyPart(Record):
     #: option
     num_unparsed: Count | None = None
     share_unparsed: Share | None = None  #: `num_unparsed` / `num_samples`; None if no samples
+    #: fraction of answers without any text; None if no samples, or in older files
+    share_empty: Share | None = None
 
 
 class CountsPart(Record):
@@ -199,6 +201,9 @@ class CountsPart(Record):
     #: fraction of samples whose first run (or answer in a batch) reached the limit of tokens (`--max_new_tokens`, else
     #: the task's own) without end-of-sequence; None if no samples
     share_truncated: Share | None = None
+    #: fraction of samples whose answer is a single token before end-of-sequence, although each reference answer has
+    #: several words; None if no samples, or in older files
+    share_one_token: Share | None = None
     #: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested
     share_failed: Share | None = None
     #: fraction of outliers among the runs; `outlier_runs` marks them, and they are in every

@@ -136,6 +136,7 @@ def settings_columns() -> list[tuple[str, str]]:
         **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in csv.STAT_COLUMNS if name.startswith("T_")},
         **{name: "`aggregate_stats`" for name in csv.STAT_COLUMNS if not name.startswith("T_")},
         **dict.fromkeys(csv.SCORING_COLUMNS, same),
+        **dict.fromkeys(csv.ANSWER_COLUMNS, f"{same}; left out where it is 0 in every row"),
         **dict.fromkeys(csv.LATENCY_COLUMNS, f"{same}; in files from before it was there, `num_samples`"),
         **dict.fromkeys(csv.STEADINESS_COLUMNS, same),
         **{name: f"`energy.summary.{key}`" for name, key in csv.ENERGY_COLUMNS.items()},

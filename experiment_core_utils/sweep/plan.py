@@ -239,7 +239,7 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     """
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     settings = plan_for(config, source)
-    task = open_task(config.task)
+    task = open_task(config.task, has_chat_template=source.has_chat_template)
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
     return RequestedRun(config, source, settings, task, drawn)

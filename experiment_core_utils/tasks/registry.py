@@ -22,7 +22,7 @@ from experiment_core_utils.primitives.errors import (
 )
 from experiment_core_utils.primitives.files import check_file_name_part, refuse_unreadable
 from experiment_core_utils.primitives.texts import did_you_mean
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.data_file import OPEN_METRIC, DataFileTask
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
@@ -31,7 +31,7 @@ from experiment_core_utils.tasks.datasets.reference_reading import ReferenceRead
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Metric, Sample, Task, answer_to
-from experiment_core_utils.tasks.scoring.metrics import METRICS
+from experiment_core_utils.tasks.scoring.metrics import METRICS, RELAXED
 
 T = TypeVar("T")
 REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
@@ -218,11 +218,14 @@ def load_data_file(
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
     prompt_template: str | None = None,
+    has_chat_template: bool = False,
 ) -> Task:
     """The rows of a JSONL, CSV or Parquet file as a task; arguments as of `DataFileTask`.
 
     Args:
-        metric: name of the metric that scores it; None: `mc` where every row has options, `em_lenient` where none has.
+        metric: name of the metric that scores it; None: `mc` where every row has options, and where none has
+            `em_lenient`, or `relaxed` for a model with a chat template.
+        has_chat_template: whether the model that will be asked has one, and so answers in sentences.
 
     Raises:
         ConfigurationError: a file or template that `DataFileTask` refuses, or a metric that cannot score its rows.
@@ -233,9 +236,10 @@ def load_data_file(
     if metric is None and not task.metric:
         raise ConfigurationError(
             f"--data_file {path} has rows with options and rows without: say which metric scores both, such as "
-            "--metric mmmu_score"
+            "--metric relaxed or --metric mmmu_score"
         )
-    task.metric = metric or task.metric
+    by_default = RELAXED if has_chat_template and task.metric == OPEN_METRIC else task.metric
+    task.metric = metric or by_default
     _check_scorable(task.first_usable, get_metric(task.metric), path)
     return task
 

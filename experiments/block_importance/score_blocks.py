@@ -186,7 +186,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     config = config.replaced(execution="eager")
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     names = own.dataset_name or ([] if config.task.data_file else [config.task.dataset_name])
-    tasks = tuple(open_tasks(config.task, names).values())
+    tasks = tuple(open_tasks(config.task, names, has_chat_template=source.has_chat_template).values())
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
     top_k = model.default_top_k if config.knobs.top_k_list is None else config.knobs.top_k_list[0]

@@ -11,7 +11,7 @@ from experiment_core_utils.saved_results.terminal import (
     few_samples_warning,
 )
 from experiments.analyses.knobs.analysis import analyse_knobs
-from experiments.analyses.knobs.findings import conclusion, front_places
+from experiments.analyses.knobs.findings import accuracy_says_nothing, conclusion, front_places, unreadable_answers
 from experiments.analyses.knobs.grid import grid_of
 from experiments.analyses.knobs.objectives import LATENCY_MEAN
 from experiments.analyses.sweeps import StoredSetting, mixed_executions, setting_order
@@ -40,7 +40,7 @@ def closing_lines(report: RunReport) -> list[str]:
     lines += [*caveat_lines(report.results), *failed_sample_lines(report.results)]
     lines += report.left_out
     if report.search is not None:
-        lines.append(report.search.sentence)
+        lines.append(_search_sentence(report, report.search.sentence))
     measured = "nothing was left to measure" if report.experiment_id is None else f"run {report.experiment_id}"
     lines.append(f"{measured}: {len(report.results)} settings in {report.output_dir}")
     if report.csv_path is not None:
@@ -48,13 +48,27 @@ def closing_lines(report: RunReport) -> list[str]:
     return lines
 
 
+def _search_sentence(report: RunReport, sentence: str) -> str:
+    """The search's last sentence, or why there is none: most of its answers could not be read."""
+    settings = _stored(report)
+    reason = unreadable_answers(grid_of(settings[0].task, settings)) if settings else None
+    return sentence if reason is None else f"no conclusion: {reason}"
+
+
+def _stored(report: RunReport) -> list[StoredSetting]:
+    return [
+        StoredSetting(each.provenance.task.name, setting_key(each), report.output_dir, each) for each in report.results
+    ]
+
+
 def _concluded(report: RunReport) -> tuple[Mapping[str, str], Sequence[str]]:
     """Each setting's place on the front and the lines of E2's conclusion, or one line that says why there are none."""
     provenance = report.results[0].provenance
     task, is_random = provenance.task.name, provenance.experimental_variables.random_weights
-    settings = [StoredSetting(task, setting_key(each), report.output_dir, each) for each in report.results]
+    settings = _stored(report)
     if len(settings) < 2:
-        return {}, []
+        reason = None if is_random else accuracy_says_nothing(grid_of(task, settings))
+        return {}, [] if reason is None else [f"no conclusion: {reason}"]
     mixed = mixed_executions(report.results)
     if mixed is not None:
         return {}, [f"no conclusion: {mixed}"]

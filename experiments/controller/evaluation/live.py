@@ -104,7 +104,7 @@ def open_live(
             )
         refuse_other_controller(learned, config.model, source)
     space = published_space(source.limits)
-    task = open_task(config.task)
+    task = open_task(config.task, has_chat_template=source.has_chat_template)
     blocks = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, blocks)
     device = choose_device(config.machine.device, 0)
