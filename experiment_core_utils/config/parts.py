@@ -233,8 +233,9 @@ def _pairs(given: Any) -> Any:
 class TaskConfig(Part):
     """Which samples of which task, and how they are put to the model."""
 
-    dataset_name: str = Field(
-        default="reference_vqa", description="name of the task (default: reference_vqa, needs no download)"
+    dataset_name: str | None = Field(
+        default=None,
+        description="name of the task (default: reference_vqa, for text models reference_questions; need no download)",
     )
     data_file: FilePath | None = Field(
         default=None,
@@ -282,9 +283,8 @@ class TaskConfig(Part):
         for name in ("dataset_name", *(("split", "dataset_revision") if whole else ())):
             if file is not None and name in self.model_fields_set:
                 raise ConfigurationError(f"--data_file is the whole data set: --{name} cannot act; drop one")
-        for name in ("columns", "text_only"):
-            if file is None and getattr(self, name):
-                raise ConfigurationError(f"--{name} is for the rows of --data_file, which is not given; drop it")
+        if file is None and self.columns:
+            raise ConfigurationError("--columns is for the rows of --data_file, which is not given; drop it")
         return self
 
     @model_validator(mode="after")

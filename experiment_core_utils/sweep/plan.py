@@ -12,7 +12,14 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model
-from experiment_core_utils.c_prompt_processing import draw_other_samples, fingerprint_of_ids, open_task
+from experiment_core_utils.c_prompt_processing import (
+    VISION_TASK,
+    draw_other_samples,
+    fingerprint_of_ids,
+    open_task,
+    refuse_unseen_pictures,
+    with_task_named,
+)
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
@@ -239,9 +246,11 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     """
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     settings = plan_for(config, source)
+    config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=source.takes_pictures)})
     task = open_task(config.task, has_chat_template=source.has_chat_template)
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
+    refuse_unseen_pictures(task, drawn.sample_ids, config.task, takes_pictures=source.takes_pictures, model=source.name)
     return RequestedRun(config, source, settings, task, drawn)
 
 
@@ -492,7 +501,14 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         data = short_digest(repr(sorted(digests.items())))
     requested, model, measuring, search = config.task, config.model, config.measuring, config.search
     choice = block_choice_of(config.knobs, model.random_weights, source.folder)
-    named = requested.dataset_name, task.split, requested.dataset_revision, requested.prompt_template, task.metric
+    # Of a file it has always been the same.
+    named = (
+        requested.dataset_name or VISION_TASK,
+        task.split,
+        requested.dataset_revision,
+        requested.prompt_template,
+        task.metric,
+    )
     warm_up = measuring.num_warmup_runs, measuring.max_warmup_runs
     return (
         source.revision,
