@@ -501,7 +501,8 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         data = short_digest(repr(sorted(digests.items())))
     requested, model, measuring, search = config.task, config.model, config.measuring, config.search
     choice = block_choice_of(config.knobs, model.random_weights, source.folder)
-    # Of a file it has always been the same.
+    # Of a file the name has always been that one.
+    name = requested.dataset_name or VISION_TASK
     named = (
         requested.dataset_name or VISION_TASK,
         task.split,
