@@ -23,8 +23,18 @@ from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
 
+# What is asked where no task is given.
+VISION_TASK, TEXT_TASK = "reference_vqa", "reference_questions"
+
 # Samples whose pictures are opened to see whether there are any.
 _INSPECTED_SAMPLES = 8
+
+
+def with_task_named(config: TaskConfig, *, takes_pictures: bool) -> TaskConfig:
+    """The configuration with the name of the default task of such a model, where neither task nor file is given."""
+    if config.dataset_name is not None or config.data_file is not None:
+        return config
+    return config.model_copy(update={"dataset_name": VISION_TASK if takes_pictures else TEXT_TASK})
 
 
 def open_task(config: TaskConfig, *, has_chat_template: bool = False) -> Task:
@@ -53,7 +63,7 @@ def open_task(config: TaskConfig, *, has_chat_template: bool = False) -> Task:
             has_chat_template=has_chat_template,
         )
     task = load_task(
-        config.dataset_name,
+        config.dataset_name or VISION_TASK,
         config.split,
         data_dir=config.data_dir,
         cache_dir=config.hf_cache_dir,
@@ -154,14 +164,36 @@ def _where_from(source: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in source.items() if name != "path"}
 
 
+def refuse_unseen_pictures(
+    task: Task, sample_ids: Sequence[int], config: TaskConfig, *, takes_pictures: bool, model: str
+) -> None:
+    """Refuse to ask a text model about pictures, by the first few samples that can be read.
+
+    Raises:
+        ConfigurationError: a sample has a picture, and `--text_only` is not given; or it is given for a model that sees
+            pictures, and a task that is not a file.
+    """
+    if takes_pictures:
+        if config.text_only and config.data_file is None:
+            raise ConfigurationError(f"--text_only is for a text model or the rows of --data_file, not {task.name}")
+    elif not config.text_only and any(each.image is not None for each in _inspected(task, sample_ids)):
+        raise ConfigurationError(
+            f"{model} is a text model and cannot see the pictures of {task.name}; give a task without pictures, such "
+            f"as --dataset_name {TEXT_TASK}, or --text_only to ask without them"
+        )
+
+
 def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[Caveat]:
     """The caveat where a text model gets a task with pictures, by the first few samples that can be read."""
     if takes_pictures:
         return []
-    inspected = list(itertools.islice(_readable(task, sample_ids), _INSPECTED_SAMPLES))
-    if all(sample.image is None for sample in inspected):
+    if all(sample.image is None for sample in _inspected(task, sample_ids)):
         return []
     return [caveat("pictures_not_shown")]
+
+
+def _inspected(task: Task, sample_ids: Sequence[int]) -> list[Sample]:
+    return list(itertools.islice(_readable(task, sample_ids), _INSPECTED_SAMPLES))
 
 
 def _readable(task: Task, sample_ids: Sequence[int]) -> Iterator[Sample]:

@@ -18,7 +18,7 @@ from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, ch
 from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, distinct, possible
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, is_gguf
 from experiment_core_utils.primitives.knobs import OWN, TIERS, VisionTarget, tier_target, token_target
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
@@ -49,7 +49,9 @@ _LISTED_MODELS = 10
 
 
 def only_model_in(path: str) -> str:
-    """`path`, or the only model folder in it where it is a folder of models itself, which one line of warning says.
+    """`path`, or the only model in it where it is a folder without one of its own, which one line of warning says.
+
+    A model in a folder is a GGUF file, or a folder of its own.
 
     Raises:
         ConfigurationError: it contains several models.
@@ -58,7 +60,7 @@ def only_model_in(path: str) -> str:
     try:
         if not folder.is_dir() or _is_model(folder):
             return path
-        inside = sorted(str(each) for each in folder.iterdir() if each.is_dir() and _is_model(each))
+        inside = sorted(str(each) for each in folder.iterdir() if is_gguf(each) or (each.is_dir() and _is_model(each)))
     except (OSError, ValueError):
         # Whoever opens it says why that is not possible.
         return path
@@ -71,7 +73,12 @@ def only_model_in(path: str) -> str:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether a folder has a config, in transformers' layout or in the one of the original training code."""
+    """Whether a folder has a config, in transformers' layout or in the one of the original training code.
+
+    Beside GGUF files and without other weights, a config is a copy of what they contain.
+    """
+    if any(folder.glob("*.gguf")) and not any(any(folder.glob(kind)) for kind in ("*.safetensors", "*.bin")):
+        return False
     return any((folder / name).exists() for name in ("config.json", "config.yaml"))
 
 
@@ -176,8 +183,8 @@ class ModelConfig(Part):
 
     model_path: ModelPath = Field(
         default=str(EMBEDDED_MODEL),
-        description="model folder, a folder with one model in it, or hub id (default: the model that comes with the "
-        "project)",
+        description="model folder, GGUF file, a folder with one model in it, or hub id (default: the model that comes "
+        "with the project)",
     )
     random_weights: bool = Field(
         default=False,
@@ -227,8 +234,9 @@ def _pairs(given: Any) -> Any:
 class TaskConfig(Part):
     """Which samples of which task, and how they are put to the model."""
 
-    dataset_name: str = Field(
-        default="reference_vqa", description="name of the task (default: reference_vqa, needs no download)"
+    dataset_name: str | None = Field(
+        default=None,
+        description="name of the task (default: reference_vqa, for text models reference_questions; need no download)",
     )
     data_file: FilePath | None = Field(
         default=None,
@@ -276,9 +284,8 @@ class TaskConfig(Part):
         for name in ("dataset_name", *(("split", "dataset_revision") if whole else ())):
             if file is not None and name in self.model_fields_set:
                 raise ConfigurationError(f"--data_file is the whole data set: --{name} cannot act; drop one")
-        for name in ("columns", "text_only"):
-            if file is None and getattr(self, name):
-                raise ConfigurationError(f"--{name} is for the rows of --data_file, which is not given; drop it")
+        if file is None and self.columns:
+            raise ConfigurationError("--columns is for the rows of --data_file, which is not given; drop it")
         return self
 
     @model_validator(mode="after")

@@ -13,10 +13,13 @@ from accelerate import Accelerator
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model
 from experiment_core_utils.c_prompt_processing import (
+    VISION_TASK,
     draw_other_samples,
     fingerprint_of_ids,
     open_task,
+    refuse_unseen_pictures,
     refuse_without_pictures,
+    with_task_named,
 )
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
@@ -34,7 +37,7 @@ from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, ResultsError, WorkerLost
-from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
+from experiment_core_utils.primitives.files import check_replaceable, is_gguf, remove_leftovers
 from experiment_core_utils.primitives.knobs import (
     KnobLimits,
     KnobSetting,
@@ -64,7 +67,7 @@ def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> Bl
     """
     if knobs.block_choice is not None:
         return knobs.block_choice
-    own = folder / OWN_SCORES_FILE
+    own = (folder.parent if is_gguf(folder) else folder) / OWN_SCORES_FILE
     if not random_weights and own.is_file():
         return choice_by_scores(own, flag="")
     return BlockChoice()
@@ -271,10 +274,12 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     """
     source = find_model(config.model.model_path, config.task.hf_cache_dir)
     grid = plan_for(config, source)
+    config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=source.takes_pictures)})
     task = open_task(config.task, has_chat_template=source.has_chat_template)
     refuse_without_pictures(task, config.task, source.takes_pictures)
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
+    refuse_unseen_pictures(task, drawn.sample_ids, config.task, takes_pictures=source.takes_pictures, model=source.name)
     return RequestedRun(config, source, grid, task, drawn, reference_beside(config, source, grid))
 
 
@@ -552,7 +557,15 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         data = short_digest(repr(sorted(digests.items())))
     requested, model, measuring, search = config.task, config.model, config.measuring, config.search
     choice = block_choice_of(config.knobs, model.random_weights, source.folder)
-    named = requested.dataset_name, task.split, requested.dataset_revision, requested.prompt_template, task.metric
+    # Of a file the name has always been that one.
+    name = requested.dataset_name or VISION_TASK
+    named = (
+        requested.dataset_name or VISION_TASK,
+        task.split,
+        requested.dataset_revision,
+        requested.prompt_template,
+        task.metric,
+    )
     warm_up = measuring.num_warmup_runs, measuring.max_warmup_runs
     return (
         source.revision,

@@ -25,6 +25,7 @@ from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCap
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
 from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge
+from experiment_core_utils.tasks.datasets.reference_questions import ReferenceQuestions, ReferenceQuestionsChoice
 from experiment_core_utils.tasks.datasets.reference_reading import ReferenceReading
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
@@ -73,6 +74,15 @@ def _generated(task: type[GeneratedTask]) -> TaskEntry:
     return TaskEntry(metric=task.metric, default_split="validation", open=open_task)
 
 
+def _in_the_package(task: type[ReferenceQuestions]) -> TaskEntry:
+    def open_task(split: str, source: TaskSource) -> Task:
+        if (source.data_dir, source.revision) != (None, None):
+            raise ConfigurationError(f"{task.name} comes with the package and takes no folder or revision: drop it")
+        return task(split, source.prompt_template)
+
+    return TaskEntry(metric=task.metric, default_split="all", open=open_task)
+
+
 def _published(module: str, reader: str, metric: str, default_split: str = "validation") -> TaskEntry:
     def open_task(split: str, source: TaskSource) -> Task:
         # Imported here, for the readers need the `datasets` library, which takes seconds that other tasks need not pay.
@@ -106,6 +116,7 @@ LMMS_EVAL = "lmms_eval:"
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     {
         **{task.name: _generated(task) for task in REFERENCE_TASKS},
+        **{task.name: _in_the_package(task) for task in (ReferenceQuestions, ReferenceQuestionsChoice)},
         "coco_2014_vqa": _published("coco", "Coco2014VQA", "vqa_score"),
         "text_vqa": _published("text_vqa", "TextVQA", "vqa_score"),
         "okvqa": _published("coco", "OKVQA", "vqa_score"),

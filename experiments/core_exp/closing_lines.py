@@ -61,7 +61,9 @@ def _search_lines(report: RunReport, search: SearchRecord) -> list[str]:
     """What a search found, or why it says nothing: most of its answers could not be read."""
     settings = _stored(report)
     reason = unreadable_answers(grid_of(settings[0].task, settings)) if settings else None
-    return [search.sentence, *_search_saving(search, report.results)] if reason is None else [f"no conclusion: {reason}"]
+    if reason is not None:
+        return [f"no conclusion: {reason}"]
+    return [search.sentence, *_search_saving(search, report.results)]
 
 
 def _search_saving(search: SearchRecord, results: Sequence[SettingResult]) -> list[str]:
@@ -88,7 +90,6 @@ def _search_saving(search: SearchRecord, results: Sequence[SettingResult]) -> li
 def _stored(report: RunReport) -> list[StoredSetting]:
     return [
         StoredSetting(each.provenance.task.name, setting_key(each), report.output_dir, each) for each in report.results
-    ]
     ]
 
 

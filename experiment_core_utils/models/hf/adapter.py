@@ -36,6 +36,7 @@ from experiment_core_utils.models.common.engine_proof import (
     judging,
 )
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
+from experiment_core_utils.models.common.gguf_files import quantised_file_of
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
@@ -416,6 +417,7 @@ class TransformersModel:
             "dtype": computing_dtype(self.model),
             **implementations(self.model),
             "quantisation": quantisation_in_force(self.model),
+            "quantised_file": quantised_file_of(self.model),
             "device_map": device_map_of(self.model),
             "first_block_top_k": self.default_top_k,
             "first_routed_block": first_routed,
