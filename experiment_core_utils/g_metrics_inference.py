@@ -41,6 +41,8 @@ QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "pooled_image_features": lambda sample: sample.shape.actual.pooled_features if sample.shape.actual else None,
     "prompt_tokens": lambda sample: sample.shape.prompt_tokens,
     "output_tokens": lambda sample: sample.output_tokens,
+    "thinking_tokens": lambda sample: sample.thinking_tokens,
+    "thinking_s": lambda sample: sample.thinking_s,
     "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
     "prefill_flops": lambda sample: sample.flops.prefill_flops if sample.flops else None,
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
@@ -100,7 +102,8 @@ def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
         found = [(quantity(sample), sample.image_id) for sample in samples]
         known = [(value, picture) for value, picture in found if value is not None]
         spread = describe([value for value, _ in known], [picture for _, picture in known])
-        if spread is not None:
+        # Of a model that does not think it would say nothing.
+        if spread is not None and not (name == "thinking_tokens" and spread.max == 0):
             spreads[name] = spread
     return spreads
 

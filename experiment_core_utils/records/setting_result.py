@@ -40,9 +40,10 @@ TIME_NAMES = {
     "ttft_s": "T_first_token",
     "preprocess_s": "T_preprocess",
     "transfer_s": "T_transfer",
+    "thinking_s": "T_thinking",
 }
 # The work may be none; a request takes time.
-_MAY_BE_ZERO = ("T_vision_total", "T_preprocess", "T_transfer")
+_MAY_BE_ZERO = ("T_vision_total", "T_preprocess", "T_transfer", "T_thinking")
 _ABOVE_ZERO = re.compile(
     rf"(?:{'|'.join(name for name in TIME_NAMES.values() if name not in _MAY_BE_ZERO)})_(?:mean|p50|p95|p99|min|max)"
 )
