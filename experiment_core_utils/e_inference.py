@@ -221,7 +221,7 @@ class TextShard:
         if not self.config.decode_token_to_text or not queries:
             return queries
         ends = self.generator.ends
-        answers = [ends.before_eos(query["output_token_ids"]) for query in queries]
+        answers = [ends.up_to_eos(query["output_token_ids"]) for query in queries]
         texts = self.tokeniser.batch_decode(answers, skip_special_tokens=True)
         return [{**query, "output_text": ends.cut(text)} for query, text in zip(queries, texts, strict=True)]
 

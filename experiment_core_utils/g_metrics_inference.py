@@ -15,6 +15,7 @@ from experiment_core_utils.primitives.statistics import (
     mean_of,
     rate,
 )
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
 from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
@@ -69,6 +70,33 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
         num_disturbed_samples=sum(bool(sample.disturbances) for sample in samples),
     )
     return SettingSummary(accuracy, counts, distributions(samples), outliers.by_sample)
+
+
+# Fractions of answers above which a reader is warned.
+_MOST_CUT, _MOST_ONE_TOKEN = 0.05, 0.5
+ANSWER_CAVEATS = frozenset({"answers_cut", "one_token_answers"})
+
+
+def cut_caveats(ended: Sequence[bool], limit: int) -> list[Caveat]:
+    """The caveat of more than 5 % of answers that the limit of tokens cut; none otherwise.
+
+    Args:
+        ended: whether each answer came to its end.
+    """
+    cut = ended.count(False)
+    if not ended or cut / len(ended) <= _MOST_CUT:
+        return []
+    return [caveat("answers_cut", num_cut=cut, num_answers=len(ended), limit=limit)]
+
+
+def text_answer_caveats(results: InferenceResults, limit: int) -> list[Caveat]:
+    """The caveats of the answers of a text run: cut at the limit, or most of them ended at once."""
+    queries = results["queries"]
+    at_once = sum(query["ended"] and query["output_tokens"] == 1 for query in queries)
+    found = cut_caveats([query["ended"] for query in queries], limit)
+    if queries and at_once / len(queries) > _MOST_ONE_TOKEN:
+        found.append(caveat("one_token_answers", num_answers=at_once, num_prompts=len(queries)))
+    return found
 
 
 def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metric) -> AccuracyPart:

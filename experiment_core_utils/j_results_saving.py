@@ -47,6 +47,7 @@ from experiment_core_utils.records.setting_result import (
     TIME_NAMES,
     DecoderPart,
     Drift,
+    FixedLengthTime,
     SettingResult,
     SteadinessPart,
     VisionPart,
@@ -272,6 +273,7 @@ def setting_result(
         num_total_blocks=num_total_blocks,
         active_block_indices=list(setting.active_blocks),
     )
+    stats = aggregate_stats(summary.distributions)
     return SettingResult.of(
         vision_part(setting.vision, merged.samples),
         decoder,
@@ -286,7 +288,8 @@ def setting_result(
         realised=None if merged.proof is None else asdict(merged.proof),
         drift=list(drift),
         energy=energy,
-        aggregate_stats=aggregate_stats(summary.distributions),
+        T_fixed_length=FixedLengthTime.from_stats(stats, provenance.experimental_variables),
+        aggregate_stats=stats,
         per_sample_results=[
             sample_result(sample, score, setting, outliers)
             for sample, score, outliers in zip(merged.samples, scores, summary.outlier_runs, strict=True)

@@ -9,6 +9,7 @@ from experiment_core_utils.saved_results.terminal import (
     closing_table,
     failed_sample_lines,
     few_samples_warning,
+    fixed_length_line,
 )
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.findings import conclusion, front_places
@@ -34,6 +35,9 @@ def closing_lines(report: RunReport) -> list[str]:
         else:
             fronts, found = _concluded(report)
             lines += [closing_table(report.results, fronts=fronts), *found]
+        fixed = {setting_key(each): each.T_fixed_length for each in report.results}
+        line = fixed_length_line({key: time for key, time in fixed.items() if time is not None})
+        lines += [] if line is None else [line]
         warning = few_samples_warning(report.results)
         if warning is not None:
             lines.append(f"warning: {warning}")

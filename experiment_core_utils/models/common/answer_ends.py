@@ -78,11 +78,11 @@ class AnswerEnds:
     def raw_text(self, token_ids: Sequence[int]) -> str:
         """The text up to the first end as it is; thinking is in it."""
         assert self.text_of is not None
-        return self.cut(self.text_of(self.before_eos(token_ids)))
+        return self.cut(self.text_of(self.up_to_eos(token_ids)))
 
-    def before_eos(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """Ids before the first end-of-sequence."""
-        end = next((place for place, token in enumerate(token_ids) if token in self.token_ids), len(token_ids))
+    def up_to_eos(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Ids up to the first end-of-sequence, that one included."""
+        end = next((place for place, token in enumerate(token_ids, 1) if token in self.token_ids), len(token_ids))
         return token_ids[:end]
 
     def cut(self, text: str) -> str:
