@@ -30,7 +30,13 @@ from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import RESULT_FILES, aggregated_path, read_experiments, read_rows
 from experiment_core_utils.records.sample_result import SampleResult
-from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name, setting_key
+from experiment_core_utils.records.setting_result import (
+    SettingResult,
+    fixed_length_of,
+    read_setting,
+    setting_file_name,
+    setting_key,
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,9 @@ SAMPLE_COLUMNS = (
     SampleColumn("decode_flops_per_token", "decode_flops_per_token", float),
     SampleColumn("accuracy_batch_size", "accuracy_batch_size", int),
     SampleColumn("prompt", "metadata.prompt", str),
+    SampleColumn("answer", "answer", str),
+    SampleColumn("thinking_tokens", "thinking_tokens", int),
+    SampleColumn("T_thinking_ms", "T_thinking", float),
 )
 _IN_NO_CSV = re.compile("[\0\ud800-\udfff]")
 
@@ -175,6 +184,9 @@ CORRECT_ANSWER_COLUMNS = {
     f"energy_j_per_correct_answer{ending}": f"j_per_correct_answer{ending}"
     for ending in ("", "_ci95_low", "_ci95_high")
 }
+FIXED_LENGTH_COLUMNS = {"fixed_length_tokens": "num_tokens", "T_fixed_length_mean_ms": "mean"}
+# Means over samples of what not every run has.
+THINKING_COLUMNS = ("thinking_tokens_mean", "T_thinking_mean")
 
 # Columns that identify a row of the CSV of settings among rows of other tables. Names beside what they are from.
 IDENTITY_COLUMNS = {
@@ -422,4 +434,7 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     row |= {column: getattr(summary, key, None) for column, key in ENERGY_COLUMNS.items()}
     row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
     row |= {name: getattr(result.hardware_utilisation, name, None) for name in UTILISATION_COLUMNS}
-    return row | {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
+    row |= {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
+    fixed = fixed_length_of(result)
+    row |= {column: getattr(fixed, key, None) for column, key in FIXED_LENGTH_COLUMNS.items()}
+    return row | {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in THINKING_COLUMNS}

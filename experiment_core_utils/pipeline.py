@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import meters_of
-from experiment_core_utils.g_metrics_inference import answer_caveats, summarise, summarise_accuracy
+from experiment_core_utils.g_metrics_inference import answer_caveats, cut_caveats, summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_result
@@ -305,6 +305,7 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
     caveats += answer_caveats(accuracy, summary.counts.share_one_token)
+    caveats += cut_caveats([sample.ended for sample in merged.samples], bench.max_new_tokens)
     if config.search.pareto_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(

@@ -38,6 +38,16 @@ TrackerName = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanla
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(distinct)]
 
 
+def _with_line_ends(text: str) -> str:
+    """A stop text in which a shell's \\n and \\t are the characters; raises ValueError for an empty one."""
+    if not text:
+        raise ValueError("an empty stop text would end every answer before it begins; leave it out")
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+StopText = Annotated[str, AfterValidator(_with_line_ends)]
+
+
 def _not_empty(value: T) -> T:
     """A path as it was given: an empty one would be the current folder."""
     if value == "":
@@ -275,6 +285,16 @@ class TaskConfig(Part):
     )
     max_new_tokens: CountInMemory | None = Field(
         default=None, description="largest number of tokens of an answer (default: the task's own)"
+    )
+    stop: Listed[StopText] | None = Field(
+        default=None,
+        description="texts that end an answer, such as 'Question:'; what comes before the first is the answer "
+        "(default: the task's own, mostly none)",
+    )
+    ignore_eos: bool = Field(
+        default=False,
+        description="generate exactly --max_new_tokens tokens, so that times do not depend on the length of answers; "
+        "the text up to where the answer would have ended is scored",
     )
 
     @model_validator(mode="after")

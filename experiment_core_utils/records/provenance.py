@@ -39,7 +39,12 @@ class Decoding(Record):
     kept: dict[str, Any] | None = None
     left_out: dict[str, Any] | None = None  #: object: those that are not, such as sampling; `{}` for none
     bos_token_id: Count | None = None  #: begin of sequence; None if the checkpoint names none
-    eos_token_ids: list[Count] | None = None  #: tokens that end an answer
+    eos_token_ids: list[Count] | None = None  #: tokens that end an answer: the union of `eos_sources`
+    #: object: ids by where the checkpoint names them (`generation_config`, `config`, `tokenizer`, `chat_template`: what
+    #: ends an assistant's turn), and `stop` for special tokens among `stop`; None in older files
+    eos_sources: dict[str, list[Count]] | None = None
+    stop: list[str] | None = None  #: texts that end an answer: of `--stop` and of the task; None in older files
+    ignore_eos: bool | None = None  #: whether nothing ends an answer before the limit; None in older files
     pad_token_id: Count | None = None  #: fills shorter rows of a batch; None if the checkpoint names none
     #: SHA-256 of the chat template that prompts are put into; None if there is none, or the model has its own format
     chat_template_sha256: str | None = None
@@ -107,6 +112,8 @@ class Variables(Record):
     text_only: bool = False  #: `--text_only`
     dataset_revision: Any = None  #: `--dataset_revision`; None if not given
     max_new_tokens: Any = None  #: the limit that was used: `--max_new_tokens`, else the task's own
+    stop: Any = None  #: `--stop`; None if not given
+    ignore_eos: Any = None  #: `--ignore_eos`
     num_runs_per_sample: Any = None  #: `--num_runs_per_sample`
     num_warmup_runs: Any = None  #: `--num_warmup_runs`
     max_warmup_runs: Any = None  #: `--max_warmup_runs`

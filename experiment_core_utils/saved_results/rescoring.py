@@ -26,6 +26,7 @@ from experiment_core_utils.records.setting_result import (
     knob_values,
     setting_key,
 )
+from experiment_core_utils.tasks.answers import scored_text
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
@@ -116,7 +117,7 @@ def stored_answer(sample: SampleResult) -> Answer:
     """The answer of a stored sample; options are stored only where the question has them."""
     metadata = sample.metadata
     return Answer(
-        prediction=sample.pred,
+        prediction=scored_text(sample.pred, sample.answer),
         references=tuple(metadata.answers),
         options=tuple(metadata.options),
         answer_index=metadata.answer_index,

@@ -558,7 +558,6 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
     requested, model, measuring, search = config.task, config.model, config.measuring, config.search
     choice = block_choice_of(config.knobs, model.random_weights, source.folder)
     # Of a file the name has always been that one.
-    name = requested.dataset_name or VISION_TASK
     named = (
         requested.dataset_name or VISION_TASK,
         task.split,
@@ -590,11 +589,11 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         (measuring.profiler, measuring.use_profiler_on_all_samples),
         (search.pareto_margin, search.pareto_alpha) if search.pareto_search else None,
         environment_stamp(accelerator.device),
-        *_later_parts(config, choice),
+        *_later_parts(config, choice, stops_of(requested, task)),
     )
 
 
-def _later_parts(config: ProfilingConfig, choice: BlockChoice) -> Iterator[object]:
+def _later_parts(config: ProfilingConfig, choice: BlockChoice, stop: Sequence[str]) -> Iterator[object]:
     """What counts only where it is not as it was before its flag was there: results from then still count."""
     model, measuring, module, threads = config.model, config.measuring, config.task.task_module, environment_threads()
     if measuring.energy != "off":
@@ -617,6 +616,10 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice) -> Iterator[objec
         yield "text_only"
     if choice.sets is not None:
         yield "block_sets", sorted(choice.sets.items())
+    if stop:
+        yield "stop", *stop
+    if config.task.ignore_eos:
+        yield "ignore_eos"
 
 
 def refuse_other_engines(
@@ -687,3 +690,8 @@ def answered_in_batches(config: MeasuringConfig, num_samples: int) -> tuple[int,
 def max_new_tokens_of(config: TaskConfig, task: Task) -> int:
     """The requested limit, else the task's own."""
     return task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens
+
+
+def stops_of(config: TaskConfig, task: Task) -> tuple[str, ...]:
+    """The texts that end an answer: the task's own and the requested ones, each once."""
+    return tuple(dict.fromkeys([*getattr(task, "stop", ()), *(config.stop or ())]))

@@ -9,6 +9,7 @@ from PIL import Image
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.records.settings import MeasuredSample
+from experiment_core_utils.tasks.answers import answer_in, scored_text
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Task(Protocol):
 class Answer:
     """A model's output beside what it is scored against; what a metric scores, and what a result file stores."""
 
-    prediction: str  #: the decoded text, as the model gave it
+    prediction: str  #: the decoded text, without thinking
     #: references, options, answer_index, question_type: as in `Sample` (references are its `answers`)
     references: tuple[str, ...]
     options: tuple[str, ...] = ()
@@ -163,14 +164,24 @@ def in_either_order(score: Callable[[str, Sequence[str]], float]) -> EitherOrder
 
 
 def answer_to(sample: Sample, prediction: str) -> Answer:
-    """`prediction` beside what it is scored against."""
+    """The answer in `prediction` beside what it is scored against."""
     return Answer(
-        prediction, sample.answers, sample.options, sample.answer_index, sample.question_type, sample.image_id
+        answer_in(prediction),
+        sample.answers,
+        sample.options,
+        sample.answer_index,
+        sample.question_type,
+        sample.image_id,
     )
 
 
 def answer_of(sample: MeasuredSample) -> Answer:
     """The answer of a sample that was measured."""
     return Answer(
-        sample.prediction, sample.references, sample.options, sample.answer_index, sample.question_type, sample.image_id
+        scored_text(sample.prediction, sample.scored_answer),
+        sample.references,
+        sample.options,
+        sample.answer_index,
+        sample.question_type,
+        sample.image_id,
     )

@@ -238,6 +238,8 @@ def fingerprint_parts(
         model: what the model is known by: its commit on the hub, the digest of its files, or `source.stamp`.
     """
     left_out = _OF_THE_RUN if model == source.stamp else _OF_THE_RUN | {"model_name"}
+    # Not there yet when earlier results were saved, which still count.
+    left_out |= {name for name in ("stop", "ignore_eos") if not getattr(config, name)}
     return (
         config.effective().model_dump_json(exclude=set(left_out)),
         model,

@@ -10,6 +10,7 @@ from experiment_core_utils.saved_results.terminal import (
     closing_table,
     failed_sample_lines,
     few_samples_warning,
+    fixed_length_line,
     reference_lines,
     share_of_reference,
 )
@@ -43,6 +44,9 @@ def closing_lines(report: RunReport) -> list[str]:
         else:
             fronts, found = _concluded(report)
             lines += [closing_table(report.results, fronts=fronts), *reference_lines(report.results), *found]
+        fixed = {setting_key(each): each.T_fixed_length for each in report.results}
+        line = fixed_length_line({key: time for key, time in fixed.items() if time is not None})
+        lines += [] if line is None else [line]
         warning = few_samples_warning(report.results)
         if warning is not None:
             lines.append(f"warning: {warning}")

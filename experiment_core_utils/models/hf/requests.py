@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from jinja2 import TemplateError
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+from experiment_core_utils.models.common.answer_ends import TextOf, text_reader, without_appended_eos
 from experiment_core_utils.models.common.text_generation import context_fault, context_length, is_surely_longer
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.vision_tokens import kind_of, known_kinds, vision_options_of
@@ -23,8 +25,11 @@ from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
+from experiment_core_utils.tasks.answers import is_thinking_opened_by
 from experiment_core_utils.tasks.interface import Sample
 
+# Tensors [1, T] beside the ids, with the padding value of each.
+ALONG_THE_PROMPT = {"attention_mask": 0, "mm_token_type_ids": 0, "token_type_ids": 0}
 _PROBE = "probe of the template"
 # A template takes milliseconds; one that takes so long never ends.
 RENDERING_S = 10.0
@@ -265,10 +270,19 @@ class HFRequests:
         shape = RequestShape(expected or actual, actual, features, markers, text_tokens, preprocess_s)
         return PreparedRequest(inputs, shape)
 
+    @cached_property
+    def text_of(self) -> TextOf:
+        """See `text_reader`."""
+        return text_reader(self._tokenizer)
+
+    @cached_property
+    def opens_thinking(self) -> bool:
+        """Whether prompts end inside thinking."""
+        return is_thinking_opened_by(self._layout.text(_PROBE, has_picture=False))
+
     def decode_text(self, token_ids: Sequence[int]) -> str:
-        """Text of generated ids, special tokens left out."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text.strip()
+        """Text of ids, special tokens left out but those around thinking."""
+        return self.text_of(token_ids).strip()
 
     def _text_inputs(self, text: str) -> dict[str, Any]:
         if not self.has_vision:
@@ -279,7 +293,7 @@ class HFRequests:
         else:
             special = not self._layout.has_begin_mark(text)
             encoded = self._processor(text=[text], return_tensors="pt", add_special_tokens=special)
-        return _tensors(encoded)
+        return self._without_appended_eos(_tensors(encoded), text)
 
     def _picture_inputs(self, text: str, image: Image.Image, crops: CropRange | None) -> dict[str, Any]:
         width, height = image.size
@@ -301,7 +315,16 @@ class HFRequests:
                 )
         except UNUSABLE as error:
             raise SampleError(f"its picture cannot be used ({shown(first_line(error))})") from error
-        return _tensors(encoded)
+        return self._without_appended_eos(_tensors(encoded), text)
+
+    def _without_appended_eos(self, inputs: dict[str, Any], text: str) -> dict[str, Any]:
+        """The inputs of a prompt that its tokenizer does not end."""
+        ids = inputs["input_ids"][0].tolist()
+        kept = len(without_appended_eos(ids, text, self._tokenizer))
+        if kept == len(ids):
+            return inputs
+        along = {"input_ids", *ALONG_THE_PROMPT}
+        return {name: value[:, :kept] if name in along else value for name, value in inputs.items()}
 
     def _in_force(self, crops: CropRange | None) -> AbstractContextManager[None]:
         """A context with the image processor's fields for the crops: processors count placeholders by these fields,
