@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from experiment_core_utils.b_model_loader import ModelSource, find_model
+from experiment_core_utils.b_model_loader import ModelSource, find_requested_model
 from experiment_core_utils.c_prompt_processing import draw_other_samples, fingerprint_of_ids, open_task
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
@@ -40,6 +40,7 @@ from experiment_core_utils.sweep.search_rounds import check_searchable, finished
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.prompt_forms import described_form, form_of
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
 
@@ -207,6 +208,17 @@ class RequestedRun:
         return digests_of(self.task, self.sample_ids, self.config.measuring.sample_timeout)
 
     @property
+    def prompt_form(self) -> Mapping[str, Any]:
+        """The words in which the model is asked; empty where the task does not report its own."""
+        source, task = self.source, self.config.task
+        return described_form(
+            self.task,
+            source.prompt_family,
+            chat_template=source.chat_template_use,
+            system_prompt=task.system_prompt,
+        )
+
+    @property
     def journals(self) -> Path:
         """The folder in which finished samples are kept until their setting is saved."""
         return self.config.machine.output_dir / PARTS_FOLDER
@@ -237,7 +249,7 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     Raises:
         ConfigurationError: what was requested does not fit the model or the task, or one of them is not there.
     """
-    source = find_model(config.model.model_path, config.task.hf_cache_dir)
+    source = find_requested_model(config)
     settings = plan_for(config, source)
     task = open_task(config.task)
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
@@ -518,6 +530,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         (search.pareto_margin, search.pareto_alpha) if search.pareto_search else None,
         environment_stamp(accelerator.device),
         *_later_parts(config, choice),
+        *_prompt_part(requested_run),
     )
 
 
@@ -540,6 +553,14 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice) -> Iterator[objec
         yield "memory_timeline"
     if choice.sets is not None:
         yield "block_sets", sorted(choice.sets.items())
+
+
+def _prompt_part(requested: RequestedRun) -> Iterator[object]:
+    """The words in which a model is asked, where they are not those of before: Molmo's, or the task's own."""
+    family, asked = requested.source.prompt_family, requested.config.task
+    is_new = form_of(requested.task, family) is not None or asked.no_chat_template or asked.system_prompt is not None
+    if is_new:
+        yield "prompt_form", sorted(requested.prompt_form.items())
 
 
 def refuse_other_engines(

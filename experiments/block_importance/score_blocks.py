@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
+from experiment_core_utils.b_model_loader import ModelSource, find_requested_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import open_tasks
 from experiment_core_utils.config.block_choice import BlockChoice, provenance_path, read_importance
 from experiment_core_utils.config.command import reporting_errors
@@ -184,7 +184,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     for path in outputs_of(own):
         check_writable(path)
     config = config.replaced(execution="eager")
-    source = find_model(config.model.model_path, config.task.hf_cache_dir)
+    source = find_requested_model(config)
     names = own.dataset_name or ([] if config.task.data_file else [config.task.dataset_name])
     tasks = tuple(open_tasks(config.task, names).values())
     set_cpu_threads(config.machine.num_threads, 1)
