@@ -104,7 +104,7 @@ class PromptLayout:
     template: str | None  #: None for a base model
     image_token: str | None  #: the placeholder of a picture; None for a text model
     takes_parts: bool  #: whether the template takes a message as a list of parts; else it takes a text
-    system_prompt: str | None = None  #: None for what the template adds by itself
+    system_message: Any = None  #: as the template takes it, a text or parts; None for what the template adds by itself
     after_picture: str = "\n"  #: what follows the placeholder where no template says it
 
     def text(self, prompt: str, has_picture: bool) -> str:
@@ -130,10 +130,7 @@ class PromptLayout:
 
     def _messages(self, content: Any) -> list[dict[str, Any]]:
         user = {"role": "user", "content": content}
-        if self.system_prompt is None:
-            return [user]
-        system = [{"type": "text", "text": self.system_prompt}] if self.takes_parts else self.system_prompt
-        return [{"role": "system", "content": system}, user]
+        return [user] if self.system_message is None else [{"role": "system", "content": self.system_message}, user]
 
     def _render(self, content: Any) -> str:
         # A template is a program: it may loop. Where Python delivers no signals it is not interrupted.
@@ -149,6 +146,21 @@ class PromptLayout:
         except SampleTimedOut as error:
             raise SampleTimedOut(f"the chat template was {error}; correct or remove it") from error
         return text
+
+
+def default_template(template: Any, name: str) -> str | None:
+    """The chat template of a processor or tokenizer, of several under names the default one; None for none.
+
+    Raises:
+        ConfigurationError: several, and none that is called default.
+    """
+    if not isinstance(template, dict):
+        return None if template is None else str(template)
+    if "default" not in template:
+        raise ConfigurationError(
+            f"{name} has chat templates {', '.join(sorted(template))} and none that is called default"
+        )
+    return str(template["default"])
 
 
 def prompt_layout_of(
@@ -189,15 +201,19 @@ def prompt_layout_of(
 
 def _with_system_prompt(layout: PromptLayout, system_prompt: str, name: str) -> PromptLayout:
     """The layout with a system message; raises ConfigurationError where the template refuses or loses it."""
-    found = replace(layout, system_prompt=system_prompt)
-    reason = "the template leaves it out"
-    try:
-        if system_prompt.strip() in found.text(_PROBE, has_picture=layout.image_token is not None):
+    reason = "it is left out there"
+    # Some templates take the user's message as parts, and the system's as a text.
+    for message in (system_prompt, [{"type": "text", "text": system_prompt}]):
+        found = replace(layout, system_message=message)
+        try:
+            text = found.text(_PROBE, has_picture=layout.image_token is not None)
+        except SampleTimedOut as error:
+            raise ConfigurationError(f"{name}: {error}") from error
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = first_line(error)
+            continue
+        if text.count(_PROBE) == 1 and system_prompt.strip() in text:
             return found
-    except SampleTimedOut as error:
-        raise ConfigurationError(f"{name}: {error}") from error
-    except (TemplateError, TypeError, ValueError) as error:
-        reason = first_line(error)
     raise ConfigurationError(
         f"--system_prompt has no place in the chat template of {name} ({reason}); drop it, or write it into "
         "--prompt_template"
@@ -428,14 +444,9 @@ class HFRequests:
 
     def _template(self) -> str | None:
         """The processor's chat template, else the tokenizer's; of several under names the default one."""
-        template = getattr(self._processor, "chat_template", None) or self._tokenizer.chat_template
-        if not isinstance(template, dict):
-            return template
-        if "default" not in template:
-            raise ConfigurationError(
-                f"{self.name} has chat templates {', '.join(sorted(template))} and none that is called default"
-            )
-        return str(template["default"])
+        return default_template(
+            getattr(self._processor, "chat_template", None) or self._tokenizer.chat_template, self.name
+        )
 
     def _unsupported_reason(self) -> str | None:
         if not self.has_vision:
@@ -456,5 +467,5 @@ class HFRequests:
 
 
 def _tensors(encoded: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors that the model takes, without those for the processor itself."""
-    return {name: value for name, value in encoded.items() if isinstance(value, torch.Tensor)}
+    """The tensors that the model takes, without those for the processor itself and labels, which are for training."""
+    return {name: value for name, value in encoded.items() if isinstance(value, torch.Tensor) and name != "labels"}
