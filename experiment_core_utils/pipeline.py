@@ -64,6 +64,7 @@ from experiment_core_utils.sweep.plan import (
     settings_of,
     tidy_folder,
 )
+from experiment_core_utils.sweep.requests import first_final_prompt
 from experiment_core_utils.sweep.run import (
     ProfilingRun,
     context_of,
@@ -209,8 +210,15 @@ def loaded_run(
     context = context_of(requested, accelerator, ledger, experiment_id)
     bench = load_bench(requested, context, accelerator, processes_here, settings)
     model = bench.model
+    first = first_final_prompt(
+        requested.task,
+        model,
+        requested.sample_ids,
+        requested.settings[0].vision.crops,
+        config.measuring.sample_timeout,
+    )
     provenance = provenance_of_run(
-        requested, accelerator, model.device, processes_here, experiment_id, model.describe()
+        requested, accelerator, model.device, processes_here, experiment_id, model.describe(), first
     )
     return ProfilingRun(requested, context, bench, provenance, required or find_meters())
 

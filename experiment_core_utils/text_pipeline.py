@@ -285,6 +285,7 @@ def _saved(
         **due.prompts.source,
         "num_prompts": len(due.chosen.texts),
         "num_too_long": due.chosen.num_too_long,
+        **due.chosen.form,
     }
     return experiment_result(experiment_id, due.fingerprint.own, due.varied, caveats, prompts, parts, custom)
 

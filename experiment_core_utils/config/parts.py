@@ -274,7 +274,15 @@ class TaskConfig(Part):
     )
     hf_cache_dir: FilePath | None = Field(default=None, description="cache folder for models and datasets of the hub")
     dataset_revision: str | None = Field(default=None, description="commit, tag or branch on the hub (default: main)")
-    prompt_template: str | None = Field(default=None, description="text around the question (default: the task's own)")
+    prompt_template: str | None = Field(
+        default=None, description="text around the question (default: by model family and task)"
+    )
+    system_prompt: str | None = Field(
+        default=None, description="system message of the chat template (default: what the template adds by itself)"
+    )
+    no_chat_template: bool = Field(
+        default=False, description="give the prompt to a chat model without its chat template"
+    )
     num_samples: Count = Field(default=1000, description="number of samples, drawn without replacement")
     sample_by: Literal["random", "question_type"] = Field(
         default="random", description="question_type: each type of question keeps its proportion in the split"
@@ -306,6 +314,12 @@ class TaskConfig(Part):
                 raise ConfigurationError(f"--data_file is the whole data set: --{name} cannot act; drop one")
         if file is None and self.columns:
             raise ConfigurationError("--columns is for the rows of --data_file, which is not given; drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.no_chat_template and self.system_prompt is not None:
+            raise ConfigurationError("--system_prompt is a part of the chat template, and --no_chat_template; drop one")
         return self
 
     @model_validator(mode="after")

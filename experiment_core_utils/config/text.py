@@ -129,6 +129,20 @@ class PromptSource(Part):
     split: str = "train"  #: split of the dataset
     column: str = "text"  #: key of a JSONL line, or column of a dataset
     revision: str | None = None  #: commit, tag or branch of the dataset on the hub; null: `main`
+    chat_template: Literal["auto", "off"] = "auto"  #: `auto`: each prompt is a user turn where the tokenizer has one
+    system_prompt: str | None = None  #: system message of the chat template; null: what the template adds by itself
+
+    @field_validator("chat_template", mode="before")
+    @classmethod
+    def _yaml_word(cls, given: Any) -> Any:
+        """YAML reads a bare `off` as false."""
+        return "off" if given is False else given
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.chat_template == "off" and self.system_prompt is not None:
+            raise ImpossibleCombination("prompts.system_prompt is a part of the chat template, which is off; drop one")
+        return self
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:

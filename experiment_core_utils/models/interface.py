@@ -19,7 +19,7 @@ from experiment_core_utils.records.requests import (
     StageFlops,
     TimedTokens,
 )
-from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 Component = Literal["attention", "ffn", "routing", "experts", "norm", "head"]
 
@@ -83,6 +83,10 @@ class StagedModel(Stages, Protocol):
     name: str
     num_total_blocks: int
     ends: AnswerEnds
+
+    @property
+    def prompt_family(self) -> PromptFamily:
+        """How the model is asked."""
 
     @property
     def num_experts(self) -> int | None:

@@ -42,7 +42,16 @@ from experiment_core_utils.records.journal import LINE_KINDS
 
 PAGES = (REPOSITORY / "docs" / "results_schema.md", REPOSITORY / "docs" / "reference" / "command_line.md")
 # Objects of the provenance, whose keys are in its own table.
-DOTTED = ("TaskDescription", "Decoding", "ExecutionStages", "Hardware", "Model", "Preparation", "Variables")
+DOTTED = (
+    "TaskDescription",
+    "Decoding",
+    "ExecutionStages",
+    "FinalPrompt",
+    "Hardware",
+    "Model",
+    "Preparation",
+    "Variables",
+)
 RECORDS: dict[str, type] = {
     name: each
     for module in (caveats, compute, energy, ledger, provenance, requests, sample_result, setting_result, text)

@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from experiment_core_utils.b_model_loader import ModelSource, find_model
+from experiment_core_utils.b_model_loader import ModelSource, find_requested_model
 from experiment_core_utils.c_prompt_processing import (
     VISION_TASK,
     draw_other_samples,
@@ -55,6 +55,7 @@ from experiment_core_utils.sweep.search_rounds import check_searchable, finished
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.prompt_forms import described_form, form_of
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
 
@@ -241,6 +242,17 @@ class RequestedRun:
         return digests_of(self.task, self.sample_ids, self.config.measuring.sample_timeout)
 
     @property
+    def prompt_form(self) -> Mapping[str, Any]:
+        """The words in which the model is asked; empty where the task does not report its own."""
+        source, task = self.source, self.config.task
+        return described_form(
+            self.task,
+            source.prompt_family,
+            chat_template=source.chat_template_use,
+            system_prompt=task.system_prompt,
+        )
+
+    @property
     def journals(self) -> Path:
         """The folder in which finished samples are kept until their setting is saved."""
         return self.config.machine.output_dir / PARTS_FOLDER
@@ -272,7 +284,7 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     Raises:
         ConfigurationError: what was requested does not fit the model or the task, or one of them is not there.
     """
-    source = find_model(config.model.model_path, config.task.hf_cache_dir)
+    source = find_requested_model(config)
     grid = plan_for(config, source)
     config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=source.takes_pictures)})
     task = open_task(config.task, has_chat_template=source.has_chat_template)
@@ -590,6 +602,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         (search.pareto_margin, search.pareto_alpha) if search.pareto_search else None,
         environment_stamp(accelerator.device),
         *_later_parts(config, choice, stops_of(requested, task)),
+        *_prompt_part(requested_run),
     )
 
 
@@ -620,6 +633,14 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice, stop: Sequence[st
         yield "stop", *stop
     if config.task.ignore_eos:
         yield "ignore_eos"
+
+
+def _prompt_part(requested: RequestedRun) -> Iterator[object]:
+    """The words in which a model is asked, where they are not those of before: Molmo's, or the task's own."""
+    family, asked = requested.source.prompt_family, requested.config.task
+    is_new = form_of(requested.task, family) is not None or asked.no_chat_template or asked.system_prompt is not None
+    if is_new:
+        yield "prompt_form", sorted(requested.prompt_form.items())
 
 
 def refuse_other_engines(

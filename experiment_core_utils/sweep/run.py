@@ -20,7 +20,7 @@ from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.caveats import caveat_fields
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.provenance import Provenance, TaskDescription
+from experiment_core_utils.records.provenance import FinalPrompt, Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
 from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck
@@ -150,12 +150,14 @@ def provenance_of_run(
     processes_here: int,
     experiment_id: str,
     described: Mapping[str, Any],
+    final_prompt: FinalPrompt | None = None,
 ) -> Provenance:
     """Who measured what with what, and the caveats that hold for all settings; a setting adds its own.
 
     Args:
         processes_here: processes of the run on this machine.
         described: what the loaded model says of itself.
+        final_prompt: what the model is given of the first sample.
     """
     config, source, task = requested.config, requested.source, requested.task
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
@@ -177,8 +179,9 @@ def provenance_of_run(
                 metric=task.metric,
                 max_new_tokens=task.max_new_tokens,
                 source=dict(task.source),
-                prompt_form=dict(getattr(task, "prompt_form", {})) or None,
+                prompt_form=dict(requested.prompt_form) or None,
             ),
+            "final_prompt": final_prompt,
             "experimental_variables": variables_of(config, max_new_tokens_of(config.task, task), choice),
             **caveat_fields(caveats),
         }

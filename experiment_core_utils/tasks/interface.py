@@ -3,13 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.tasks.answers import answer_in, scored_text
+
+# How a model is asked: `molmo`, in the words that Molmo was trained with; `chat`, by a user turn of its chat template;
+# `plain`, by a text to continue, for base models; `paligemma`, by the prefixes of PaliGemma's training tasks.
+PromptFamily = Literal["molmo", "chat", "plain", "paligemma"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,9 @@ class Task(Protocol):
         """The question type of the sample at `index`, without making or decoding its picture."""
 
     def prompt(self, sample: Sample) -> str:
-        """The full prompt text for `sample`, without image tokens."""
+        """The full prompt text for `sample`, without image tokens and chat template. Of the project's own tasks it is
+        Molmo's, and `prompt_forms.prompt_for` asks other models; any other task's is used for every model.
+        """
 
 
 @dataclass(frozen=True)

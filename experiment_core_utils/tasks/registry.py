@@ -183,6 +183,11 @@ def list_tasks() -> list[str]:
     return sorted({**_TASKS, **_registered_tasks})
 
 
+def is_own_task(name: str) -> bool:
+    """Whether a task is one of the project's own, whose names no other task can have."""
+    return name in _TASKS
+
+
 def list_metrics() -> list[str]:
     """The names of all metrics, sorted."""
     return sorted({**_METRICS, **_registered_metrics})

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
+from experiment_core_utils.b_model_loader import ModelSource, find_requested_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import (
     open_tasks,
     refuse_unseen_pictures,
@@ -189,7 +189,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     for path in outputs_of(own):
         check_writable(path)
     config = config.replaced(execution="eager")
-    source = find_model(config.model.model_path, config.task.hf_cache_dir)
+    source = find_requested_model(config)
     named = with_task_named(config.task, takes_pictures=source.takes_pictures)
     names = own.dataset_name or ([named.dataset_name] if named.dataset_name is not None else [])
     tasks = tuple(open_tasks(config.task, names, has_chat_template=source.has_chat_template).values())

@@ -22,7 +22,7 @@ from experiment_core_utils.records.requests import (
     StageFlops,
     TimedTokens,
 )
-from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 EOS = 9
 VOCABULARY = 10
@@ -50,6 +50,7 @@ class ScriptedModel:
     batch_s: float = 0.0
     calls: list[str] = field(default_factory=list)
     name: str = "scripted"
+    prompt_family: PromptFamily = "molmo"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     num_total_blocks: int = 2
     num_experts: int = 4

@@ -62,7 +62,7 @@ from experiment_core_utils.records.requests import (
     StageFlops,
     TimedTokens,
 )
-from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 # Room for answers to a request that was not warmed up.
 UNANNOUNCED_TOKENS = 64
@@ -144,6 +144,11 @@ class TransformersModel(HasEnds):
     def decoder_blocks(self) -> Sequence[nn.Module]:
         """See `StagedModel.decoder_blocks`."""
         return self._blocks
+
+    @property
+    def prompt_family(self) -> PromptFamily:
+        """See `StagedModel.prompt_family`."""
+        return self.requests.prompt_family
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """See `StagedModel.prepare`."""

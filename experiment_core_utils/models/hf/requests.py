@@ -26,7 +26,7 @@ from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
 from experiment_core_utils.tasks.answers import is_thinking_opened_by
-from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 # Tensors [1, T] beside the ids, with the padding value of each.
 ALONG_THE_PROMPT = {"attention_mask": 0, "mm_token_type_ids": 0, "token_type_ids": 0}
@@ -80,15 +80,38 @@ def check_prompt(prompt: Any, tokenizer: Any, model_config: PreTrainedConfig) ->
 
 
 @dataclass(frozen=True)
+class ChatOptions:
+    """What was requested of the chat template."""
+
+    system_prompt: str | None = None  #: None for what the template adds by itself
+    no_chat_template: bool = False  #: whether prompts are given without it
+
+    def refuse_without_template(self, name: str) -> None:
+        """Raises ConfigurationError where anything is requested of a model without a chat template."""
+        if self.no_chat_template:
+            raise ConfigurationError(f"--no_chat_template does nothing for {name}, which has no chat template; drop it")
+        if self.system_prompt is not None:
+            raise ConfigurationError(
+                f"--system_prompt has no place: {name} has no chat template; drop it, or write it into "
+                "--prompt_template"
+            )
+
+
+DEFAULT_CHAT = ChatOptions()
+
+
+@dataclass(frozen=True)
 class PromptLayout:
-    """The layout of a prompt: one user turn and the beginning of the answer, or the bare prompt where there is no
-    template.
+    """The layout of a prompt: a system message if one is given, one user turn and the beginning of the answer; or the
+    bare prompt where there is no template.
     """
 
     tokenizer: Any  #: renders the template
     template: str | None  #: None for a base model
     image_token: str | None  #: the placeholder of a picture; None for a text model
     takes_parts: bool  #: whether the template takes a message as a list of parts; else it takes a text
+    system_message: Any = None  #: as the template takes it, a text or parts; None for what the template adds by itself
+    after_picture: str = "\n"  #: what follows the placeholder where no template says it
 
     def text(self, prompt: str, num_pictures: int) -> str:
         """The text to tokenise, with a placeholder for each picture in front of the prompt.
@@ -98,7 +121,7 @@ class PromptLayout:
         """
         if self.image_token is not None and self.image_token in prompt:
             raise SampleError(f"the prompt has the picture's placeholder {self.image_token} in it; leave that out")
-        marked = f"{self.image_token}\n" * num_pictures + prompt
+        marked = f"{self.image_token}{self.after_picture}" * num_pictures + prompt
         if self.template is None:
             return marked
         if not self.takes_parts:
@@ -110,13 +133,17 @@ class PromptLayout:
         begin = self.tokenizer.bos_token
         return self.template is not None and begin is not None and text.startswith(begin)
 
+    def _messages(self, content: Any) -> list[dict[str, Any]]:
+        user = {"role": "user", "content": content}
+        return [user] if self.system_message is None else [{"role": "system", "content": self.system_message}, user]
+
     def _render(self, content: Any) -> str:
         # A template is a program: it may loop. Where Python delivers no signals it is not interrupted.
         in_main = threading.current_thread() is threading.main_thread()
         try:
             with time_limit(RENDERING_S if in_main else None):
                 text: str = self.tokenizer.apply_chat_template(
-                    [{"role": "user", "content": content}],
+                    self._messages(content),
                     chat_template=self.template,
                     tokenize=False,
                     add_generation_prompt=True,
@@ -126,14 +153,37 @@ class PromptLayout:
         return text
 
 
-def prompt_layout_of(tokenizer: Any, template: str | None, image_token: str | None, name: str) -> PromptLayout:
+def default_template(template: Any, name: str) -> str | None:
+    """The chat template of a processor or tokenizer, of several under names the default one; None for none.
+
+    Raises:
+        ConfigurationError: several, and none that is called default.
+    """
+    if not isinstance(template, dict):
+        return None if template is None else str(template)
+    if "default" not in template:
+        raise ConfigurationError(
+            f"{name} has chat templates {', '.join(sorted(template))} and none that is called default"
+        )
+    return str(template["default"])
+
+
+def prompt_layout_of(
+    tokenizer: Any,
+    template: str | None,
+    image_token: str | None,
+    name: str,
+    system_prompt: str | None = None,
+    after_picture: str = "\n",
+) -> PromptLayout:
     """The layout of a checkpoint, tried on a probe.
 
     Raises:
-        ConfigurationError: its template fails, or loses the prompt or the picture.
+        ConfigurationError: its template fails, or loses the prompt or the picture, or has no place for the system
+            prompt.
     """
     if template is None:
-        return PromptLayout(tokenizer, None, image_token, takes_parts=False)
+        return PromptLayout(tokenizer, None, image_token, takes_parts=False, after_picture=after_picture)
     reason = ""
     # Templates of models with vision are written for parts, those of text models for text; a few take one of them only.
     for takes_parts in (image_token is not None, image_token is None):
@@ -146,11 +196,32 @@ def prompt_layout_of(tokenizer: Any, template: str | None, image_token: str | No
             reason = reason or first_line(error)
             continue
         if text.count(_PROBE) == 1 and (image_token is None or text.count(image_token) == 1):
-            return layout
+            return layout if system_prompt is None else _with_system_prompt(layout, system_prompt, name)
     raise ConfigurationError(
         f"the chat template of {name} cannot be used for one user turn"
         f"{' with a picture' if image_token is not None else ''} "
         f"({reason or 'the given text is not in it exactly once'}); correct or remove it"
+    )
+
+
+def _with_system_prompt(layout: PromptLayout, system_prompt: str, name: str) -> PromptLayout:
+    """The layout with a system message; raises ConfigurationError where the template refuses or loses it."""
+    reason = "it is left out there"
+    # Some templates take the user's message as parts, and the system's as a text.
+    for message in (system_prompt, [{"type": "text", "text": system_prompt}]):
+        found = replace(layout, system_message=message)
+        try:
+            text = found.text(_PROBE, num_pictures=int(layout.image_token is not None))
+        except SampleTimedOut as error:
+            raise ConfigurationError(f"{name}: {error}") from error
+        except (TemplateError, TypeError, ValueError) as error:
+            reason = first_line(error)
+            continue
+        if text.count(_PROBE) == 1 and system_prompt.strip() in text:
+            return found
+    raise ConfigurationError(
+        f"--system_prompt has no place in the chat template of {name} ({reason}); drop it, or write it into "
+        "--prompt_template"
     )
 
 
@@ -179,9 +250,11 @@ class HFRequests:
         processor_or_tokenizer: the processor of an image-text-to-text model, the tokenizer of a causal language model.
         config: of the model.
         name: path or hub id, for messages.
+        chat: what was requested of its chat template.
 
     Attributes:
         has_vision: whether pictures are used. A text model gets the same prompts without them.
+        prompt_family: how the model is asked.
         vision_knob_unsupported_reason: why the number of vision tokens cannot be set; None where it can.
 
     Raises:
@@ -189,7 +262,11 @@ class HFRequests:
     """
 
     def __init__(
-        self, processor_or_tokenizer: ProcessorMixin | PreTrainedTokenizerBase, config: PreTrainedConfig, name: str
+        self,
+        processor_or_tokenizer: ProcessorMixin | PreTrainedTokenizerBase,
+        config: PreTrainedConfig,
+        name: str,
+        chat: ChatOptions = DEFAULT_CHAT,
     ) -> None:
         self.name = name
         self._processor: Any = processor_or_tokenizer
@@ -211,7 +288,19 @@ class HFRequests:
                     f"picture token {image_token!r}; give the files of one model"
                 )
             self._markers = torch.tensor(sorted(self._marker_ids(config) - {self._placeholder}), dtype=torch.long)
-        self._layout = prompt_layout_of(self._tokenizer, self._template(), image_token, name)
+        template, is_paligemma = self._template(), config.model_type == "paligemma"
+        self.prompt_family: PromptFamily = "paligemma" if is_paligemma else "plain"
+        if template is None:
+            chat.refuse_without_template(name)
+        elif chat.no_chat_template:
+            template = None
+        else:
+            self.prompt_family = "chat"
+        # What stands in `provenance.task.prompt_form`.
+        self.chat_template_use = "off" if chat.no_chat_template else "none" if template is None else "applied"
+        # PaliGemma's processor puts the begin of sequence behind the picture, and a line break behind the prompt.
+        after_picture = "" if is_paligemma else "\n"
+        self._layout = prompt_layout_of(self._tokenizer, template, image_token, name, chat.system_prompt, after_picture)
         self.vision_knob_unsupported_reason = self._unsupported_reason()
 
     @property
@@ -256,7 +345,7 @@ class HFRequests:
             raise SampleError(f"sample {sample.sample_id}: its prompt has no token")
         refuse_longer_prompt(sample.sample_id, tokens, self._config)
         if image is None:
-            return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s))
+            return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s), text)
         features = int((inputs["input_ids"] == self._placeholder).sum())
         if features == 0:
             raise SampleError(f"sample {sample.sample_id}: its picture gives no vision token")
@@ -268,7 +357,7 @@ class HFRequests:
         actual = self._counted_geometry(inputs, expected, features)
         text_tokens = tokens - features - markers
         shape = RequestShape(expected or actual, actual, features, markers, text_tokens, preprocess_s)
-        return PreparedRequest(inputs, shape)
+        return PreparedRequest(inputs, shape, text)
 
     @cached_property
     def text_of(self) -> TextOf:
@@ -385,14 +474,9 @@ class HFRequests:
 
     def _template(self) -> str | None:
         """The processor's chat template, else the tokenizer's; of several under names the default one."""
-        template = getattr(self._processor, "chat_template", None) or self._tokenizer.chat_template
-        if not isinstance(template, dict):
-            return template
-        if "default" not in template:
-            raise ConfigurationError(
-                f"{self.name} has chat templates {', '.join(sorted(template))} and none that is called default"
-            )
-        return str(template["default"])
+        return default_template(
+            getattr(self._processor, "chat_template", None) or self._tokenizer.chat_template, self.name
+        )
 
     def _unsupported_reason(self) -> str | None:
         if not self.has_vision:
@@ -413,5 +497,5 @@ class HFRequests:
 
 
 def _tensors(encoded: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors that the model takes, without those for the processor itself."""
-    return {name: value for name, value in encoded.items() if isinstance(value, torch.Tensor)}
+    """The tensors that the model takes, without those for the processor itself and labels, which are for training."""
+    return {name: value for name, value in encoded.items() if isinstance(value, torch.Tensor) and name != "labels"}

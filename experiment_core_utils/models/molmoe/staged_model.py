@@ -54,7 +54,7 @@ from experiment_core_utils.records.requests import (
     TimedTokens,
     VisionGeometry,
 )
-from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 T = TypeVar("T")
 
@@ -113,6 +113,11 @@ class MolmoeStagedModel(HasEnds):
         """See `StagedModel.decoder_blocks`."""
         return self.model.all_blocks
 
+    @property
+    def prompt_family(self) -> PromptFamily:
+        """See `StagedModel.prompt_family`."""
+        return "molmo"
+
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """See `StagedModel.prepare`."""
         clock = HostClock()
@@ -124,7 +129,7 @@ class MolmoeStagedModel(HasEnds):
         tokens = inputs["input_ids"].shape[1]
         self.refuse_longer_prompt(sample.sample_id, tokens)
         if sample.image is None:
-            return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s))
+            return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s), prompt)
         images = self.processor.image_processor
         width, height = sample.image.size
         rows, columns = images.tiling_for(height, width, crops)
@@ -136,7 +141,7 @@ class MolmoeStagedModel(HasEnds):
         actual = self._counted_geometry(inputs)
         text_tokens = tokens - vision_tokens - markers
         shape = RequestShape(theoretical, actual, vision_tokens, markers, text_tokens, preprocess_s)
-        return PreparedRequest(inputs, shape)
+        return PreparedRequest(inputs, shape, prompt)
 
     def refuse_longer_prompt(self, sample_id: int, tokens: int) -> None:
         """Raises SampleError for a prompt that is longer than the model's context."""

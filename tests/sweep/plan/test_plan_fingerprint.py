@@ -87,7 +87,8 @@ NOT_FINGERPRINTED = {
 # In it by the samples that they draw, by files or for tasks that this one is not, or always the same.
 OTHERWISE = {
     "num_samples", "sample_by", "seed", "ids", "dataset_revision", "prompt_template", "importance_scores_file",
-    "block_sets_file", "batch_size", "decoding", "first_block_top_k_rule", "columns", "text_only",
+    "block_sets_file", "batch_size", "decoding", "first_block_top_k_rule", "columns", "text_only", "system_prompt",
+    "no_chat_template",
 }  # fmt: skip
 
 
