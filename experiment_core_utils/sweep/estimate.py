@@ -430,5 +430,5 @@ class TransformersWork:
             self._shapes[crops] = [request.shape for request in made]
         return self._shapes[crops]
 
-    def _made(self, sample: Sample, crops: CropRange) -> PreparedRequest:
+    def _made(self, sample: Sample, crops: CropRange | None) -> PreparedRequest:
         return self._requests.make(sample, prompt_for(self._task, sample, self._requests.prompt_family), crops)

@@ -199,7 +199,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def first_final_prompt(
-    task: Task, model: StagedModel, sample_ids: Sequence[int], crops: CropRange, sample_timeout_s: float | None
+    task: Task, model: StagedModel, sample_ids: Sequence[int], crops: CropRange | None, sample_timeout_s: float | None
 ) -> FinalPrompt | None:
     """What the model is given of the first sample that can be used; None where none can."""
     for sample_id in sample_ids:

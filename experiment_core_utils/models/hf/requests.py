@@ -367,7 +367,7 @@ class HFRequests:
     @cached_property
     def opens_thinking(self) -> bool:
         """Whether prompts end inside thinking."""
-        return is_thinking_opened_by(self._layout.text(_PROBE, has_picture=False))
+        return is_thinking_opened_by(self._layout.text(_PROBE, num_pictures=0))
 
     def decode_text(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out but those around thinking."""
