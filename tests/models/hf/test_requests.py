@@ -26,7 +26,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SampleEr
 from experiment_core_utils.primitives.knobs import TIERS, CropRange, token_target
 from experiment_core_utils.records.requests import VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
-from tests.models.tiny_checkpoints import TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
+from tests.models.tiny_checkpoints import TEXT_FAMILIES, VISION_FAMILIES, bounded_pictures, write_checkpoint
 from tests.processes.deadline import ends_within
 from tests.same_floats import assert_same_floats
 
@@ -177,11 +177,7 @@ def test_without_bounds_a_request_is_the_processors_own(
 def test_a_checkpoint_with_bounds_is_measured_within_them(checkpoint_of: Made, tmp_path: Path) -> None:
     """Qwen2.5-VL with at most 256 tokens of 8 x 8 pixels, and the same number as a target."""
     folder = shutil.copytree(checkpoint_of("qwen2_5_vl").folder, tmp_path / "bounded")
-    for name in ("processor_config.json", "preprocessor_config.json"):
-        if (folder / name).is_file():
-            content = json.loads((folder / name).read_text())
-            content.get("image_processor", content)["size"] = {"shortest_edge": 256, "longest_edge": 16384}
-            (folder / name).write_text(json.dumps(content))
+    bounded_pictures(folder, 256, 16384)
     requests = HFRequests(load_hf_processor(folder), AutoConfig.from_pretrained(folder), "bounded")
     target = token_target(256, requests.token_unit)
     # 24 * 16 pixels are 6 tokens; of 640 * 480 pixels 80 * 60 are too many: sqrt(4800 / 256) = 4.3301.
