@@ -67,6 +67,7 @@ def closing_table(
     """
     if places is not None:
         rank = {"front": 0, "undecided": 1}
+        places = {setting_key(each): places.get(setting_key(each), "not searched") for each in results}
         results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
     rows = []
     for result in results:
