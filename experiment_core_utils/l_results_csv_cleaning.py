@@ -187,6 +187,7 @@ CORRECT_ANSWER_COLUMNS = {
 FIXED_LENGTH_COLUMNS = {"fixed_length_tokens": "num_tokens", "T_fixed_length_mean_ms": "mean"}
 # Means over samples of what not every run has.
 THINKING_COLUMNS = ("thinking_tokens_mean", "T_thinking_mean")
+REFERENCE_COLUMNS = ("is_reference", "in_grid")
 
 # Columns that identify a row of the CSV of settings among rows of other tables. Names beside what they are from.
 IDENTITY_COLUMNS = {
@@ -437,4 +438,5 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     row |= {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
     fixed = fixed_length_of(result)
     row |= {column: getattr(fixed, key, None) for column, key in FIXED_LENGTH_COLUMNS.items()}
-    return row | {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in THINKING_COLUMNS}
+    row |= {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in THINKING_COLUMNS}
+    return row | {name: getattr(result, name) for name in REFERENCE_COLUMNS}

@@ -106,9 +106,11 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     has_rough = source.hf is None and earlier.rates is None
     matmul_rate = matmul_flops_per_second(device, dtype) if has_rough else None
     weights_bytes = planned.weight_elements * dtype.itemsize
-    estimates = []
+    estimates, unusable = [], []
     for setting in requested.settings:
         request = planned.at(setting)
+        if request.unusable_reason is not None:
+            unusable.append(f"warning: {setting.key}: {request.unusable_reason}")
         is_done = ledger.result(setting.key) is not None
         memory_bytes = None if request.elements is None else weights_bytes + request.elements * dtype.itemsize
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
@@ -128,6 +130,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *([] if config.model.random_weights else decoding_sentences(source)),
         *prompt_lines(planned.final_prompt(requested.settings[0]), requested.prompt_form),
         *untried_sentences(source),
+        *unusable,
         *broken_rows_lines(faults, len(task)),
         *data_remarks(task),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
@@ -147,8 +150,10 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     )
 
 
-def prompt_lines(final: FinalPrompt, form: Mapping[str, Any]) -> list[str]:
-    """What the model is given of the first sample, a line for the text and one for the ids."""
+def prompt_lines(final: FinalPrompt | None, form: Mapping[str, Any]) -> list[str]:
+    """What the model is given of the first sample that can be used, a line for the text and one for the ids."""
+    if final is None:
+        return ["prompt: none of the samples read can be used"]
     words = ", ".join(f"{name} {form[name]}" for name in ("family", "chat_template") if name in form) or "family molmo"
     text = json.dumps(final.text, ensure_ascii=False)
     ids = " ".join(f"{each[0]}x{each[1]}" if isinstance(each, list) else str(each) for each in final.token_ids)
