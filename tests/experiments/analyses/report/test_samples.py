@@ -31,9 +31,9 @@ def content(*predictions: str) -> list[Any]:
 
 def test_a_few_right_and_wrong_ones_are_chosen_lowest_scores_first() -> None:
     found = result(setting(), content("1", "0.5", "1", "1", "0", "none", "1", "1", "0.25", "0", "0.5"))
-    chosen = chosen_samples(SettingResult.from_content(found, "a file"))
+    right, wrong = chosen_samples(SettingResult.from_content(found, "a file"))
     # Right are 0, 2, 3, 6, 7; wrong, by score, 4, 9, 8, 1, 10; each evenly.
-    assert [each.sample_id for each in chosen] == [0, 3, 7, 4, 8, 10]
+    assert [each.sample_id for each in (*right, *wrong)] == [0, 3, 7, 4, 8, 10]
 
 
 def test_they_are_of_the_reference_beside_what_other_settings_answered(tmp_path: Path) -> None:
@@ -59,6 +59,19 @@ def test_without_the_reference_they_are_of_the_most_accurate_setting(tmp_path: P
     assert {each.title.rpartition(" ")[2] for each in sample_section(load_sweep(folder).settings).samples} == {
         "tier-high_topk2_blocks3"
     }
+
+
+def test_wrong_ones_are_of_the_least_accurate_setting_where_the_reference_has_none(tmp_path: Path) -> None:
+    settings = [result(setting(tier), content(*answers)) for tier, answers in (("low", "010"), ("high", "111"))]
+    folder = write(tmp_path, *settings, reference(content("1", "1", "1")))
+    shown = sample_section(load_sweep(folder).settings).samples
+    assert [each.is_right for each in shown] == [True] * 3 + [False] * 2
+    assert [each.title.partition("sample ")[2] for each in shown[2:]] == [
+        "2, own_topk4_blocks4", "0, tier-low_topk2_blocks3", "2, tier-low_topk2_blocks3"
+    ]  # fmt: skip
+    assert dict(shown[-1].facts)["other settings"] == (
+        "right at 2 of 2; right at tier-high_topk2_blocks3, own_topk4_blocks4"
+    )
 
 
 def described(name: str, split: str, command: str = "knobprof profile") -> Provenance:
