@@ -174,6 +174,7 @@ CORRECT_ANSWER_COLUMNS = {
     f"energy_j_per_correct_answer{ending}": f"j_per_correct_answer{ending}"
     for ending in ("", "_ci95_low", "_ci95_high")
 }
+REFERENCE_COLUMNS = ("is_reference", "in_grid")
 
 # Columns that identify a row of the CSV of settings among rows of other tables. Names beside what they are from.
 IDENTITY_COLUMNS = {
@@ -419,4 +420,5 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     row |= {column: getattr(summary, key, None) for column, key in ENERGY_COLUMNS.items()}
     row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
     row |= {name: getattr(result.hardware_utilisation, name, None) for name in UTILISATION_COLUMNS}
-    return row | {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
+    row |= {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
+    return row | {name: getattr(result, name) for name in REFERENCE_COLUMNS}

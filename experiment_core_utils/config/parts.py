@@ -22,7 +22,7 @@ from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import OWN, TIERS, VisionTarget, tier_target, token_target
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
-from experiment_core_utils.primitives.vision_tokens import TokenUnit
+from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
 
 LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -316,6 +316,11 @@ class KnobConfig(Part):
         if self.vision_tokens_list is not None:
             return possible(self.vision_tokens_list, lambda tokens: token_target(tokens, unit))
         return self.tiers, ()
+
+    @property
+    def vision_targets(self) -> tuple[VisionTarget, ...]:
+        """The possible values of the vision knob in MolmoE."""
+        return self.targets_and_left_out(MOLMOE_TOKENS)[0]
 
     @cached_property
     def tiers(self) -> tuple[VisionTarget, ...]:

@@ -142,6 +142,7 @@ def settings_columns() -> list[tuple[str, str]]:
         "energy_sample_j_mean": "`energy_j_mean` of `aggregate_stats`: apportioned, over samples",
         **dict.fromkeys(csv.UTILISATION_COLUMNS, "`hardware_utilisation`"),
         **{name: f"`energy.summary.{key}`" for name, key in csv.CORRECT_ANSWER_COLUMNS.items()},
+        **dict.fromkeys(csv.REFERENCE_COLUMNS, same),
     }
     return [(name, found[name]) for name in csv.in_reading_order(list(found))]
 

@@ -102,9 +102,11 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     has_rough = source.hf is None and earlier.rates is None
     matmul_rate = matmul_flops_per_second(device, dtype) if has_rough else None
     weights_bytes = planned.weight_elements * dtype.itemsize
-    estimates = []
+    estimates, unusable = [], []
     for setting in requested.settings:
         request = planned.at(setting)
+        if request.unusable_reason is not None:
+            unusable.append(f"warning: {setting.key}: {request.unusable_reason}")
         is_done = ledger.result(setting.key) is not None
         memory_bytes = None if request.elements is None else weights_bytes + request.elements * dtype.itemsize
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
@@ -123,6 +125,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
         *([] if config.model.random_weights else decoding_sentences(source)),
         *untried_sentences(source),
+        *unusable,
         *broken_rows_lines(faults, len(task)),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *block_lines(requested),

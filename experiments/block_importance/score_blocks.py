@@ -31,6 +31,7 @@ from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
+from experiment_core_utils.primitives.knobs import VisionTarget
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
@@ -126,6 +127,11 @@ class Job:
     top_k: int | None
     counts: tuple[int, ...]
 
+    @property
+    def vision(self) -> VisionTarget:
+        """The first of the requested vision targets, at which the blocks are scored."""
+        return self.config.knobs.targets_and_left_out(self.source.limits.token_unit)[0][0]
+
 
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
@@ -219,7 +225,7 @@ def samples_of(job: Job) -> Scorers:
         scored_ids[task.name] = tuple(sorted(split[0]))
         for part, chosen in zip(parts, split, strict=True):
             part.append(draw_task(job.model, task, sorted(chosen), budget))
-    vision = job.config.knobs.vision_targets[0]
+    vision = job.vision
     scored, held_out = (AnswerScorer(job.model, part, vision, job.top_k, job.own.batch_size) for part in parts)
     return Scorers(scored, held_out if job.own.held_out else None, tuple(parts[0]), samples, scored_ids)
 
@@ -238,13 +244,12 @@ def pictures_of(job: Job) -> Scorers:
     pictures = np.random.RandomState(job.config.task.seed).choice(in_split, scored + held_out, replace=False).tolist()
     model.model.set_knobs(top_k=job.top_k)
     parts = [sorted(pictures[:scored]), sorted(pictures[scored:])]
-    crops = job.config.knobs.vision_targets[0].crops
+    crops = job.vision.crops
     made: list[BlockSetScorer] = [
         PackedPictureScorer(model.model, model.processor, tasks, part, crops) for part in parts
     ]
     if job.own.check:
-        vision = job.config.knobs.vision_targets[0]
-        made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], vision, job.top_k)
+        made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], job.vision, job.top_k)
     samples = {
         task.name: {"scored": scored * task.questions_per_image, "held_out": held_out * task.questions_per_image}
         for task in tasks
@@ -263,7 +268,7 @@ def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate
     """Each block's score by the requested method, and the score of the whole model, where that was measured."""
     if job.own.method == "leave_one_out":
         return leave_one_out(scorers.scored, job.model.num_total_blocks)
-    vision = job.config.knobs.vision_targets[0]
+    vision = job.vision
     measured = (
         activation_changes(job.model, scorers.drawn, vision, job.own.positions)
         if job.own.method == "activation_change"
@@ -306,7 +311,7 @@ def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
             for task in job.tasks
         },
         "seed": job.config.task.seed,
-        "vision_target": job.config.knobs.vision_targets[0].label,
+        "vision_target": job.vision.label,
         "top_k": job.top_k,
         "model": {
             "name": job.source.name,

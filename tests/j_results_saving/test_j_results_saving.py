@@ -97,6 +97,8 @@ def test_every_key_of_a_setting() -> None:
         "share_outlier_runs_reason": "no sample has 3 runs",
         "num_discarded_runs": 0,
         "num_disturbed_samples": 0,
+        "is_reference": None,
+        "in_grid": True,
         "sampling": {"how": "random", "seed": 42, "num_asked": 4, "num_in_split": 100, "num_left_out": 0},
         "sample_ids": [3, 5, 8, 9],
         "theoretical_num_crops": 3,  # of the most frequent geometry
