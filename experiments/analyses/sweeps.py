@@ -47,7 +47,7 @@ _NO_PEAKS = HardwareUtilisation(
     peak_bytes_per_s=None,
     utilisation_reason="the files are from before peaks of the device were stored",
 )
-_TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "energy_kind", "is_reference")
+_TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "energy_kind", "is_reference", "in_grid")
 
 
 @dataclass(frozen=True)

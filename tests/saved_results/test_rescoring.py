@@ -13,8 +13,10 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget, own_target, tier_target, token_target
 from experiment_core_utils.records.sample_result import Metadata, SampleResult
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore, stored_answer
+from experiment_core_utils.saved_results.tasks_command import main as tasks_command
 from experiment_core_utils.tasks.interface import Answer, Scoring
 from experiment_core_utils.tasks.registry import get_metric
+from tests.experiments import hand_made_sweep as sweep
 from tests.hand_made_records import SETTING, ReadOff, failed_sample, measured_sample, part, stored_result
 
 FULL = KnobSetting(tier_target("low"), 4, (0, 1, 2, 3))
@@ -147,6 +149,16 @@ def test_every_setting_stands_against_the_largest(results: Path) -> None:
     assert (comparison.better, comparison.worse, comparison.equal) == (0, 3, 1)
     (turned,) = compare_folder(results, "tier-low_topk2_blocks3")
     assert turned.comparisons["tier-low_topk4_blocks4"].difference == 0.5
+
+
+def test_every_setting_stands_against_the_reference_where_there_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sweep.write(tmp_path, sweep.result(sweep.setting("high", 8, 4)), sweep.reference())
+    (found,) = compare_folder(folder, None)
+    assert (found.baseline, list(found.comparisons)) == ("own_topk4_blocks4", ["tier-high_topk8_blocks4"])
+    assert tasks_command(["compare", str(folder)]) == 0
+    assert "read_off: settings against the reference, own_topk4_blocks4, on the" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

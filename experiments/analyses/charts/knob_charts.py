@@ -129,7 +129,7 @@ def _reference_mark(each: FrontAnalysis, scale: float) -> list[Dots]:
     labels = ["" if point.on_front else names[point.key] for point in own]
     name = "reference: the model as it is"
     texts = [(point.key, name) for point in own]
-    return [Dots(costs, heights, INK, name, texts, labels, "open diamond", 16)] if own else []
+    return [Dots(costs, heights, INK, name, texts, labels, "open diamond", 13)] if own else []
 
 
 def _sweep_steps(found: Objectives) -> list[Line]:

@@ -27,7 +27,10 @@ MOST_NAMED = 6
 
 
 def sample_section(settings: Sequence[StoredSetting]) -> SampleSection:
-    """A few right and wrong samples of each task: of the reference, without one of the most accurate setting."""
+    """A few right and wrong samples of each task: of the reference, without one of the most accurate setting.
+
+    Where that one has no wrong sample, the wrong ones are of the least accurate setting.
+    """
     shown: list[ShownSample] = []
     prompts = []
     for task in dict.fromkeys(each.task for each in settings):
@@ -35,12 +38,18 @@ def sample_section(settings: Sequence[StoredSetting]) -> SampleSection:
         setting = shown_setting(own)
         results = [each.result for each in own if each.sweep == setting.sweep]
         pictures = Pictures(setting.result.provenance)
-        shown += [_shown(setting, sample, results, pictures) for sample in chosen_samples(setting.result)]
+        right, wrong = chosen_samples(setting.result)
+        shown += [_shown(setting, sample, results, pictures) for sample in right]
+        if not wrong:
+            setting = min(own, key=lambda each: _accuracy(each.result))
+            wrong = chosen_samples(setting.result)[1]
+        shown += [_shown(setting, sample, results, pictures) for sample in wrong]
         final = final_prompt_of(setting.result.provenance)
         prompts += [] if final is None else [(task, final)]
     intro = (
         f"At most {MOST_RIGHT} samples with the best score and {MOST_WRONG} with less of each task, evenly over the "
-        "run, at the reference (the model as it is); where it was not measured, at the most accurate setting."
+        "run, at the reference (the model as it is); where it was not measured, at the most accurate setting. Where "
+        "nothing is wrong there, the wrong ones are of the least accurate setting."
     )
     return SampleSection(intro, shown, prompts)
 
@@ -48,15 +57,19 @@ def sample_section(settings: Sequence[StoredSetting]) -> SampleSection:
 def shown_setting(settings: Sequence[StoredSetting]) -> StoredSetting:
     """The first reference among a task's settings; without one the most accurate setting, the first of equal ones."""
     reference = next((each for each in settings if each.result.is_reference), None)
-    return reference or max(settings, key=lambda each: each.result.accuracy or 0.0)
+    return reference or max(settings, key=lambda each: _accuracy(each.result))
 
 
-def chosen_samples(result: SettingResult) -> list[SampleResult]:
-    """Right samples, then wrong ones with the lowest scores first; those without a score are left out."""
+def _accuracy(result: SettingResult) -> float:
+    return 0.0 if result.accuracy is None else result.accuracy
+
+
+def chosen_samples(result: SettingResult) -> tuple[list[SampleResult], list[SampleResult]]:
+    """Right samples, and wrong ones with the lowest scores first; those without a score are left out."""
     scored = [each for each in result.per_sample_results if each.accuracy is not None]
     right = [each for each in scored if each.accuracy == result.metric_best]
     wrong = sorted((each for each in scored if each not in right), key=lambda each: each.accuracy or 0.0)
-    return [part[at] for part, most in ((right, MOST_RIGHT), (wrong, MOST_WRONG)) for at in thinned(len(part), most)]
+    return [right[at] for at in thinned(len(right), MOST_RIGHT)], [wrong[at] for at in thinned(len(wrong), MOST_WRONG)]
 
 
 def final_prompt_of(provenance: Provenance) -> str | None:
