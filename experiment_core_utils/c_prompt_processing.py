@@ -11,6 +11,7 @@ import torch
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.meters.stability import shuffled
+from experiment_core_utils.models.common.answer_ends import without_appended_eos
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.texts import short_digest
@@ -225,8 +226,8 @@ def _true_lengths(prompts: Sequence[str], tokenizer: Any) -> list[int]:
 
 
 def _token_ids(prompts: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Ids of each prompt as the run feeds them, from one call for all."""
+    """Ids of each prompt as the run feeds them, from one call for all; the tokenizer does not end them."""
     if not prompts:
         return []
     rows: list[list[int]] = tokenizer(list(prompts), padding=False, truncation=False, verbose=False)["input_ids"]
-    return rows
+    return [without_appended_eos(row, prompt, tokenizer) for row, prompt in zip(rows, prompts, strict=True)]

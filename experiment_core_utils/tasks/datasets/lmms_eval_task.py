@@ -14,6 +14,7 @@ from PIL import Image
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.tasks.answers import up_to_stop
 from experiment_core_utils.tasks.datasets.questions import UNTYPED, check_template, fill
 from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
 
@@ -54,6 +55,8 @@ class LmmsEvalTask:
         self._docs = self._task.eval_docs
         self._generation: Mapping[str, Any] = config.generation_kwargs or {}
         self.max_new_tokens = int(self._generation.get("max_new_tokens", MAX_NEW_TOKENS))
+        until = self._generation.get("until") or ()
+        self.stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
         self.name = f"lmms_eval_{name}"
         self.scorer = LmmsEvalMetric(f"{self.name}.{next(iter(self._task.aggregation()))}", self)
         self.metric = self.scorer.name
@@ -113,8 +116,7 @@ class LmmsEvalTask:
         Raises:
             SampleError: its code fails.
         """
-        for stop in self._generation.get("until") or ():
-            prediction = prediction.split(stop)[0] if stop else prediction
+        prediction = up_to_stop(prediction, self.stop)
         try:
             doc = self._docs[index]
             kept: Any = [[prediction]]
