@@ -127,6 +127,7 @@ def test_every_key_of_a_setting() -> None:
         "energy": None,
         "failed_samples": [{"sample_id": 9, "error": "SampleError", "reason": "truncated file"}],
         "drift": [],
+        "T_fixed_length": None,
         "provenance": {"task": {"name": "signs", "split": "validation", "metric": "read_off"}},
     }
     assert [entry["sample_id"] for entry in per_sample] == [3, 5, 8]
