@@ -12,6 +12,7 @@ from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.text import PromptSource
 from experiment_core_utils.meters.stability import shuffled
+from experiment_core_utils.models.common.answer_ends import without_appended_eos
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.models.hf.requests import UNUSABLE, PromptLayout, default_template, prompt_layout_of
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line, library_faults_named
@@ -323,9 +324,9 @@ def _true_lengths(prompts: Sequence[str], tokenizer: Any, add_special_tokens: bo
 
 
 def _token_ids(prompts: Sequence[str], tokenizer: Any, add_special_tokens: bool) -> list[list[int]]:
-    """Ids of each prompt as the run feeds them, from one call for all."""
+    """Ids of each prompt as the run feeds them, from one call for all; the tokenizer does not end them."""
     if not prompts:
         return []
     options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": add_special_tokens}
     rows: list[list[int]] = tokenizer(list(prompts), **options)["input_ids"]
-    return rows
+    return [without_appended_eos(row, prompt, tokenizer) for row, prompt in zip(rows, prompts, strict=True)]

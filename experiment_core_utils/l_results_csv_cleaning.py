@@ -90,9 +90,6 @@ SAMPLE_COLUMNS = (
     SampleColumn("decode_flops_per_token", "decode_flops_per_token", float),
     SampleColumn("accuracy_batch_size", "accuracy_batch_size", int),
     SampleColumn("prompt", "metadata.prompt", str),
-    SampleColumn("answer", "answer", str),
-    SampleColumn("thinking_tokens", "thinking_tokens", int),
-    SampleColumn("T_thinking_ms", "T_thinking", float),
 )
 _IN_NO_CSV = re.compile("[\0\ud800-\udfff]")
 
@@ -156,6 +153,8 @@ STAT_COLUMNS = (
     "vision_flops_mean",
     "prefill_flops_mean",
     "decode_flops_per_token_mean",
+    "thinking_tokens_mean",
+    "T_thinking_mean",
 )
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
@@ -185,8 +184,6 @@ CORRECT_ANSWER_COLUMNS = {
     for ending in ("", "_ci95_low", "_ci95_high")
 }
 FIXED_LENGTH_COLUMNS = {"fixed_length_tokens": "num_tokens", "T_fixed_length_mean_ms": "mean"}
-# Means over samples of what not every run has.
-THINKING_COLUMNS = ("thinking_tokens_mean", "T_thinking_mean")
 REFERENCE_COLUMNS = ("is_reference", "in_grid")
 
 # Columns that identify a row of the CSV of settings among rows of other tables. Names beside what they are from.
@@ -427,6 +424,8 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     row = {name: interval[name] if name in interval else getattr(result, name) for name in SETTING_COLUMNS}
     stats, summary = result.aggregate_stats, None if result.energy is None else result.energy.summary
     row |= {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in STAT_COLUMNS}
+    fixed = fixed_length_of(result)
+    row |= {column: getattr(fixed, key, None) for column, key in FIXED_LENGTH_COLUMNS.items()}
     row |= {name: getattr(result, name) for name in (*SCORING_COLUMNS, *ANSWER_COLUMNS)}
     # In files from before the key was there every sample was measured.
     measured = result.num_latency_samples
@@ -436,7 +435,4 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
     row |= {name: getattr(result.hardware_utilisation, name, None) for name in UTILISATION_COLUMNS}
     row |= {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
-    fixed = fixed_length_of(result)
-    row |= {column: getattr(fixed, key, None) for column, key in FIXED_LENGTH_COLUMNS.items()}
-    row |= {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in THINKING_COLUMNS}
     return row | {name: getattr(result, name) for name in REFERENCE_COLUMNS}

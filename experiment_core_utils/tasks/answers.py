@@ -99,6 +99,12 @@ def is_thinking_opened_by(prompt: str) -> bool:
     return prompt.rstrip().lower().endswith(tuple(_OPENING))
 
 
+def up_to_stop(text: str, stop: Sequence[str], is_open: bool = False) -> str:
+    """The text before the first stop text, or the whole; see `before_stop`."""
+    before = before_stop(text, stop, is_open)
+    return text if before is None else before
+
+
 def before_stop(text: str, stop: Sequence[str], is_open: bool = False) -> str | None:
     """The text before the first stop text; None where there is none.
 

@@ -216,6 +216,23 @@ def answers_in(results: InferenceResults) -> list[list[int]]:
     return [query["output_token_ids"] for query in results["queries"]]
 
 
+def test_a_text_run_ignores_ends_or_ends_at_stop_texts(model: Any, tokenizer: Any, accelerator: Accelerator) -> None:
+    options = {"batch_size___fixed_batching": 5}
+    natural = generated(model, tokenizer, accelerator, options)
+    ignoring = generated(model, tokenizer, accelerator, options, ignore_eos=True)
+    assert {query["output_tokens"] for query in ignoring["queries"]} == {MAX_OUTPUT_TOKENS}
+    assert ignoring["output_text"] == natural["output_text"]
+    assert [query["ended"] for query in ignoring["queries"]] == [query["ended"] for query in natural["queries"]]
+    texts = natural["output_text"]
+    assert texts is not None
+    stop = max(texts, key=len)[2:4]
+    stopped = generated(model, tokenizer, accelerator, options, stop=[stop])
+    assert stopped["output_text"] == [text.partition(stop)[0] for text in texts]
+    assert stopped["total_output_tokens"] < natural["total_output_tokens"]
+    assert all(query["ended"] for query, text in zip(stopped["queries"], texts, strict=True) if stop in text)
+    assert (stopped["decoding"]["stop"], ignoring["decoding"]["ignore_eos"]) == ([stop], True)
+
+
 @pytest.mark.parametrize(
     "options",
     [

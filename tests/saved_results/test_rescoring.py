@@ -69,6 +69,17 @@ def test_the_same_metric_gives_the_same_file(results: Path) -> None:
         assert origin == {"file": name, "metric_before": "read_off", "accuracy_before": before["accuracy"]}
 
 
+def test_thinking_is_not_scored_again_either(tmp_path: Path) -> None:
+    """Also in files from before answers were noted; a noted answer counts as it is."""
+    content = write(tmp_path, FULL_FILE, FULL, "1", "1", "0.5")["per_sample_results"]
+    predictions = ("<think>0</think>1", "?", "hm</think> 0.5")
+    first, noted, last = (
+        SampleResult.model_validate(each | {"pred": pred}) for each, pred in zip(content, predictions)
+    )
+    answers = [stored_answer(each).prediction for each in (first, noted.with_keys(answer="1"), last)]
+    assert answers == ["1", "1", "0.5"]
+
+
 def test_another_metric_changes_scores_and_nothing_else(results: Path) -> None:
     measured = {path.name: path.read_bytes() for path in results.iterdir()}
     done = rescore(results, Strict("strict"), None)

@@ -16,6 +16,7 @@ from experiment_core_utils.tasks.answers import (
     answer_in,
     before_stop,
     thinking_spans,
+    up_to_stop,
 )
 
 TextOf = Callable[[Sequence[int]], str]
@@ -87,8 +88,7 @@ class AnswerEnds:
 
     def cut(self, text: str) -> str:
         """A text before its first stop text, or the whole."""
-        before = before_stop(text, self.stop, self.is_thinking_open)
-        return text if before is None else before
+        return up_to_stop(text, self.stop, self.is_thinking_open)
 
     def _is_end(self, token_ids: Sequence[int]) -> bool:
         return token_ids[-1] in self.token_ids or (bool(self.stop) and self._has_stop(token_ids))
@@ -249,7 +249,7 @@ def _first_special(text: str, tokenizer: Any) -> tuple[int, ...]:
 def without_appended_eos(token_ids: Sequence[int], text: str, tokenizer: Any) -> list[int]:
     """Ids of a prompt without the end-of-sequence that the tokenizer itself adds behind the text."""
     ids, end = list(token_ids), tokenizer.eos_token_id
-    if end is not None and ids and ids[-1] == end and not text.rstrip().endswith(tokenizer.eos_token):
+    if end is not None and ids[-1:] == [end] and not text.rstrip().endswith(tokenizer.eos_token):
         ids.pop()
     return ids
 

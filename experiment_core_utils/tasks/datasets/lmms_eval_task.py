@@ -28,6 +28,7 @@ from PIL import Image
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, SampleError, first_line
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.tasks.answers import up_to_stop
 from experiment_core_utils.tasks.datasets.lmms_eval_code import (
     contacted_server,
     definition_digest,
@@ -88,6 +89,8 @@ class LmmsEvalTask:
         self._generation: Mapping[str, Any] = config.generation_kwargs or {}
         self._filters = _filters(self._task)
         self.max_new_tokens = int(self._generation.get("max_new_tokens", MAX_NEW_TOKENS))
+        until = self._generation.get("until") or ()
+        self.stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
         self.name = f"lmms_eval_{name}"
         self.scorer = LmmsEvalMetric(f"{self.name}.{next(iter(self._task.aggregation()))}", self)
         self.metric = self.scorer.name
@@ -154,8 +157,7 @@ class LmmsEvalTask:
         Raises:
             SampleError: its code fails.
         """
-        for stop in _as_list(self._generation.get("until")):
-            prediction = prediction.split(stop)[0] if stop else prediction
+        prediction = up_to_stop(prediction, self.stop)
         tags = parse_reasoning_tags_config(task_value=self._task.config.reasoning_tags)
         # Without the five attempts, two seconds apart, around it: nothing is contacted that may answer later.
         process_results = inspect.unwrap(type(self._task).process_results)
