@@ -44,8 +44,8 @@ def reason(task: Task, index: int) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        "images", "image_path", "Image", "IMAGE", "img", "picture", "pictures", "photo", "pic", "screenshot", "img_path",
-        "imagePath", "ImageFile", "image_file", "image_filename", "img_filename", "picture_file", "decoded_image",
+        "images", "image_path", "Image", "IMAGE", "img", "picture", "pictures", "photo", "pic", "screenshot",
+        "img_path", "imagePath", "ImageFile", "image_file", "image_filename", "img_filename", "picture_file", "decoded_image",
         "image_url", "input image", "image1",
         # By what is in it, whatever it is called.
         "file", "filepath", "file_path", "filename", "file_name", "path", "url", "image_id", "source", "Bild",
@@ -185,7 +185,8 @@ def test_a_mapping_names_columns_of_ours_and_of_the_file(folder: Path) -> None:
 def test_several_pictures_of_a_row(folder: Path) -> None:
     both = ["p/a.png", "p/b.png"]
     rows = [
-        QUESTION | {"image": both}, QUESTION | {"image": json.dumps(both)}, QUESTION | {"image": "['p/a.png' 'p/b.png']"},
+        QUESTION | {"image": both}, QUESTION | {"image": json.dumps(both)},
+        QUESTION | {"image": "['p/a.png' 'p/b.png']"},
         QUESTION | {"image_1": both[0], "image_2": both[1]}, QUESTION | {"image_1": "", "image_2": both[1]},
         QUESTION | {"image": both[0], "image_2": both[1]}, QUESTION | {"image": [both]}, QUESTION | {"image": ["gone"]},
     ]  # fmt: skip
@@ -234,7 +235,7 @@ def test_what_a_metric_cannot_give_in_full_is_said(folder: Path) -> None:
     task = load_data_file(jsonl(folder, three | {"answers": 10 * ["red"]}, ten), "vqa_score")
     (remark,) = task.remarks
     assert remark == (
-        "1 of 2 rows cannot reach 1 by vqa_score: even the right answer gets less, the first is my.jsonl line 2 (0.3, of "
-        "10 answers)"
+        "1 of 2 rows cannot reach 1 by vqa_score: even the right answer gets less, the first is my.jsonl line 2 (0.3, "
+        "of 10 answers)"
     )
     assert list(task.faults(range(2))) == []
