@@ -45,8 +45,8 @@ def reason(task: Task, index: int) -> str:
     "name",
     [
         "images", "image_path", "Image", "IMAGE", "img", "picture", "pictures", "photo", "pic", "screenshot",
-        "img_path", "imagePath", "ImageFile", "image_file", "image_filename", "img_filename", "picture_file", "decoded_image",
-        "image_url", "input image", "image1",
+        "img_path", "imagePath", "ImageFile", "image_file", "image_filename", "img_filename", "picture_file",
+        "decoded_image", "image_url", "input image", "image1",
         # By what is in it, whatever it is called.
         "file", "filepath", "file_path", "filename", "file_name", "path", "url", "image_id", "source", "Bild",
     ],

@@ -70,23 +70,22 @@ def test_json_with_an_object_in_each_line(folder: Path) -> None:
         ("my.json", '{"question": ["q"], "answer": ["a"]}', "written by column (question, answer), not by row; with"),
         ("my.json", '{"question": {"0": "q"}, "answer": {"0": "a"}}', "written by column"),
         ("my.json", '{"a": [{}], "b": [{}]}', "several lists of objects (a, b); save the one with the questions alone"),
-        ("my.json", '{"question": "q", "answer": "a"}', "an object without a list of objects (it has question, answer)"),
+        ("my.json", '{"question": "q", "answer": "a"}', "an object without a list of objects (it has question"),
         ("my.json", "7", "is 7; give a list of objects"),
         ("my.json", '{"torn', "is not JSON ("),
-        ("my.jsonl", '[{"question": "q",\n "answer": "a"}]', "one list of JSON, not an object in each line; name it .json"),
+        ("my.jsonl", '[{"question": "q",\n "answer": "a"}]', "one list of JSON, not an object in each line"),
         ("my.csv", "Image;Question;Answer\na;b;c\n", "separates its columns by semicolons (Image;Question;Answer)"),
         ("my.csv", "picture^query^label\na^b^c\n", "separates its columns by carets"),
         ("my.csv", "img:prompt:gt\na:b:c\n", "separates its columns by colons"),
         ("my.csv", "image\tquestion\tanswer\na\tb\tc\n", "separates its columns by tabs"),
         ("my.csv", "images|prompt|label\na|b|c\n", "separates its columns by vertical bars"),
-        ("my.tsv", "image,question,answer\na,b,c\n", "separates its columns by commas (image,question,answer), and is read "
-         "with tabs; save it with tabs"),
-        ("my.csv", "sep=;\nimage;question;answer\na;b;c\n", "begins with the line sep=;, which is for Excel alone; remove"),
-        ("my.csv", "SEP=,\nimage,question,answer\na,b,c\n", "begins with the line SEP=,, which is for Excel alone; remove"),
-        ("my.csv", ",,\na.png,b,c\n", "has no name for columns 1, 2, 3 in line 1; write the names, such as image, question"),
+        ("my.tsv", "image,question,answer\na,b,c\n", "columns by commas (image,question,answer), and is read with tabs"),
+        ("my.csv", "sep=;\nimage;question;answer\na;b;c\n", "begins with the line sep=;, which is for Excel alone"),
+        ("my.csv", "SEP=,\nimage,question,answer\na,b,c\n", "begins with the line SEP=,, which is for Excel alone"),
+        ("my.csv", ",,\na.png,b,c\n", "has no name for columns 1, 2, 3 in line 1; write the names"),
         ("my.csv", "image,,\na.png,b,c\n", "has no name for columns 2, 3 in line 1"),
-        ("my.csv", ",question,answer\na.png,b,c\n", "has no image, and a column without a name would not be read; give it"),
-        ("my.csv", "a.png,Which?,red\nb.png,Which?,blue\n", "begins with a row (a.png, Which?, red), not with the names"),
+        ("my.csv", ",question,answer\na.png,b,c\n", "a column without a name would not be read; give it one"),
+        ("my.csv", "a.png,Which?,red\nb.png,Which?,blue\n", "begins with a row (a.png, Which?, red)"),
         ("my.csv", "PK\x03\x04sheet", "is a spreadsheet or an archive by its content, not text; save it as CSV UTF-8"),
         ("my.xlsx", "PK\x03\x04sheet", "is a spreadsheet; save it as CSV UTF-8 with commas"),
         ("my.ods", "PK\x03\x04sheet", "is a spreadsheet; save it as CSV UTF-8 with commas"),
@@ -141,7 +140,8 @@ def test_a_picture_is_a_path_a_uri_or_base64(folder: Path) -> None:
     red = encoded(RED)
     cells = [
         "a.png", f"data:image/png;base64,{red}", red, f"{red[:70]}\n{red[70:]}", (folder / "a.png").as_uri(),
-        {"bytes": red, "path": "x.png"}, {"path": "a.png"}, encoded(RED, "WEBP"), encoded(RED, "GIF"), encoded(RED, "BMP"),
+        {"bytes": red, "path": "x.png"}, {"path": "a.png"}, encoded(RED, "WEBP"), encoded(RED, "GIF"),
+        encoded(RED, "BMP"),
     ]  # fmt: skip
     rows = [QUESTION | {"image": cell} for cell in cells]
     rows.append(QUESTION | {"image": (folder / "b b.png").as_uri()})
