@@ -79,7 +79,7 @@ def test_json_with_an_object_in_each_line(folder: Path) -> None:
         ("my.csv", "img:prompt:gt\na:b:c\n", "separates its columns by colons"),
         ("my.csv", "image\tquestion\tanswer\na\tb\tc\n", "separates its columns by tabs"),
         ("my.csv", "images|prompt|label\na|b|c\n", "separates its columns by vertical bars"),
-        ("my.tsv", "image,question,answer\na,b,c\n", "columns by commas (image,question,answer), and is read with tabs"),
+        ("my.tsv", "image,question,answer\na,b,c\n", "by commas (image,question,answer), and is read with tabs"),
         ("my.csv", "sep=;\nimage;question;answer\na;b;c\n", "begins with the line sep=;, which is for Excel alone"),
         ("my.csv", "SEP=,\nimage,question,answer\na,b,c\n", "begins with the line SEP=,, which is for Excel alone"),
         ("my.csv", ",,\na.png,b,c\n", "has no name for columns 1, 2, 3 in line 1; write the names"),
