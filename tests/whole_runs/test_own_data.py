@@ -286,12 +286,12 @@ def test_a_file_without_a_usable_row_is_refused_before_anything_is_written(
 
 def test_the_rows_of_the_page_can_be_used(tmp_path: Path) -> None:
     rows = block("json")
-    assert rows.count("\n") == 10
+    assert rows.count("\n") == 4
     for name in set(re.findall(r'"image": "([^"]+)"', rows)):
         write_picture(tmp_path / name, plain(RED))
     (tmp_path / "my.jsonl").write_text(rows)
     task = load_data_file(tmp_path / "my.jsonl")
-    assert [task[index].image is None for index in range(10)] == [False] * 8 + [True] * 2
+    assert [task[index].image is None for index in range(4)] == [False] * 3 + [True]
     (tmp_path / "choice.jsonl").write_text(block("json", 1))
     assert load_data_file(tmp_path / "choice.jsonl")[0].answer_index == 1
 
