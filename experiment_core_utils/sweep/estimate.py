@@ -28,6 +28,7 @@ from experiment_core_utils.models.hf.tilings import Tiling, tilings_within
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.costs import activation_elements, parameter_count
 from experiment_core_utils.models.molmoe.loader import load_processor
+from experiment_core_utils.models.molmoe.processing_molmoe import refuse_several_pictures
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.units import span
@@ -364,6 +365,7 @@ class MolmoeWork:
         )
 
     def _shape(self, task: Task, sample: Sample) -> PromptShape:
+        refuse_several_pictures(sample)
         prompt = task.prompt(sample)
         check_prompt(prompt, self._processor.tokenizer, self._source.config)
         text_tokens = self._processor(prompt)["input_ids"].shape[1]

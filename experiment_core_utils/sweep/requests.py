@@ -429,8 +429,5 @@ def request_bytes(ready: PrefetchedRequest) -> int:
 
 
 def picture_bytes(sample: Sample) -> int:
-    """Memory of a sample's decoded picture."""
-    if sample.image is None:
-        return 0
-    width, height = sample.image.size
-    return width * height * len(sample.image.getbands())
+    """Memory of a sample's decoded pictures."""
+    return sum(each.width * each.height * len(each.getbands()) for each in sample.images)

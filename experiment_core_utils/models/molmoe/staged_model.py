@@ -38,7 +38,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
-from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor, refuse_several_pictures
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
@@ -120,6 +120,7 @@ class MolmoeStagedModel(HasEnds):
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """See `StagedModel.prepare`."""
+        refuse_several_pictures(sample)
         clock = HostClock()
         started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its picture or prompt"):

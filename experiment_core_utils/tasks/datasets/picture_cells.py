@@ -16,8 +16,8 @@ from experiment_core_utils.tasks.datasets.questions import literal_list, picture
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF")
 _FILE_NAME = re.compile(r"\S.*\.(?:jpe?g|png|webp|gif|bmp|tiff?)", re.IGNORECASE)
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
-# A path of letters alone may be of so many characters; an encoded picture has more.
-_LEAST_BASE64 = 64
+# The smallest pictures there are have 48 characters.
+_LEAST_BASE64 = 40
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+")
 
 

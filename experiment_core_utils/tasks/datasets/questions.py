@@ -207,7 +207,7 @@ class RowTask:
         except SampleError:  # not counted: it is a failed sample where it is requested
             return None
         paths = [each.get("path") if isinstance(each, Mapping) else None for each in pictures]
-        return ", ".join(filter(is_text, paths)) or None
+        return ", ".join(each for each in paths if is_text(each)) or None
 
     def style_of(self, sample: Sample) -> str:
         """Molmo's style for this sample."""
