@@ -255,9 +255,26 @@ def _check_scorable(sample: Sample, metric: Metric, path: Path) -> None:
         raise ConfigurationError(f"--metric {metric.name} cannot score the rows of {path}: {error}") from error
     if all(value == 0 for value in found):
         raise ConfigurationError(
-            f"--metric {metric.name} gives even the right answer {right[0]!r} of {path} 0 (it has "
-            f"{len(sample.answers)} reference answers); choose another, such as em_lenient"
+            f"--metric {metric.name} gives even the right answer {right[0]!r} of {path} 0; {metric_advice(sample)}"
         )
+
+
+def metric_advice(sample: Sample) -> str:
+    """What to do about a metric that gives a sample's own right answer too little: the metrics that give it their best.
+
+    They are the project's own that look at each answer alone.
+    """
+    right = answer_to(sample, sample.answers[0]) if sample.answers else None
+    fitting = []
+    for metric in _METRICS.values() if right is not None else ():
+        try:
+            is_best = metric.scores_each_answer and metric.score([right]).overall == metric.best
+        except SampleError:
+            continue
+        fitting += [metric.name] if is_best else []
+    if not fitting:
+        return "no metric does better: correct its answers"
+    return f"choose one that gives it its best, such as {' or '.join(sorted(fitting)[:3])}"
 
 
 def get_metric_for_dataset(name: str) -> str:
