@@ -120,6 +120,8 @@ _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     }
 )
 
+# What is advised in place of a metric that does not fit, in this order.
+_ADVISED = ("em_lenient", RELAXED, "mc", "vqa_score", "anls")
 _METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in METRICS})
 _registered_tasks: dict[str, TaskEntry] = {}
 _registered_metrics: dict[str, Metric] = {}
@@ -260,21 +262,17 @@ def _check_scorable(sample: Sample, metric: Metric, path: Path) -> None:
 
 
 def metric_advice(sample: Sample) -> str:
-    """What to do about a metric that gives a sample's own right answer too little: the metrics that give it their best.
-
-    They are the project's own that look at each answer alone.
-    """
-    right = answer_to(sample, sample.answers[0]) if sample.answers else None
+    """What to do about a metric that gives a sample's own right answer too little: the metrics that give it their best."""
     fitting = []
-    for metric in _METRICS.values() if right is not None else ():
+    for name in _ADVISED if sample.answers else ():
         try:
-            is_best = metric.scores_each_answer and metric.score([right]).overall == metric.best
+            is_best = _METRICS[name].score([answer_to(sample, sample.answers[0])]).overall == _METRICS[name].best
         except SampleError:
             continue
-        fitting += [metric.name] if is_best else []
+        fitting += [name] if is_best else []
     if not fitting:
         return "no metric does better: correct its answers"
-    return f"choose one that gives it its best, such as {' or '.join(sorted(fitting)[:3])}"
+    return f"choose one that gives it its best, such as {' or '.join(fitting[:2])}"
 
 
 def get_metric_for_dataset(name: str) -> str:
