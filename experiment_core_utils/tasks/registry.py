@@ -262,7 +262,7 @@ def _check_scorable(sample: Sample, metric: Metric, path: Path) -> None:
 
 
 def metric_advice(sample: Sample) -> str:
-    """What to do about a metric that gives a sample's own right answer too little: the metrics that give it their best."""
+    """What to do about a metric that gives a sample's own right answer too little: those that give it their best."""
     fitting = []
     for name in _ADVISED if sample.answers else ():
         try:

@@ -20,15 +20,18 @@ from experiment_core_utils.tasks.scoring.replies import IS_WORDS, Reply, boxed_a
 UNPARSED = "unparsed"
 _ONLY_LETTER = re.compile(r"[(\[\"'*]*([A-Za-z])[)\]\"'*.:]*")
 # What a letter is called, and what an answer is called where "is" or a colon comes after it.
-_OPTION_WORDS = frozenset("option options choice choices letter alternative opción opção вариант buchstabe".split())
+_OPTION_WORDS = frozenset(
+    "option options choice choices letter alternative alternativa letra lettre lettera opción opção вариант "
+    "buchstabe".split()
+)
 _ANSWER_WORDS = _OPTION_WORDS | frozenset(
     "answer answers ans solution antwort lösung respuesta réponse risposta resposta odpowiedź antwoord svar svaret "
     "cevap jawaban án ответ відповідь الإجابة الجواب उत्तर".split()
 )
 _ANSWER_CHARACTERS = re.compile(r"(?:答案|答え|解答|回答|正解|应选|故选|选择|選擇|选|選|정답|답)[^。,;]{0,8}$")
 _COPULAS = frozenset(
-    "is are be was were c'est it's that's he's she's would seems ist es est son è é jest är er bir это є هي هو है 是 "
-    "为 為 は 은 는".split()
+    "= equals makes is are be was were c'est it's that's he's she's would seems ist es est son è é jest är er bir "
+    "это є هي هو है 是 为 為 は 은 는".split()
 )
 # Before a letter or text without weight of their own.
 _FILLERS = (
@@ -73,6 +76,7 @@ _JOINS = re.compile(
 )
 _ONLY_MARKS = re.compile(r"[\s()\[\].:,\"'=–—-]*")
 _COMMA = re.compile(r"[\s)\]\"']*,[\s(\[\"']*(?:(?:option|choice|the|an?)\s+)?|\s+", re.IGNORECASE)
+_CONFIRMED = re.compile(r"(?:yes|yeah|correct|right|indeed|i think so|it is)\b", re.IGNORECASE)
 # In a longer reply a mention in passing chooses nothing.
 WORD_LIMIT = 50
 _ANSWER_IS, _BARE, _DECIDED, _IN_PASSING, _SUBJECT, _ASIDE = 5, 4, 3, 2, 1, 0
@@ -201,7 +205,7 @@ def _decided(text: str, options: Sequence[str]) -> tuple[int, str] | None:
         weakest = max((each.strength for each in statements), default=_ASIDE)
         passing = [each for each in statements if each.strength == weakest]
         mentioned = frozenset[int]().union(*(each.options for each in passing))
-        return (*mentioned, passing[-1].status) if len(mentioned) == 1 else None
+        return (min(mentioned), passing[-1].status) if len(mentioned) == 1 else None
     strongest = max(each.strength for each in strong)
     best = [each for each in strong if each.strength == strongest]
     last = best[-1]
@@ -213,7 +217,7 @@ def _decided(text: str, options: Sequence[str]) -> tuple[int, str] | None:
     if len(last.options) > 1:
         later = [each for each in strong if each.first > last.first and len(each.options) == 1]
         last = (later or [last])[-1]
-    return (*last.options, last.status) if len(last.options) == 1 else None
+    return (min(last.options), last.status) if len(last.options) == 1 else None
 
 
 def _named(reply: Reply, options: Sequence[str]) -> list[_Named]:
@@ -274,7 +278,8 @@ def _letter(reply: Reply, place: int, letters: str) -> _Named | None:
         return named
     touches = before[-1:] in ("", " ", "\n", "(", "[", '"', "/", ",", ":", ";") or not before[-1:].isascii()
     stands_after = previous is None or not previous[:1].isascii() or previous.endswith("ly")
-    stands_after = stands_after or previous in _BEFORE_A_LETTER or _is_apart(before) or previous.upper() in letters
+    stands_after = stands_after or previous in _BEFORE_A_LETTER or _is_apart(before)
+    stands_after = stands_after or (previous is not None and previous.upper() in letters)
     if not touches or not stands_after:
         return None
     if spelt in "Iai":
@@ -327,7 +332,7 @@ def _statement(reply: Reply, group: Sequence[_Named], floor: int) -> _Statement 
         return None
     strength, is_stated = (_ASIDE, False) if is_aside else _strength(reply, first, behind, floor)
     if reply.ends_in_question(first):
-        confirmed = reply.words[behind:] and _next_sentence(reply, first) in ("yes", "correct", "right")
+        confirmed = _CONFIRMED.match(reply.between(reply.sentence_of(first).stop, len(reply.words)).lstrip("?\"' "))
         if strength < _BARE and not confirmed:
             return None
         strength = _DECIDED if confirmed else _IN_PASSING
@@ -339,11 +344,6 @@ def _statement(reply: Reply, group: Sequence[_Named], floor: int) -> _Statement 
     else:
         status = "answer_is" if is_stated else "leading_letter" if named.is_marked and not first else "last_letter"
     return _Statement(options, strength, first, reply.is_hedged(first), status)
-
-
-def _next_sentence(reply: Reply, place: int) -> str:
-    behind = reply.sentence_of(place).stop
-    return reply.words[behind].text if behind < len(reply.words) else ""
 
 
 def _strength(reply: Reply, first: int, behind: int, floor: int) -> tuple[int, bool]:

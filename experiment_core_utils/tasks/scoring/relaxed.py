@@ -47,12 +47,18 @@ _NO_CANDIDATE = (
     )
 )
 _HEDGES = frozenset("maybe perhaps possibly alternatively".split())
-_DOUBTS = frozenset("thought looks look looked seems seemed appears might may could first think guessed say".split())
+_DOUBTS = frozenset(
+    "thought looks look looked seems seemed appears might may could first think guessed say used once formerly".split()
+)
 _SAYS_WHAT_IT_IS = frozenset("is it's that's was are".split())
 _SYNONYM_OR = frozenset({("or", "so"), ("or", "more"), ("or", "less"), ("or", "not")})
 _ALTERNATIVE = re.compile(
-    r"\b(?:or|alternatively)\b|\b(?:could|might|may) (?:also|as well|instead) be\b", re.IGNORECASE
+    r"^(?:maybe|perhaps|possibly)\b|\b(?:or|alternatively)\b|\b(?:could|might|may) (?:also|as well|instead) be\b",
+    re.IGNORECASE,
 )
+_ALSO_POSSIBLE = re.compile(r"\bbut\b.*\b(?:could|might|may)(?: also| well)? be\b", re.IGNORECASE | re.DOTALL)
+_OPERATORS = frozenset("x × * + / - ÷ times plus minus".split())
+_AROUND_A_NUMBER = ARTICLES | {"about", "$", "€", "£"}
 _MOST_WORDS_OF_A_CANDIDATE = 3
 _FILLERS = re.compile(
     r"(?:(?:no doubt|without a doubt|well|hmm+|oh|um|so|ok|okay|sorry|i (?:think|believe|guess|would say))\b"
@@ -129,7 +135,7 @@ def _polarity(text: str) -> str | None:
     for part in (text, *(text[end:] for end in called[-1:])):
         flat = re.sub(r"[*_`\"]", "", folded(part)).lower().strip()
         flat = flat[_FILLERS.match(flat).end() :]  # type: ignore[union-attr]
-        if re.match(r"(?:yes|no)\W+(?:or|and)\W+(?:yes|no)\b", flat):
+        if re.match(r"(?:yes|no)\s*(?:/|\W(?:or|and)\W)\s*(?:yes|no)\b", flat):
             return None
         if _NO.match(flat):
             return "no"
@@ -172,7 +178,7 @@ def _first_sentence(text: str) -> str:
 
 def _sentences_read(reply: Reply) -> list[int]:
     """Numbers of the sentences in which an answer is looked for."""
-    numbers = []
+    numbers = list[int]()
     for at, places in enumerate(reply.sentences):
         texts = [reply.words[place].text for place in places]
         is_start = not numbers
@@ -186,7 +192,7 @@ def _sentences_read(reply: Reply) -> list[int]:
     return numbers
 
 
-_NO_ANSWER = re.compile(r"(?:let me|let's|good|great|nice|here|thank|i |sure|of course|in the|looking|based|hmm|step)")
+_NO_ANSWER = re.compile(r"(?:let me|let's|good|great|nice|here|thank|i\b|sure|of course|in the|looking|based|hmm|step)")
 
 
 def _is_answer(reply: Reply, mention: Mention, mentions: Sequence[Mention]) -> bool:
@@ -197,7 +203,10 @@ def _is_answer(reply: Reply, mention: Mention, mentions: Sequence[Mention]) -> b
     is_whole = reply.clause_start(first) == sentence[0] and len(_parts(reply, sentence)) == 1
     if reply.denies(first, behind) or (reply.is_aside(first) and not is_whole):
         return False
-    if reply.ends_in_question(first) or _is_taken_back(reply, behind, sentence):
+    is_guess = len(sentence) <= _MOST_WORDS_OF_A_CANDIDATE and IS_WORDS.isdisjoint(
+        reply.words[place].text for place in sentence
+    )
+    if (reply.ends_in_question(first) and not is_guess) or _is_taken_back(reply, behind, sentence):
         return False
     return not (_is_repeated(reply, mention) or _has_rivals(reply, mention, mentions))
 
@@ -232,8 +241,8 @@ def _is_repeated(reply: Reply, mention: Mention) -> bool:
     if not leads:
         return False
     if all(is_number(word.text) for word in words[mention.first : behind]):
-        after = next((w for w in words[leads[-1] + 1 :] if w.text not in ARTICLES | {"about", "$", "€", "£"}), None)
-        return after is not None and is_number(after.text) and after.clause == clause
+        after = [w.text for w in words[leads[-1] + 1 :] if w.clause == clause and w.text not in _AROUND_A_NUMBER]
+        return bool(after) and is_number(after[0]) and _OPERATORS.isdisjoint(after[1:2])
     before = [word.text for word in words[max(mention.first - 2, 0) : mention.first] if word.clause == clause]
     return not _BEFORE_A_MODIFIER.isdisjoint(before)
 
@@ -243,6 +252,8 @@ def _has_rivals(reply: Reply, mention: Mention, mentions: Sequence[Mention]) -> 
     words = reply.words
     own = reply.sentence_of(mention.first)
     if own.stop < len(words) and _ALTERNATIVE.search(_sentence_text(reply, own.stop)):
+        return True
+    if _ALSO_POSSIBLE.search(reply.between(mention.behind, own.stop)):
         return True
     named = {place for each in mentions for place in range(each.first, each.behind)}
     hedges = [place for place in own if words[place].text in _HEDGES]

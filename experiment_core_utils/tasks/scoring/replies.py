@@ -97,11 +97,16 @@ WRONG_WORDS = frozenset(
     "wrong incorrect false impossible unlikely excluded eliminated inaccurate invalid mistake trap distractor decoy "
     "irrelevant out close tempting falsch incorrecta неверно".split()
 )
+# "A: no", "B - correct"
+_MARKED = re.compile(
+    r"\)?\s*[:–—-]\s*(yes|true|correct|right|no|false|incorrect|wrong)\b(?=[\s,.;!]*(?:[A-Z(]|$))", re.I
+)
 _HEDGES = frozenset("maybe perhaps possibly could might may either vielleicht quizás".split())
 # After the words before one of these something else is meant than what they say.
 _CORRECTION = re.compile(
     r"\b(?:no,? wait|wait,? no|wait|no,? actually|actually,? no|scratch that|correction|on second thoughts?|oops|"
-    r"let me correct(?: myself| that)?|i meant?|or rather|sorry, (?:it'?s|it is|i mean)|no,)\b,?|(?<=[.!?] )actually,",
+    r"let me correct(?: myself| that)?|i meant?|or rather|or actually|sorry, (?:it'?s|it is|i mean)|no,)\b,?"
+    r"|(?<=[.!?] )actually,",
     re.IGNORECASE,
 )
 
@@ -208,6 +213,8 @@ class Reply:
             return False
         if _APPROVING_CHARACTERS_AFTER.match(self.text, self.words[behind - 1].end):
             return True
+        if marked := _MARKED.match(self.text, self.words[behind - 1].end):
+            return marked[1].lower() in ("yes", "true", "correct", "right")
         following = self.words[behind : behind + 5]
         if not following or re.search(r"[,.;!?]", self.between(behind, behind)):
             return None
