@@ -134,8 +134,9 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
     )
 
 
-def answer_caveats(accuracy: AccuracyPart, share_one_token: float | None) -> list[Caveat]:
-    """Caveats of answers that could not be read, are empty or end after one token, where those are more than a few.
+def answer_caveats(accuracy: AccuracyPart, num_answers: int, share_one_token: float | None) -> list[Caveat]:
+    """Caveats of answers that could not be read, are empty or end after one token, where those are more than a few,
+    and of those that have too few references.
 
     An empty answer cannot be read either; it is named as an empty one alone.
     """
@@ -145,11 +146,10 @@ def answer_caveats(accuracy: AccuracyPart, share_one_token: float | None) -> lis
         "answers_empty": empty,
         "answers_one_token": share_one_token or 0.0,
     }
-    return [
-        caveat(kind, fraction=fraction, metric=accuracy.metric)
-        for kind, fraction in fractions.items()
-        if fraction > MOST_UNREADABLE
-    ]
+    few = fraction_of((accuracy.metric_details or {}).get("few_references", 0), num_answers)
+    found = {kind: fraction for kind, fraction in fractions.items() if fraction > MOST_UNREADABLE}
+    found |= {"few_references": few} if few else {}
+    return [caveat(kind, fraction=fraction, metric=accuracy.metric) for kind, fraction in found.items()]
 
 
 def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:

@@ -312,7 +312,7 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     )
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
-    caveats += answer_caveats(accuracy, summary.counts.share_one_token)
+    caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
     caveats += cut_caveats([sample.ended for sample in merged.samples], bench.max_new_tokens)
     if config.search.pareto_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))

@@ -8,9 +8,12 @@ import pytest
 
 from experiment_core_utils.g_metrics_inference import (
     accuracy_by_type,
+    answer_caveats,
     combine_inference_metrics,
     cut_caveats,
     distributions,
+    summarise,
+    summarise_accuracy,
     text_answer_caveats,
 )
 from experiment_core_utils.models.common.text_generation import results_of_records
@@ -19,7 +22,8 @@ from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.setting_result import FixedLengthTime, TypeScores
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
 from experiment_core_utils.saved_results.terminal import fixed_length_line
-from experiment_core_utils.tasks.interface import answer_of
+from experiment_core_utils.tasks.interface import Answer, answer_of
+from experiment_core_utils.tasks.registry import get_metric
 from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
 
 
@@ -157,6 +161,49 @@ def test_answers_that_reached_the_limit_and_samples_that_failed_are_fractions() 
     samples = [measured_sample(i, staged_run(ended=ended)) for i, ended in enumerate((True, False, False, True, True))]
     summary = summary_of(samples, num_failed=3)
     assert (summary.counts.share_truncated, summary.counts.share_failed) == (0.4, 3 / 8)
+
+
+def test_empty_answers_and_those_of_one_token_are_fractions() -> None:
+    """Of six: two empty; one word where the reference is one word, one where it is two, the same cut, a full one."""
+    one_token = staged_run(inter_token_s=(), ended=False)
+    several = ("a stop sign", "red light")
+    samples = [
+        measured_sample(0, prediction=" \n"),
+        measured_sample(1, prediction=""),
+        measured_sample(2, one_token, prediction="1"),
+        replace(measured_sample(3, one_token, prediction="0"), references=several),
+        replace(measured_sample(4, staged_run(inter_token_s=(0.1,)), prediction="0"), references=several),
+        replace(measured_sample(5, prediction="1"), references=several),
+    ]
+    answers = [answer_of(sample) for sample in samples]
+    metric = get_metric("em_lenient")
+    accuracy = summarise_accuracy(answers, metric.score(answers), metric)
+    counts = summarise(samples, accuracy, 0).counts
+    assert (accuracy.share_empty, accuracy.share_unparsed) == (1 / 3, 1 / 3)
+    assert counts.share_one_token == 1 / 3
+    found = answer_caveats(accuracy, len(answers), counts.share_one_token)
+    # The empty ones cannot be read either, and are named once.
+    assert [each.kind for each in found] == ["answers_empty", "answers_one_token"]
+    assert found[0].sentence.startswith("answers: 33% have no text; see the final prompt in --dry_run")
+    choices = [replace(sample, options=("a", "b"), answer_index=0) for sample in samples]
+    assert summarise(choices, accuracy, 0).counts.share_one_token == 0
+
+
+@pytest.mark.parametrize(("unparsed", "of", "kinds"), [(1, 20, []), (2, 20, ["answers_unparsed"]), (0, 3, [])])
+def test_a_caveat_begins_above_one_answer_in_twenty(unparsed: int, of: int, kinds: list[str]) -> None:
+    samples = [measured_sample(at, prediction="?" if at < unparsed else "1") for at in range(of)]
+    found = answer_caveats(summary_of(samples).accuracy, of, None)
+    assert [each.kind for each in found] == kinds
+    assert all("10% could not be read as an answer by read_off, and count as wrong" in each.sentence for each in found)
+
+
+def test_few_references_are_a_note() -> None:
+    answers = [Answer("cat", ("cat",) * count) for count in (10, 3, 1, 4)]
+    metric = get_metric("vqa_score")
+    (found,) = answer_caveats(summarise_accuracy(answers, metric.score(answers), metric), 4, None)
+    assert (found.kind, found.severity, found.figures) == (
+        "few_references", "note", {"fraction": 0.5, "metric": "vqa_score"},
+    )  # fmt: skip
 
 
 def test_no_samples_have_no_figures() -> None:

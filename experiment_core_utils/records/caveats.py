@@ -60,7 +60,7 @@ class Caveat(BaseModel):
 
 
 # Those that follow from how answers are read; made anew where answers are scored again.
-ANSWER_KINDS = ("answers_unparsed", "answers_empty", "answers_one_token")
+ANSWER_KINDS = ("answers_unparsed", "answers_empty", "answers_one_token", "few_references")
 
 Caveat.KINDS = {
     "data_commit_unknown": CaveatKind(
@@ -133,6 +133,13 @@ Caveat.KINDS = {
         "warning",
         "answers: {fraction:.0%} are a single token where all reference answers have several words".format_map,
         "see the final prompt in --dry_run: its form may not be the model's",
+    ),
+    "few_references": CaveatKind(
+        "note",
+        lambda found: (
+            f"references: {found['fraction']:.0%} of the answers have too few for {found['metric']} to reach its best: "
+            "their scores are the fraction of references that agree"
+        ),
     ),
     "few_samples": CaveatKind(
         "warning",

@@ -100,7 +100,9 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
     accuracy = summarise_accuracy(answers, scoring, metric)
     provenance = result.provenance
     if origin.metric_before != metric.name:
-        provenance = provenance.with_caveats(answer_caveats(accuracy, result.share_one_token), replaced=ANSWER_KINDS)
+        provenance = provenance.with_caveats(
+            answer_caveats(accuracy, len(answers), result.share_one_token), replaced=ANSWER_KINDS
+        )
     anew = dict(accuracy) | {
         "provenance": provenance,
         "energy": with_correct_answers(result.energy, accuracy),
