@@ -20,7 +20,11 @@ from experiment_core_utils.tasks.registry import is_own_task
 
 @dataclass(frozen=True)
 class PromptForm:
-    """The words around an open question, and around one with options; {options} are lines such as `A. text`."""
+    """The words around an open question, and around one with options.
+
+    {options} is a line for each, such as `A. text`, {choices} all in one line, `(A) text (B) text`; {context} is the
+    line of a hint of ScienceQA, "" for none.
+    """
 
     open: str
     choice: str
@@ -28,11 +32,11 @@ class PromptForm:
 
 _SHORT = "Answer the question using a single word or phrase."
 _LETTER = "Answer with the option's letter from the given choices directly."
-_CHOICE = f"{{question}}\n{{options}}{_LETTER}"
+_CHOICE = f"{{context}}{{question}}\n{{options}}{_LETTER}"
 _SHORT_ANSWER = PromptForm(f"{{question}}\n{_SHORT}", _CHOICE)
-# Measured with SmolLM2-135M-Instruct, which has it in the answer for 53 of 68 questions; 46 with the bare question, 42
-# with the short answer's instruction.
-_CHAT_DEFAULT = PromptForm("{question}\nAnswer briefly.", _CHOICE)
+# Measured with SmolLM2-135M-Instruct: right in 53 of 68 open questions, 46 with the bare question, 42 with the short
+# answer's instruction; in 33 of 68 choices, 17 with lmms-eval's instruction, in answer to which it says A.
+_CHAT_DEFAULT = PromptForm("{question}\nAnswer briefly.", "{question}\n{options}Answer:")
 _CHAT: Mapping[str, PromptForm] = MappingProxyType(
     {
         "coco_2014_vqa": _SHORT_ANSWER,
@@ -49,9 +53,10 @@ _CHAT: Mapping[str, PromptForm] = MappingProxyType(
         "mmmu": PromptForm(f"{{question}}\n\n{_SHORT}", f"{{question}}\n{{options}}\n{_LETTER}"),
     }
 )
-_PLAIN = PromptForm("Question: {question}\nAnswer:", "Question: {question}\n{options}Answer:")
-# Its processor puts a line break behind them; the prefixes are those of its model card.
-_PALIGEMMA = PromptForm("answer en {question}", "answer en {question}\n{options}")
+_PLAIN = PromptForm("Question: {question}\nAnswer:", "{context}Question: {question}\n{options}Answer:")
+# The prefixes of its training, which end in a line break that its processor adds: big_vision's transfers of PaliGemma
+# to VQA v2 and to ScienceQA.
+_PALIGEMMA = PromptForm("answer en {question}", "Question: {question}\n{context}Options: {choices}\nAnswer:")
 _PALIGEMMA_CAPTION = PromptForm("caption en", "caption en")
 
 
@@ -78,11 +83,14 @@ def prompt_for(task: Task, sample: Sample, family: PromptFamily) -> str:
     form = form_of(task, family)
     if form is None:
         return task.prompt(sample)
-    has_hint = task.name == "science_qa_img" and sample.metadata["hint"]
-    question = f"Context: {sample.question}" if has_hint else sample.question
-    options = zip(string.ascii_uppercase, sample.options, strict=False)
-    lines = "".join(f"{letter}. {option}\n" for letter, option in options)
-    return (form.choice if sample.options else form.open).format(question=question, options=lines)
+    hint = sample.metadata["hint"] if task.name == "science_qa_img" else None
+    lettered = list(zip(string.ascii_uppercase, sample.options, strict=False))
+    return (form.choice if sample.options else form.open).format(
+        question=sample.question.removeprefix(f"{hint}\n"),
+        context=f"Context: {hint}\n" if hint else "",
+        options="".join(f"{letter}. {option}\n" for letter, option in lettered),
+        choices=" ".join(f"({letter}) {option}" for letter, option in lettered),
+    )
 
 
 def described_form(

@@ -214,6 +214,11 @@ class RowTask:
         return self.style
 
     @property
+    def prompt_template(self) -> str | None:
+        """The words that `--prompt_template` gives; None for Molmo's, or those of another family."""
+        return self._template
+
+    @property
     def prompt_form(self) -> Mapping[str, str]:
         """The style and the templates in force."""
         return {
