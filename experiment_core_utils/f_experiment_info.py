@@ -29,6 +29,7 @@ from experiment_core_utils.models.common.describe import (
     quantisation_in_force,
     stored_bytes,
 )
+from experiment_core_utils.models.common.gguf_files import quantised_file_of
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.provenance import Hardware, Variables
 from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
@@ -107,6 +108,7 @@ def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
         "dtypes": elements_by_dtype(model),
         **implementations(model),
         "quantization": as_json(quantisation_in_force(model)),
+        "quantised_file": quantised_file_of(model),
         "device_map": device_map_of(model),
         **origin_of(model),
     }

@@ -125,6 +125,7 @@ class PreparedRequest:
     #: [1, K, P] and `image_input_idx` [1, K, F]
     inputs: Mapping[str, Any]
     shape: RequestShape
+    text: str = ""  #: what was tokenised, in its chat template; a picture is one placeholder, in MolmoE it has none
 
 
 @dataclass(frozen=True)

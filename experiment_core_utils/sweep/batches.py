@@ -330,12 +330,14 @@ class BatchAnswerer:
             return None
         if answers is None:
             return None
-        ends = self._bench.model.eos_token_ids
+        ends = self._bench.model.ends
         limit = self._limit if proof.reason is None else 1
-        return [BatchedAnswer(tokens, tokens[-1] in ends, len(requests), limit, proof.reason) for tokens in answers]
+        return [
+            BatchedAnswer(tokens, ends.up_to_end(tokens)[1], len(requests), limit, proof.reason) for tokens in answers
+        ]
 
 
-GroupKey = tuple[CropRange, int | None, tuple[int, ...]]
+GroupKey = tuple[CropRange | None, int | None, tuple[int, ...]]
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,11 @@ from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.units import span
-from experiment_core_utils.records.requests import RequestShape, RequestSize, StageFlops
+from experiment_core_utils.records.provenance import FinalPrompt
+from experiment_core_utils.records.requests import PreparedRequest, RequestShape, RequestSize, StageFlops
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 
 Source = Literal["measured", "scaled", "matmul"]
 MEBIBYTE = 2**20
@@ -282,7 +284,9 @@ def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: i
     return MolmoeWork(source, task, sample_ids, limit)
 
 
-def of_first_samples(task: Task, sample_ids: Sequence[int], look: Callable[[Sample], T]) -> list[T]:
+def of_first_samples(
+    task: Task, sample_ids: Sequence[int], look: Callable[[Sample], T], most: int = INSPECTED_SAMPLES
+) -> list[T]:
     """What is seen in the first few samples that can be read."""
     seen: list[T] = []
     reason = ""
@@ -292,7 +296,7 @@ def of_first_samples(task: Task, sample_ids: Sequence[int], look: Callable[[Samp
                 seen.append(look(task[sample_id]))
         except SampleError as error:
             reason = str(error)
-        if len(seen) == INSPECTED_SAMPLES:
+        if len(seen) == most:
             break
     if not seen:
         raise ConfigurationError(
@@ -333,6 +337,13 @@ class MolmoeWork:
         self.weight_elements = parameter_count(source.config)
         self.shapes = of_first_samples(task, sample_ids, lambda sample: self._shape(task, sample))
         self.num_samples = len(self.shapes)
+        self._first = of_first_samples(task, sample_ids, lambda sample: (sample, task.prompt(sample)), 1)[0]
+
+    def final_prompt(self, setting: KnobSetting) -> FinalPrompt:
+        """What the model is given of the first sample that can be read."""
+        sample, prompt = self._first
+        inputs = self._processor(prompt, sample.image, setting.vision.crops)
+        return FinalPrompt.of_ids(sample.sample_id, prompt, inputs["input_ids"][0].tolist())
 
     def at(self, setting: KnobSetting) -> RequestWork:
         """A request at the setting; elements contain the largest activations."""
@@ -362,7 +373,7 @@ class MolmoeWork:
         text_tokens = max(shape.text_tokens for shape in self.shapes)
         crops, image_tokens = 0, 0
         if any(shape.size is not None for shape in self.shapes):
-            allowed = setting.vision.crops
+            allowed = setting.vision.crops or CropRange(1, self._processor.image_processor.max_crops)
             crops = allowed.max_crops + 1
             image_tokens = max(image_part_tokens(self._processor, tiling) for tiling in tilings_within(allowed))
         prompt_tokens = text_tokens + image_tokens
@@ -393,8 +404,14 @@ class TransformersWork:
         self._requests = source.requests
         self._samples = of_first_samples(task, sample_ids, lambda sample: sample)
         self.num_samples = len(self._samples)
-        self._shapes: dict[CropRange, list[RequestShape]] = {}
+        self._shapes: dict[CropRange | None, list[RequestShape]] = {}
         self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
+
+    def final_prompt(self, setting: KnobSetting) -> FinalPrompt:
+        """What the model is given of the first sample that can be read."""
+        sample = self._samples[0]
+        request = self._made(sample, setting.vision.crops)
+        return FinalPrompt.of_ids(sample.sample_id, request.text, request.inputs["input_ids"][0].tolist())
 
     def at(self, setting: KnobSetting) -> RequestWork:
         """A request at the setting; elements are the cache's alone, of the longest prompt seen."""
@@ -407,8 +424,11 @@ class TransformersWork:
         elements = cache_elements(architecture.decoder.blocks, max(tokens) + self._limit)
         return RequestWork(statistics.fmean(tokens), mean_flops(flops), elements)
 
-    def _shapes_at(self, crops: CropRange) -> list[RequestShape]:
+    def _shapes_at(self, crops: CropRange | None) -> list[RequestShape]:
         if crops not in self._shapes:
-            made = [self._requests.make(sample, self._task.prompt(sample), crops) for sample in self._samples]
+            made = [self._made(sample, crops) for sample in self._samples]
             self._shapes[crops] = [request.shape for request in made]
         return self._shapes[crops]
+
+    def _made(self, sample: Sample, crops: CropRange | None) -> PreparedRequest:
+        return self._requests.make(sample, prompt_for(self._task, sample, self._requests.prompt_family), crops)

@@ -3,12 +3,17 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.records.settings import MeasuredSample
+from experiment_core_utils.tasks.answers import answer_in, scored_text
+
+# How a model is asked: `molmo`, in the words that Molmo was trained with; `chat`, by a user turn of its chat template;
+# `plain`, by a text to continue, for base models; `paligemma`, by the prefixes of PaliGemma's training tasks.
+PromptFamily = Literal["molmo", "chat", "plain", "paligemma"]
 
 
 @dataclass(frozen=True)
@@ -65,14 +70,16 @@ class Task(Protocol):
         """The question type of the sample at `index`, without making or decoding its picture."""
 
     def prompt(self, sample: Sample) -> str:
-        """The full prompt text for `sample`, without image tokens."""
+        """The full prompt text for `sample`, without image tokens and chat template. Of the project's own tasks it is
+        Molmo's, and `prompt_forms.prompt_for` asks other models; any other task's is used for every model.
+        """
 
 
 @dataclass(frozen=True)
 class Answer:
     """A model's output beside what it is scored against; what a metric scores, and what a result file stores."""
 
-    prediction: str  #: the decoded text, as the model gave it
+    prediction: str  #: the decoded text, without thinking
     #: references, options, answer_index, question_type: as in `Sample` (references are its `answers`)
     references: tuple[str, ...]
     options: tuple[str, ...] = ()
@@ -163,14 +170,24 @@ def in_either_order(score: Callable[[str, Sequence[str]], float]) -> EitherOrder
 
 
 def answer_to(sample: Sample, prediction: str) -> Answer:
-    """`prediction` beside what it is scored against."""
+    """The answer in `prediction` beside what it is scored against."""
     return Answer(
-        prediction, sample.answers, sample.options, sample.answer_index, sample.question_type, sample.image_id
+        answer_in(prediction),
+        sample.answers,
+        sample.options,
+        sample.answer_index,
+        sample.question_type,
+        sample.image_id,
     )
 
 
 def answer_of(sample: MeasuredSample) -> Answer:
     """The answer of a sample that was measured."""
     return Answer(
-        sample.prediction, sample.references, sample.options, sample.answer_index, sample.question_type, sample.image_id
+        scored_text(sample.prediction, sample.scored_answer),
+        sample.references,
+        sample.options,
+        sample.answer_index,
+        sample.question_type,
+        sample.image_id,
     )

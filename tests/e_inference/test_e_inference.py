@@ -17,6 +17,7 @@ from experiment_core_utils.config.text import TextConfig, published_form
 from experiment_core_utils.e_inference import run_gen_inference, run_staged, staged_run
 from experiment_core_utils.k_results_aggregation import pool_inference_results
 from experiment_core_utils.meters.energy_files import read_windows
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks
@@ -84,7 +85,7 @@ def test_a_generation_ends_at_end_of_sequence_or_at_the_limit(limit: int, tokens
 
 
 def test_every_end_of_sequence_token_ends() -> None:
-    model = ScriptedModel(script=(1, 7, 2), eos_token_ids=frozenset({EOS, 7}))
+    model = ScriptedModel(script=(1, 7, 2), ends=AnswerEnds(frozenset({EOS, 7})))
     assert run_staged(model, TEXT, 16).token_ids == (1, 7)
 
 

@@ -12,9 +12,10 @@ from experiment_core_utils.tasks.scoring.cider_score import BEST, DocumentFreque
 from experiment_core_utils.tasks.scoring.em import em, em_lenient
 from experiment_core_utils.tasks.scoring.mc import UNPARSED, mc, mc_molmo, select_mc_option
 from experiment_core_utils.tasks.scoring.mmmu_score import mmmu_open_score
+from experiment_core_utils.tasks.scoring.relaxed import relaxed
 from experiment_core_utils.tasks.scoring.vqa_score import vqa_score, vqa_score_molmo
 
-EMPTY = "empty"
+EMPTY, RELAXED = "empty", "relaxed"
 
 
 @dataclass
@@ -138,13 +139,29 @@ def _mmmu_score(answer: Answer) -> Score:
     return _mc_score(answer) if answer.options else _text_score(mmmu_open_score)(answer)
 
 
+def _open_score(decides: Callable[[str, Sequence[str]], float]) -> Callable[[Answer], Score]:
+    """An open answer by `decides`, with what the other rules for exact and contained answers say beside it."""
+
+    def scored(answer: Answer) -> Score:
+        rules = {"em": em, "em_lenient": em_lenient, RELAXED: relaxed}
+        values = {name: rule(answer.prediction, answer.references) for name, rule in rules.items() if rule != decides}
+        return Score(decides(answer.prediction, answer.references), details=values)
+
+    return _unless_empty(scored)
+
+
+def _relaxed_score(answer: Answer) -> Score:
+    return _mc_score(answer) if answer.options else _open_score(relaxed)(answer)
+
+
 METRICS: tuple[Metric, ...] = (
     AnswerMetric("vqa_score", _unless_empty(_vqa_score)),
     AnswerMetric("vqa_score_molmo", _text_score(vqa_score_molmo)),
     AnswerMetric("mc", _mc_score),
     AnswerMetric("mc_molmo", _mc_molmo_score),
     AnswerMetric("em", _text_score(em)),
-    AnswerMetric("em_lenient", _text_score(em_lenient)),
+    AnswerMetric("em_lenient", _open_score(em_lenient)),
+    AnswerMetric(RELAXED, _relaxed_score),
     AnswerMetric("ansl_em", _unless_empty(_ansl_em_score)),
     AnswerMetric("anls", _text_score(anls)),
     CiderMetric(),

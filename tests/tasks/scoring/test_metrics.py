@@ -12,7 +12,7 @@ from experiment_core_utils.tasks.scoring.cider_score import document_frequencies
 from experiment_core_utils.tasks.scoring.metrics import METRICS, CiderMetric
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
-TEXT = ["vqa_score", "vqa_score_molmo", "em", "em_lenient", "ansl_em", "anls", "mmmu_score"]
+TEXT = ["vqa_score", "vqa_score_molmo", "em", "em_lenient", "relaxed", "ansl_em", "anls", "mmmu_score"]
 GASES = ("oxygen", "carbon dioxide", "water", "nitrogen")
 
 
