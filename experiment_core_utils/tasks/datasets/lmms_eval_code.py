@@ -1,5 +1,6 @@
 """What can be known of the code of an lmms-eval task: its identity, whom it contacts, where and why it fails."""
 
+import copy
 import functools
 import hashlib
 import inspect
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType, NoneType
 from typing import Any
 
 from experiment_core_utils.primitives.errors import described
@@ -157,6 +158,48 @@ def _reached(function: FunctionType, names: set[str]) -> Iterator[Any]:
     for module in found:
         if isinstance(module, ModuleType) and _of_a_task(module):
             yield from (vars(module)[each] for each in names if each in vars(module))
+
+
+class CodeState:
+    """The variables of the files of a task's functions, to begin each scoring with: some tasks count in them.
+
+    Numbers, texts, lists, sets and tables are put back, in place; nothing else.
+    """
+
+    def __init__(self, task: Any) -> None:
+        functions = [each for each in map(_plain, _callables(vars(task.config))) if isinstance(each, FunctionType)]
+        found = {id(each.__globals__): each.__globals__ for each in functions}
+        inner = [value for names in found.values() for value in names.values() if isinstance(value, ModuleType)]
+        found |= {id(vars(each)): vars(each) for each in inner if _of_a_task(each)}
+        self._before = [(names, {name: copy.deepcopy(each) for name, each in _data(names)}) for names in found.values()]
+
+    def restore(self) -> None:
+        """Give all of them the values that they had when this was made."""
+        for names, before in self._before:
+            for name, value in before.items():
+                now = names.get(name)
+                if now == value and type(now) is type(value):
+                    continue
+                if type(now) is type(value) and isinstance(now, list | dict | set):
+                    # Functions may have it under another name, too.
+                    now.clear()
+                    getattr(now, "extend" if isinstance(now, list) else "update")(copy.deepcopy(value))
+                else:
+                    names[name] = copy.deepcopy(value)
+
+
+def _data(names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in names.items():
+        if not name.startswith("__") and _is_data(value):
+            yield name, value
+
+
+def _is_data(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return isinstance(value, dict) and all(map(_is_data, (*value, *value.values())))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_data, value))
+    return isinstance(value, int | float | str | NoneType)
 
 
 def failure(error: BaseException) -> str:

@@ -5,7 +5,6 @@ Prompts and scores are those of lmms-eval's own runner (version 0.7.3: `Task.bui
 `evaluator._process_document_results`, `TaskOutput.calculate_aggregate_metric`) for the same rows and answers.
 """
 
-import copy
 import inspect
 import math
 import sys
@@ -30,6 +29,7 @@ from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.tasks.answers import up_to_stop
 from experiment_core_utils.tasks.datasets.lmms_eval_code import (
+    CodeState,
     contacted_server,
     definition_digest,
     failure,
@@ -64,6 +64,9 @@ class LmmsEvalTask:
 
     Attributes:
         scorer: scores its answers, by lmms-eval.
+        filters: those of each of its pipelines, by name.
+        score_key: where a result that is a record has its score.
+        state: of its code, before anything was scored.
 
     Raises:
         ConfigurationError: no such task, a group, another split, one that cannot be run here or needs a judge, or its
@@ -87,7 +90,9 @@ class LmmsEvalTask:
         # The rows as its runner gives them to prompts and scoring.
         self._words = getattr(self._task, "eval_docs_no_media", self._docs)
         self._generation: Mapping[str, Any] = config.generation_kwargs or {}
-        self._filters = _filters(self._task)
+        self.filters = _filters(self._task)
+        self.score_key = str(config.score_key)
+        self.state = CodeState(self._task)
         self.max_new_tokens = int(self._generation.get("max_new_tokens", MAX_NEW_TOKENS))
         until = self._generation.get("until") or ()
         self.stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
@@ -162,7 +167,7 @@ class LmmsEvalTask:
         # Without the five attempts, two seconds apart, around it: nothing is contacted that may answer later.
         process_results = inspect.unwrap(type(self._task).process_results)
         found: dict[str, Mapping[str, Any]] = {}
-        for name, filters in self._filters.items():
+        for name, filters in self.filters.items():
             with self._named(index, "its row"):
                 # Its code may change it.
                 doc = self._words[index]
@@ -223,7 +228,7 @@ class LmmsEvalMetric:
 
     A sample's score is the first metric of the task, by the first of its filters, where that is a number from 0 to 1,
     or a record with such a number as its `score`; else it has none. The figures of all its metrics, aggregated as
-    lmms-eval does, are in the details. The task's code runs once for each answer to a sample, and aggregates once.
+    lmms-eval does, are in the details. The task's code runs once for each answer, and aggregates once.
     """
 
     name: str
@@ -231,19 +236,20 @@ class LmmsEvalMetric:
     best: float = 1.0
     scores_each_answer: bool = True
     runs_foreign_code: bool = True
-    _known: dict[tuple[int, str], Mapping[str, Mapping[str, Any]] | str] = field(default_factory=dict)
+    _known: dict[tuple[str, str], Score] = field(default_factory=dict)
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """An answer whose scoring fails has no score, and the details say why, as of a figure that cannot be made."""
-        scores, found = self.scores_of(answers), [self._results(answer) for answer in answers]
+        self.task.state.restore()
+        found = [self._results(answer) for answer in answers]
         failed = [each for each in found if isinstance(each, str)]
+        scores = tuple(map(self._score, found))
         items: dict[tuple[str, str], list[Any]] = defaultdict(list)
-        # Copies, because an aggregation may change what it is given.
-        for results in copy.deepcopy([each for each in found if not isinstance(each, str)]):
-            for kind, by_metric in results.items():
+        for results in found:
+            for kind, by_metric in {} if isinstance(results, str) else results.items():
                 for metric, value in by_metric.items():
                     items[metric, kind].append(value)
-        first, figures = next(iter(self.task._filters)), dict[str, Any]()
+        first, figures = next(iter(self.task.filters)), dict[str, Any]()
         for (metric, kind), values in items.items():
             if (aggregate := self.task.aggregation().get(metric)) is None:
                 continue
@@ -259,26 +265,25 @@ class LmmsEvalMetric:
         return Scoring(scores, mean_of([score.value for score in scores]), details)
 
     def scores_of(self, answers: Sequence[Answer]) -> tuple[Score, ...]:
-        """The scores of the answers alone, without the figures of the whole."""
+        """The scores of the answers alone; those of an answer that was given before are remembered."""
+        for answer in answers:
+            key = answer.image_id, answer.prediction
+            if key not in self._known:
+                self._known[key] = self._score(self._results(answer))
+        return tuple(self._known[answer.image_id, answer.prediction] for answer in answers)
+
+    def _score(self, results: Mapping[str, Mapping[str, Any]] | str) -> Score:
+        if isinstance(results, str):
+            return Score(None, parse_status="scoring_failed")
         first = next(iter(self.task.aggregation()))
-        scores = []
-        for results in map(self._results, answers):
-            if isinstance(results, str):
-                scores.append(Score(None, parse_status="scoring_failed"))
-            else:
-                value = next(iter(results.values())).get(first)
-                scores.append(Score(_from_0_to_1(value, str(self.task._task.config.score_key))))
-        return tuple(scores)
+        return Score(_from_0_to_1(next(iter(results.values())).get(first), self.task.score_key))
 
     def _results(self, answer: Answer) -> Mapping[str, Mapping[str, Any]] | str:
         """By filter and metric; the reason where the code of the task fails."""
-        key = int(answer.image_id), answer.prediction
-        if key not in self._known:
-            try:
-                self._known[key] = self.task.results_of(*key)
-            except SampleError as error:
-                self._known[key] = str(error)
-        return self._known[key]
+        try:
+            return self.task.results_of(int(answer.image_id), answer.prediction)
+        except SampleError as error:
+            return str(error)
 
 
 @lru_cache(maxsize=1)
