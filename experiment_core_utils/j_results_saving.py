@@ -47,6 +47,7 @@ from experiment_core_utils.records.setting_result import (
     TIME_NAMES,
     DecoderPart,
     Drift,
+    FixedLengthTime,
     SettingResult,
     SteadinessPart,
     VisionPart,
@@ -206,6 +207,9 @@ def sample_result(
         output_tokens=sample.output_tokens,
         output_ended=sample.ended,
         pred=sample.prediction,
+        answer=sample.scored_answer,
+        thinking_tokens=sample.thinking_tokens,
+        T_thinking=milliseconds(sample.thinking_s),
         question_type=sample.question_type,
         metadata=sample_metadata(sample),
         data_sha256=sample.data_sha256,
@@ -274,6 +278,7 @@ def setting_result(
         num_total_blocks=num_total_blocks,
         active_block_indices=list(setting.active_blocks),
     )
+    stats = aggregate_stats(summary.distributions)
     return SettingResult.of(
         vision_part(setting.vision, merged.samples),
         decoder,
@@ -290,7 +295,8 @@ def setting_result(
         realised=None if merged.proof is None else asdict(merged.proof),
         drift=list(drift),
         energy=energy,
-        aggregate_stats=aggregate_stats(summary.distributions),
+        T_fixed_length=FixedLengthTime.from_stats(stats, provenance.experimental_variables),
+        aggregate_stats=stats,
         per_sample_results=[
             sample_result(sample, score, setting, outliers)
             for sample, score, outliers in zip(merged.samples, scores, summary.outlier_runs, strict=True)

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import meters_of
-from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
+from experiment_core_utils.g_metrics_inference import answer_caveats, cut_caveats, summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_result
@@ -54,6 +54,7 @@ from experiment_core_utils.sweep.plan import (
     broken_rows,
     broken_rows_lines,
     check_and_make_folder,
+    data_remarks,
     due_keys,
     fill_in_places,
     left_out_by,
@@ -63,6 +64,7 @@ from experiment_core_utils.sweep.plan import (
     settings_of,
     tidy_folder,
 )
+from experiment_core_utils.sweep.requests import first_final_prompt
 from experiment_core_utils.sweep.run import (
     ProfilingRun,
     context_of,
@@ -142,7 +144,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
             broken = ["\n".join(broken_rows_lines(faults, len(requested.sample_ids)))] if faults else []
             for line in left_out:
                 print(line, file=sys.stderr, flush=True)
-            for line in [*broken, *replaced_results_lines(requested, ledger, keys)]:
+            for line in [*broken, *data_remarks(requested.task), *replaced_results_lines(requested, ledger, keys)]:
                 print(f"warning: {line}", file=sys.stderr, flush=True)
             for line in block_lines(requested):
                 print(line, file=sys.stderr, flush=True)
@@ -208,8 +210,15 @@ def loaded_run(
     context = context_of(requested, accelerator, ledger, experiment_id)
     bench = load_bench(requested, context, accelerator, processes_here, settings)
     model = bench.model
+    first = first_final_prompt(
+        requested.task,
+        model,
+        requested.sample_ids,
+        requested.settings[0].vision.crops,
+        config.measuring.sample_timeout,
+    )
     provenance = provenance_of_run(
-        requested, accelerator, model.device, processes_here, experiment_id, model.describe()
+        requested, accelerator, model.device, processes_here, experiment_id, model.describe(), first
     )
     return ProfilingRun(requested, context, bench, provenance, required or find_meters())
 
@@ -303,6 +312,8 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     )
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
+    caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
+    caveats += cut_caveats([sample.ended for sample in merged.samples], bench.max_new_tokens)
     if config.search.pareto_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(

@@ -24,8 +24,8 @@ from experiment_core_utils.primitives.knobs import (
 from experiment_core_utils.primitives.vision_tokens import MOST_CROPS
 from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
-from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share
-from experiment_core_utils.records.provenance import Provenance
+from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share, Time
+from experiment_core_utils.records.provenance import Provenance, Variables
 from experiment_core_utils.records.result_files import read_versioned_object
 from experiment_core_utils.records.sample_result import FailedSample, SampleResult, TheoreticalGeometry
 
@@ -41,12 +41,42 @@ TIME_NAMES = {
     "ttft_s": "T_first_token",
     "preprocess_s": "T_preprocess",
     "transfer_s": "T_transfer",
+    "thinking_s": "T_thinking",
 }
 # The work may be none; a request takes time.
-_MAY_BE_ZERO = ("T_vision_total", "T_preprocess", "T_transfer")
+_MAY_BE_ZERO = ("T_vision_total", "T_preprocess", "T_transfer", "T_thinking")
 _ABOVE_ZERO = re.compile(
     rf"(?:{'|'.join(name for name in TIME_NAMES.values() if name not in _MAY_BE_ZERO)})_(?:mean|p50|p95|p99|min|max)"
 )
+
+
+# Tokens of the answer that all settings are compared at, where answers may be as long.
+FIXED_LENGTH = 16
+
+
+class FixedLengthTime(Record):
+    """The time of an answer whose length is the same at every setting."""
+
+    num_tokens: Count  #: n, 16 or the limit of tokens where that is less; with `--ignore_eos` the limit
+    mean: Time  #: mean over samples, in ms
+    #: `computed`: `T_first_token_mean` + (n - 1) x `T_decode_per_token_mean`; `measured`: `T_total_mean` of a run with
+    #: `--ignore_eos`
+    how: Literal["computed", "measured"]
+
+    @classmethod
+    def from_stats(cls, stats: Mapping[str, Number | None], variables: Variables) -> Self | None:
+        """From the means in `aggregate_stats`; None where no decode step, or no sample, was measured."""
+        limit = variables.max_new_tokens
+        if limit is None:
+            return None
+        if variables.ignore_eos:
+            total = stats.get("T_total_mean")
+            return None if total is None else cls(num_tokens=limit, mean=total, how="measured")
+        tokens = min(limit, FIXED_LENGTH)
+        first, each = stats.get("T_first_token_mean"), stats.get("T_decode_per_token_mean")
+        if first is None or each is None:
+            return None
+        return cls(num_tokens=tokens, mean=first + (tokens - 1) * each, how="computed")
 
 
 class WarmUpRuns(Record):
@@ -190,6 +220,8 @@ class AccuracyPart(Record):
     #: option
     num_unparsed: Count | None = None
     share_unparsed: Share | None = None  #: `num_unparsed` / `num_samples`; None if no samples
+    #: fraction of answers without any text; None if no samples, or in older files
+    share_empty: Share | None = None
 
 
 class CountsPart(Record):
@@ -202,6 +234,9 @@ class CountsPart(Record):
     #: fraction of samples whose first run (or answer in a batch) reached the limit of tokens (`--max_new_tokens`, else
     #: the task's own) without end-of-sequence; None if no samples
     share_truncated: Share | None = None
+    #: fraction of samples whose answer is a single token before end-of-sequence, although each reference answer has
+    #: several words; None if no samples, or in older files
+    share_one_token: Share | None = None
     #: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested
     share_failed: Share | None = None
     #: fraction of outliers among the runs; `outlier_runs` marks them, and they are in every
@@ -253,6 +288,8 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     sample_ids: list[Count]
     realised: dict[str, Any] | None = None  #: what was counted inside the model; None if no sample could be read
     energy: Energy | None = None  #: energy of the stages of one request, [below](#energy); None if `--energy off`
+    #: time of an answer of fixed length, [below](#fixed-length); None if no decode step was measured, or in older files
+    T_fixed_length: FixedLengthTime | None = None
     aggregate_stats: dict[str, Number | None]  #: spread of every quantity over samples, may be `{}`
     per_sample_results: list[SampleResult]  #: a list, in order of `sample_id`
     failed_samples: list[FailedSample]  #: a list, in order of `sample_id`
@@ -327,6 +364,12 @@ def _sample_fault(sample: SampleResult, best: float) -> str | None:
     if index is not None and index >= len(options):
         return f"metadata.answer_index is {index}, and there are {len(options)} options"
     return None
+
+
+def fixed_length_of(result: SettingResult) -> FixedLengthTime | None:
+    """The time of an answer of fixed length, also of older files."""
+    known = result.T_fixed_length
+    return known or FixedLengthTime.from_stats(result.aggregate_stats, result.provenance.experimental_variables)
 
 
 def target_of(result: SettingResult) -> VisionTarget:

@@ -9,7 +9,7 @@ import pandas as pd
 from experiment_core_utils.primitives.knobs import own_target
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.caveats import Caveat
-from experiment_core_utils.records.setting_result import RescoredResult, SettingResult, setting_key
+from experiment_core_utils.records.setting_result import FixedLengthTime, RescoredResult, SettingResult, setting_key
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 
@@ -55,6 +55,20 @@ def caveat_lines(results: Sequence[SettingResult]) -> list[str]:
     without = [each.provenance.caveats for each in results if not each.provenance.caveat_records]
     counts = Counter(sentence for sentences in without for sentence in dict.fromkeys(sentences))
     return lines + [f"{sentence} ({count} of {len(results)} settings)" for sentence, count in counts.items()]
+
+
+def fixed_length_line(times: Mapping[str, FixedLengthTime]) -> str | None:
+    """How long answers of one length take, beside which times of answers of their own lengths are to be read.
+
+    Args:
+        times: of each setting that has one, by its key.
+    """
+    if not times:
+        return None
+    (fastest, least), (slowest, most) = (chosen(times.items(), key=lambda each: each[1].mean) for chosen in (min, max))
+    how = {"computed": f"TTFT + {least.num_tokens - 1} x ms/token", "measured": "--ignore_eos"}[least.how]
+    settings = f" ({fastest}) to {most.mean:.1f} ms ({slowest})" if len(times) > 1 else ""
+    return f"answers of {least.num_tokens} tokens, {least.how} ({how}): {least.mean:.1f} ms{settings}"
 
 
 def closing_table(

@@ -28,12 +28,15 @@ from experiment_core_utils.models.hf.tilings import Tiling, tilings_within
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.costs import activation_elements, parameter_count
 from experiment_core_utils.models.molmoe.loader import load_processor
+from experiment_core_utils.models.molmoe.processing_molmoe import refuse_several_pictures
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.units import span
-from experiment_core_utils.records.requests import RequestShape, RequestSize, StageFlops
+from experiment_core_utils.records.provenance import FinalPrompt
+from experiment_core_utils.records.requests import PreparedRequest, RequestShape, RequestSize, StageFlops
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 
 Source = Literal["measured", "scaled", "matmul"]
 MEBIBYTE = 2**20
@@ -284,7 +287,9 @@ def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: i
     return MolmoeWork(source, task, sample_ids, limit)
 
 
-def of_first_samples(task: Task, sample_ids: Sequence[int], look: Callable[[Sample], T]) -> list[T]:
+def of_first_samples(
+    task: Task, sample_ids: Sequence[int], look: Callable[[Sample], T], most: int = INSPECTED_SAMPLES
+) -> list[T]:
     """What is seen in the first few samples that can be read."""
     seen: list[T] = []
     reason = ""
@@ -294,7 +299,7 @@ def of_first_samples(task: Task, sample_ids: Sequence[int], look: Callable[[Samp
                 seen.append(look(task[sample_id]))
         except SampleError as error:
             reason = str(error)
-        if len(seen) == INSPECTED_SAMPLES:
+        if len(seen) == most:
             break
     if not seen:
         raise ConfigurationError(
@@ -335,6 +340,13 @@ class MolmoeWork:
         self.weight_elements = parameter_count(source.config)
         self.shapes = of_first_samples(task, sample_ids, lambda sample: self._shape(task, sample))
         self.num_samples = len(self.shapes)
+        self._first = of_first_samples(task, sample_ids, lambda sample: (sample, task.prompt(sample)), 1)[0]
+
+    def final_prompt(self, setting: KnobSetting) -> FinalPrompt:
+        """What the model is given of the first sample that can be read."""
+        sample, prompt = self._first
+        inputs = self._processor(prompt, sample.image, setting.vision.crops)
+        return FinalPrompt.of_ids(sample.sample_id, prompt, inputs["input_ids"][0].tolist())
 
     def at(self, setting: KnobSetting) -> RequestWork:
         """A request at the setting; elements contain the largest activations."""
@@ -353,6 +365,7 @@ class MolmoeWork:
         )
 
     def _shape(self, task: Task, sample: Sample) -> PromptShape:
+        refuse_several_pictures(sample)
         prompt = task.prompt(sample)
         check_prompt(prompt, self._processor.tokenizer, self._source.config)
         text_tokens = self._processor(prompt)["input_ids"].shape[1]
@@ -398,6 +411,16 @@ class TransformersWork:
         self._shapes: dict[CropRange | None, tuple[list[RequestShape], str | None]] = {}
         self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
 
+    def final_prompt(self, setting: KnobSetting) -> FinalPrompt | None:
+        """What the model is given of the first sample that can be used; None where none can."""
+        for sample in self._samples:
+            try:
+                request = self._made(sample, setting.vision.crops)
+            except SampleError:  # not counted: `at` gives the reason
+                continue
+            return FinalPrompt.of_ids(sample.sample_id, request.text, request.inputs["input_ids"][0].tolist())
+        return None
+
     def at(self, setting: KnobSetting) -> RequestWork:
         """A request at the setting; elements are the cache's alone, of the longest prompt seen."""
         shapes, reason = self._shapes_at(setting.vision.crops)
@@ -417,8 +440,11 @@ class TransformersWork:
             shapes, reasons = [], []
             for sample in self._samples:
                 try:
-                    shapes.append(self._requests.make(sample, self._task.prompt(sample), crops).shape)
+                    shapes.append(self._made(sample, crops).shape)
                 except SampleError as error:
                     reasons.append(str(error))
             self._shapes[crops] = shapes, next(iter(reasons), None)
         return self._shapes[crops]
+
+    def _made(self, sample: Sample, crops: CropRange | None) -> PreparedRequest:
+        return self._requests.make(sample, prompt_for(self._task, sample, self._requests.prompt_family), crops)

@@ -11,8 +11,16 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from experiment_core_utils.b_model_loader import ModelSource, find_model
-from experiment_core_utils.c_prompt_processing import draw_other_samples, fingerprint_of_ids, open_task
+from experiment_core_utils.b_model_loader import ModelSource, find_requested_model
+from experiment_core_utils.c_prompt_processing import (
+    VISION_TASK,
+    draw_other_samples,
+    fingerprint_of_ids,
+    open_task,
+    refuse_unseen_pictures,
+    refuse_without_pictures,
+    with_task_named,
+)
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
@@ -29,7 +37,7 @@ from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, ResultsError, WorkerLost
-from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
+from experiment_core_utils.primitives.files import check_replaceable, is_gguf, remove_leftovers
 from experiment_core_utils.primitives.knobs import (
     KnobLimits,
     KnobSetting,
@@ -47,6 +55,7 @@ from experiment_core_utils.sweep.search_rounds import check_searchable, finished
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.prompt_forms import described_form, form_of
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
 
@@ -59,7 +68,7 @@ def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> Bl
     """
     if knobs.block_choice is not None:
         return knobs.block_choice
-    own = folder / OWN_SCORES_FILE
+    own = (folder.parent if is_gguf(folder) else folder) / OWN_SCORES_FILE
     if not random_weights and own.is_file():
         return choice_by_scores(own, flag="")
     return BlockChoice()
@@ -233,6 +242,17 @@ class RequestedRun:
         return digests_of(self.task, self.sample_ids, self.config.measuring.sample_timeout)
 
     @property
+    def prompt_form(self) -> Mapping[str, Any]:
+        """The words in which the model is asked; empty where the task does not report its own."""
+        source, task = self.source, self.config.task
+        return described_form(
+            self.task,
+            source.prompt_family,
+            chat_template=source.chat_template_use,
+            system_prompt=task.system_prompt,
+        )
+
+    @property
     def journals(self) -> Path:
         """The folder in which finished samples are kept until their setting is saved."""
         return self.config.machine.output_dir / PARTS_FOLDER
@@ -264,11 +284,14 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     Raises:
         ConfigurationError: what was requested does not fit the model or the task, or one of them is not there.
     """
-    source = find_model(config.model.model_path, config.task.hf_cache_dir)
+    source = find_requested_model(config)
     grid = plan_for(config, source)
-    task = open_task(config.task)
+    config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=source.takes_pictures)})
+    task = open_task(config.task, has_chat_template=source.has_chat_template)
+    refuse_without_pictures(task, config.task, source.takes_pictures)
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
+    refuse_unseen_pictures(task, drawn.sample_ids, config.task, takes_pictures=source.takes_pictures, model=source.name)
     return RequestedRun(config, source, grid, task, drawn, reference_beside(config, source, grid))
 
 
@@ -427,6 +450,11 @@ def broken_rows(task: Task, sample_ids: Sequence[int]) -> list[str]:
     return list(task.faults(sample_ids)) if isinstance(task, DataFileTask) else []
 
 
+def data_remarks(task: Task) -> list[str]:
+    """What to know of the rows of a data file before their scores are read; nothing where it is no file."""
+    return task.remarks if isinstance(task, DataFileTask) else []
+
+
 def broken_rows_lines(faults: Sequence[str], num_rows: int) -> list[str]:
     """How many of `num_rows` rows cannot be used, the first five with the reason, and how many more there are."""
     if not faults:
@@ -541,7 +569,14 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         data = short_digest(repr(sorted(digests.items())))
     requested, model, measuring, search = config.task, config.model, config.measuring, config.search
     choice = block_choice_of(config.knobs, model.random_weights, source.folder)
-    named = requested.dataset_name, task.split, requested.dataset_revision, requested.prompt_template, task.metric
+    # Of a file the name has always been that one.
+    named = (
+        requested.dataset_name or VISION_TASK,
+        task.split,
+        requested.dataset_revision,
+        requested.prompt_template,
+        task.metric,
+    )
     warm_up = measuring.num_warmup_runs, measuring.max_warmup_runs
     return (
         source.revision,
@@ -566,11 +601,12 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         (measuring.profiler, measuring.use_profiler_on_all_samples),
         (search.pareto_margin, search.pareto_alpha) if search.pareto_search else None,
         environment_stamp(accelerator.device),
-        *_later_parts(config, choice),
+        *_later_parts(config, choice, stops_of(requested, task)),
+        *_prompt_part(requested_run),
     )
 
 
-def _later_parts(config: ProfilingConfig, choice: BlockChoice) -> Iterator[object]:
+def _later_parts(config: ProfilingConfig, choice: BlockChoice, stop: Sequence[str]) -> Iterator[object]:
     """What counts only where it is not as it was before its flag was there: results from then still count."""
     model, measuring, module, threads = config.model, config.measuring, config.task.task_module, environment_threads()
     if measuring.energy != "off":
@@ -587,8 +623,24 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice) -> Iterator[objec
         yield "max_repeats", measuring.max_repeats
     if measuring.memory_timeline:
         yield "memory_timeline"
+    if config.task.columns is not None:
+        yield "columns", sorted(config.task.columns)
+    if config.task.text_only:
+        yield "text_only"
     if choice.sets is not None:
         yield "block_sets", sorted(choice.sets.items())
+    if stop:
+        yield "stop", *stop
+    if config.task.ignore_eos:
+        yield "ignore_eos"
+
+
+def _prompt_part(requested: RequestedRun) -> Iterator[object]:
+    """The words in which a model is asked, where they are not those of before: Molmo's, or the task's own."""
+    family, asked = requested.source.prompt_family, requested.config.task
+    is_new = form_of(requested.task, family) is not None or asked.no_chat_template or asked.system_prompt is not None
+    if is_new:
+        yield "prompt_form", sorted(requested.prompt_form.items())
 
 
 def refuse_other_engines(
@@ -659,3 +711,8 @@ def answered_in_batches(config: MeasuringConfig, num_samples: int) -> tuple[int,
 def max_new_tokens_of(config: TaskConfig, task: Task) -> int:
     """The requested limit, else the task's own."""
     return task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens
+
+
+def stops_of(config: TaskConfig, task: Task) -> tuple[str, ...]:
+    """The texts that end an answer: the task's own and the requested ones, each once."""
+    return tuple(dict.fromkeys([*getattr(task, "stop", ()), *(config.stop or ())]))

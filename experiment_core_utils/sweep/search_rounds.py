@@ -47,7 +47,7 @@ from experiment_core_utils.sweep.front_search import (
     run_search,
 )
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
-from experiment_core_utils.tasks.interface import Metric, answer_of
+from experiment_core_utils.tasks.interface import Metric, answer_of, scores_of
 from experiment_core_utils.tasks.sampling import shards_of
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 
@@ -240,7 +240,7 @@ def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:
 def observations(merged: MeasuredSetting, metric: Metric, sample_ids: set[int]) -> dict[int, Observation]:
     """Observations of the samples that ran: their score, the published run's total, and all runs together as cost."""
     samples = [sample for sample in merged.samples if sample.sample_id in sample_ids]
-    scores = metric.score([answer_of(sample) for sample in samples]).scores if samples else ()
+    scores = scores_of([answer_of(sample) for sample in samples], metric) if samples else ()
     return {
         sample.sample_id: Observation(
             score=score.value,

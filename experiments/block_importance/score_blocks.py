@@ -17,8 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import open_tasks
+from experiment_core_utils.b_model_loader import ModelSource, find_requested_model, load_staged_model
+from experiment_core_utils.c_prompt_processing import (
+    open_tasks,
+    refuse_unseen_pictures,
+    refuse_without_pictures,
+    with_task_named,
+)
 from experiment_core_utils.config.block_choice import BlockChoice, provenance_path, read_importance
 from experiment_core_utils.config.command import reporting_errors
 from experiment_core_utils.config.command_line import OneLineParser
@@ -66,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--output", type=Path, required=True, help="file of the scores, or with --select of the block sets"
     )
     parser.add_argument(
-        "--dataset_name", nargs="+", help="tasks, which all have the same weight (default: reference_vqa)"
+        "--dataset_name", nargs="+", help="tasks, which all have the same weight (default: as of a profile)"
     )
     parser.add_argument("--num_samples", type=int, default=200, help="samples of each task; see --measure")
     parser.add_argument(
@@ -190,9 +195,15 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     for path in outputs_of(own):
         check_writable(path)
     config = config.replaced(execution="eager")
-    source = find_model(config.model.model_path, config.task.hf_cache_dir)
-    names = own.dataset_name or ([] if config.task.data_file else [config.task.dataset_name])
-    tasks = tuple(open_tasks(config.task, names).values())
+    source = find_requested_model(config)
+    named = with_task_named(config.task, takes_pictures=source.takes_pictures)
+    names = own.dataset_name or ([named.dataset_name] if named.dataset_name is not None else [])
+    tasks = tuple(open_tasks(config.task, names, has_chat_template=source.has_chat_template).values())
+    for task in tasks:
+        refuse_without_pictures(task, config.task, source.takes_pictures)
+        refuse_unseen_pictures(
+            task, range(len(task)), config.task, takes_pictures=source.takes_pictures, model=source.name
+        )
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
     top_k = model.default_top_k if config.knobs.top_k_list is None else config.knobs.top_k_list[0]

@@ -11,6 +11,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget, own_target, tier_target, token_target
+from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.sample_result import Metadata, SampleResult
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore, stored_answer
 from experiment_core_utils.saved_results.tasks_command import main as tasks_command
@@ -67,6 +68,17 @@ def test_the_same_metric_gives_the_same_file(results: Path) -> None:
         origin = after.pop("rescored")
         assert after == before
         assert origin == {"file": name, "metric_before": "read_off", "accuracy_before": before["accuracy"]}
+
+
+def test_thinking_is_not_scored_again_either(tmp_path: Path) -> None:
+    """Also in files from before answers were noted; a noted answer counts as it is."""
+    content = write(tmp_path, FULL_FILE, FULL, "1", "1", "0.5")["per_sample_results"]
+    predictions = ("<think>0</think>1", "?", "hm</think> 0.5")
+    first, noted, last = (
+        SampleResult.model_validate(each | {"pred": pred}) for each, pred in zip(content, predictions, strict=False)
+    )
+    answers = [stored_answer(each).prediction for each in (first, noted.with_keys(answer="1"), last)]
+    assert answers == ["1", "1", "0.5"]
 
 
 def test_another_metric_changes_scores_and_nothing_else(results: Path) -> None:
@@ -246,3 +258,24 @@ def test_captions_are_compared_on_the_same_pictures(tmp_path: Path) -> None:
     (found,) = compare_folder(tmp_path / "anew", None)
     (comparison,) = found.comparisons.values()
     assert (comparison.n, comparison.num_excluded, comparison.difference) == (3, 1, 0.0)
+
+
+def test_answers_in_sentences_are_scored_again_by_the_relaxed_metric(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    content, path = write(folder, FULL_FILE, FULL, *"00000"), folder / FULL_FILE
+    del content["share_empty"], content["share_one_token"]
+    replies = "It says stop.", "It does not say stop.", "stop or go", "", "The sign says: STOP"
+    for sample, reply in zip(content["per_sample_results"], replies, strict=True):
+        sample["pred"] = reply
+    path.write_text(json.dumps(content))
+    (after,) = rescore(folder, get_metric("relaxed"), None).after
+    assert (after.metric, after.accuracy, after.share_unparsed, after.share_empty) == ("relaxed", 0.4, 0.2, 0.2)
+    assert [sample.accuracy for sample in after.per_sample_results] == [1, 0, 0, 0, 1]
+    assert after.per_sample_results[0].score_details == {"em": 0, "em_lenient": 0}
+    assert [each.kind for each in after.provenance.caveat_records] == ["answers_empty"]
+    # What no longer holds goes.
+    found = [Caveat.of("answers_unparsed", fraction=1.0, metric="mc"), Caveat.of("random_weights")]
+    content["provenance"] |= {"caveat_records": [each.model_dump() for each in found]}
+    path.write_text(json.dumps(content))
+    (again,) = rescore(folder, get_metric("em_lenient"), tmp_path / "again").after
+    assert [each.kind for each in again.provenance.caveat_records] == ["random_weights", "answers_empty"]

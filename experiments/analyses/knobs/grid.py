@@ -9,7 +9,9 @@ import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.knobs import values_of_key
+from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
+from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
@@ -58,6 +60,8 @@ class TaskGrid:
     #: as much shorter); None where none was read
     drift: float | None
     prompts: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
+    #: fraction of each setting's answers that are empty or could not be read; empty where it is not known
+    unreadable: tuple[float, ...] = ()
 
 
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[str | int, ...]:
@@ -119,7 +123,14 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         flops=_matrix(rows, ids, request_flops),
         drift=largest_drift(settings),
         prompts=tuple(metadata[sample_id].prompt or metadata[sample_id].question for sample_id in ids),
+        unreadable=tuple(unreadable_fraction(each.result) for each in settings),
     )
+
+
+def unreadable_fraction(result: SettingResult) -> float:
+    """The fraction of a result's answers that are empty or could not be read as an answer; 0 without samples."""
+    empty = fraction_of(sum(not each.pred.strip() for each in result.per_sample_results), result.num_samples)
+    return max(empty or 0.0, result.share_unparsed or 0.0)
 
 
 def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:

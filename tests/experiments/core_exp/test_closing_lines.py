@@ -132,3 +132,30 @@ def test_settings_that_were_executed_in_different_ways_have_no_conclusion() -> N
         "no conclusion: 1 of 2 settings ran as eager (tier-low_topk2_blocks2), the others as graph: "
     )
     assert table == closing_table((eager, graph))
+
+
+def answered(top_k: int, *predictions: str) -> SettingResult:
+    samples = [measured_sample(at, prediction=text) for at, text in enumerate(predictions)]
+    return result_of(part(*samples), KnobSetting(tier_target("low"), top_k, (0, 1)))
+
+
+def test_nothing_is_concluded_from_answers_that_most_could_not_be_read() -> None:
+    results = (answered(2, *"???1"), answered(4, *"????"))
+    table, *lines = closing_lines(replace(NOTHING_LEFT, results=results))
+    assert lines[0].startswith(
+        "no conclusion: 75 to 100 % of the answers could not be read as an answer; read pred in the CSV of samples"
+    )
+    assert not any(each.startswith(("conclusion", "not shown")) or "accuracy +" in each for each in lines)
+    assert "front" not in table and "unparsed" in table
+    # One that was broken by its knobs is no reason.
+    kept = closing_lines(replace(NOTHING_LEFT, results=(answered(2, *"????"), answered(4, *"1111"))))
+    assert not any(each.startswith("no conclusion") for each in kept)
+
+
+def test_a_single_setting_says_that_no_answer_was_right() -> None:
+    assert closing_lines(replace(NOTHING_LEFT, results=(answered(2, *"0000"),)))[1].startswith(
+        "no conclusion: no answer was right at any setting; compare pred with answers"
+    )
+    unread = closing_lines(replace(NOTHING_LEFT, results=(answered(2, *"????"),)))[1]
+    assert unread.startswith("no conclusion: 100 % of the answers could not be read")
+    assert not any(each.startswith("no") for each in closing_lines(replace(NOTHING_LEFT, results=(stored(2),)))[1:-1])

@@ -175,14 +175,26 @@ def test_without_bounds_a_request_is_the_processors_own(
 
 
 def test_a_checkpoint_with_bounds_is_measured_within_them(checkpoint_of: Made, tmp_path: Path) -> None:
-    """Qwen2.5-VL with at most 256 tokens of 8 x 8 pixels, and the same number as a target."""
+    """Qwen2-VL with at most 256 tokens of 8 x 8 pixels, and the same number as a target."""
     folder = shutil.copytree(checkpoint_of("qwen2_5_vl").folder, tmp_path / "bounded")
     bounded_pictures(folder, 256, 16384)
-    requests = HFRequests(load_hf_processor(folder), AutoConfig.from_pretrained(folder), "bounded")
+    own_config = folder / "processor_config.json"
+    own_config.write_text(own_config.read_text().replace("Qwen2_5_VLProcessor", "Qwen2VLProcessor"))
+    processor: Any = load_hf_processor(folder)
+    assert type(processor).__name__ == "Qwen2VLProcessor"
+    requests = HFRequests(processor, AutoConfig.from_pretrained(folder), "bounded")
     target = token_target(256, requests.token_unit)
     # 24 * 16 pixels are 6 tokens; of 640 * 480 pixels 80 * 60 are too many: sqrt(4800 / 256) = 4.3301.
     for size, own, requested in (((24, 16), 6, 13 * 19), ((640, 480), 13 * 18, 13 * 18)):
-        assert requests.make(sample(*size), "Why?", None).shape.vision_tokens == own
+        alone = requests.make(sample(*size), "Why?", None)
+        assert alone.shape.vision_tokens == own
+        turn = [{"type": "image", "image": sample(*size).image}, {"type": "text", "text": "Why?"}]
+        expected = processor.apply_chat_template(
+            [[{"role": "user", "content": turn}]], add_generation_prompt=True, tokenize=True, return_dict=True,
+            return_tensors="pt",
+        )  # fmt: skip
+        assert torch.equal(alone.inputs["input_ids"], expected["input_ids"])
+        assert torch.equal(alone.inputs["pixel_values"], expected["pixel_values"])
         shape = requests.make(sample(*size), "Why?", target.crops).shape
         assert shape.vision_tokens == requested
         assert shape.theoretical == shape.actual
