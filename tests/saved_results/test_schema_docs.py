@@ -89,7 +89,7 @@ def test_columns_of_the_settings_are_those_of_the_file() -> None:
         "model_name", "precision", "device", "execution", "counted_memory_bytes",
         "counted_weights_bytes", "counted_kv_cache_bytes", "counted_activation_bytes", "peak_memory_bytes",
         "process_rss_bytes",
-        "thinking_tokens_mean", "T_thinking_mean_ms", "fixed_length_tokens", "T_fixed_length_mean_ms",
+        "T_thinking_mean_ms", "thinking_tokens_mean", "fixed_length_tokens", "T_fixed_length_mean_ms",
         "share_outlier_runs", "mbu_decode", "experiment_id",
     ]  # fmt: skip
 
