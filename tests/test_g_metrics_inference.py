@@ -10,14 +10,18 @@ from experiment_core_utils.g_metrics_inference import (
     accuracy_by_type,
     answer_caveats,
     combine_inference_metrics,
+    cut_caveats,
     distributions,
     summarise,
     summarise_accuracy,
+    text_answer_caveats,
 )
 from experiment_core_utils.models.common.text_generation import results_of_records
+from experiment_core_utils.records.provenance import Variables
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.records.setting_result import TypeScores
+from experiment_core_utils.records.setting_result import FixedLengthTime, TypeScores
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
+from experiment_core_utils.saved_results.terminal import fixed_length_line
 from experiment_core_utils.tasks.interface import Answer, answer_of
 from experiment_core_utils.tasks.registry import get_metric
 from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
@@ -313,3 +317,59 @@ def test_a_model_that_does_not_report_single_tokens_has_no_token_times() -> None
         batch["ttft_s"], batch["inter_token_s"] = None, []
     metrics = combine_inference_metrics(results)
     assert metrics["ttft_s"] is metrics["time_per_output_token_s"] is metrics["inter_token_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("num_cut", "num_answers", "warned"), [(0, 0, False), (1, 20, False), (2, 20, True), (3, 3, True)]
+)
+def test_more_than_a_twentieth_of_cut_answers_is_a_caveat(num_cut: int, num_answers: int, warned: bool) -> None:
+    found = cut_caveats([False] * num_cut + [True] * (num_answers - num_cut), 64)
+    assert [each.kind for each in found] == ["answers_cut"] * warned
+    if warned:
+        assert found[0].sentence.startswith(f"answers: {num_cut} of {num_answers} were cut at the limit of 64 tokens; ")
+        assert "--stop" in found[0].sentence
+
+
+def test_a_text_run_whose_answers_end_at_once_measures_prefills() -> None:
+    results = text_results()
+    own = [{**query, "ended": True, "output_tokens": 1} for query in results["queries"]]
+    kinds = [each.kind for each in text_answer_caveats({**results, "queries": own}, 4)]
+    assert kinds == ["one_token_answers"]
+    assert [each.kind for each in text_answer_caveats(results, 4)] == ["answers_cut"]
+
+
+def test_thinking_is_a_quantity_of_models_that_think() -> None:
+    plain, thinking = measured_sample(0), replace(measured_sample(1), thinking_tokens=3)
+    assert not any(name.startswith("thinking") for name in distributions([plain]))
+    found = distributions([plain, thinking])
+    # Of three tokens two are decode steps, of 125 ms each.
+    assert (found["thinking_tokens"].mean, found["thinking_s"].mean, found["thinking_s"].n) == (1.5, 0.25, 1)
+
+
+STATS = {"T_first_token_mean": 100.0, "T_decode_per_token_mean": 5.0, "T_total_mean": 250.0}
+
+
+@pytest.mark.parametrize(
+    ("stats", "limit", "ignore_eos", "expected"),
+    [
+        (STATS, 64, False, (16, 175.0, "computed")),
+        (STATS, 4, None, (4, 115.0, "computed")),
+        (STATS, 30, True, (30, 250.0, "measured")),
+        ({"T_first_token_mean": 100.0, "T_total_mean": 100.0}, 64, False, None),
+        (STATS, None, False, None),
+    ],
+)
+def test_the_time_of_an_answer_of_fixed_length(
+    stats: dict[str, Any], limit: int | None, ignore_eos: bool | None, expected: tuple[int, float, str] | None
+) -> None:
+    found = FixedLengthTime.from_stats(stats, Variables(max_new_tokens=limit, ignore_eos=ignore_eos))
+    assert (None if found is None else (found.num_tokens, found.mean, found.how)) == expected
+
+
+def test_the_line_of_the_fixed_length_names_the_fastest_and_the_slowest() -> None:
+    slow, fast = (FixedLengthTime(num_tokens=16, mean=mean, how="computed") for mean in (20.0, 10.25))
+    assert fixed_length_line({"a": slow, "b": fast}) == (
+        "answers of 16 tokens, computed (TTFT + 15 x ms/token): 10.2 ms (b) to 20.0 ms (a)"
+    )
+    assert fixed_length_line({"a": slow}) == "answers of 16 tokens, computed (TTFT + 15 x ms/token): 20.0 ms"
+    assert fixed_length_line({}) is None

@@ -94,6 +94,16 @@ Caveat.KINDS = {
         ),
         "their answers are right; --num_latency_samples saves little time with this model",
     ),
+    "answers_cut": CaveatKind(
+        "warning",
+        "answers: {num_cut} of {num_answers} were cut at the limit of {limit} tokens".format_map,
+        "raise the limit, or where answers run on, as those of base models do, end them by stop texts (--stop)",
+    ),
+    "answers_ended_at_once": CaveatKind(
+        "warning",
+        "answers: {num_answers} of {num_prompts} ended at their first token: throughput is that of prefills".format_map,
+        "ask in the model's chat template, or set ignore_eos: true to measure answers of max_output_tokens",
+    ),
     "decoding_left_out": CaveatKind(
         "warning",
         lambda found: f"decoding: the checkpoint prefers {', '.join(found['names'])}, which this run leaves out",

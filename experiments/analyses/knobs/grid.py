@@ -12,6 +12,7 @@ from experiment_core_utils.primitives.knobs import values_of_key
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
@@ -33,6 +34,8 @@ class KnobPoint:
     top_k: int | None  #: None in a dense model, where it is not a knob
     num_active_blocks: int
     sweep: str = ""  #: label of its sweep beside others; empty alone
+    is_reference: bool = False  #: whether it is the model as it is
+    in_grid: bool = True  #: False for a reference beside the requested values of the knobs, which is no part of effects
 
     def value(self, knob: str) -> str | int:
         """Value of one of KNOBS."""
@@ -127,7 +130,9 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
 
 def unreadable_fraction(result: SettingResult) -> float:
     """The fraction of a result's answers that are empty or could not be read as an answer; 0 without samples."""
-    empty = fraction_of(sum(not each.pred.strip() for each in result.per_sample_results), result.num_samples)
+    empty = fraction_of(
+        sum(not scored_text(each.pred, each.answer).strip() for each in result.per_sample_results), result.num_samples
+    )
     return max(empty or 0.0, result.share_unparsed or 0.0)
 
 
@@ -170,7 +175,10 @@ def picture_of(sample: SampleResult) -> str:
 
 def _point(setting: StoredSetting) -> KnobPoint:
     result = setting.result
-    return KnobPoint(setting.name, vision_label(result), result.top_k, result.num_active_blocks, setting.sweep)
+    return KnobPoint(
+        setting.name, vision_label(result), result.top_k, result.num_active_blocks, setting.sweep,
+        bool(result.is_reference), result.in_grid,
+    )  # fmt: skip
 
 
 def _matrix(
@@ -240,7 +248,7 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
         task=table.origin["task"],
         metric=table.origin["metric"],
         best=float(table.best),
-        points=tuple(map(_recorded_point, table.settings)),
+        points=tuple(_recorded_point(key, table) for key in table.settings),
         sample_ids=table.sample_ids,
         pictures=table.pictures,
         scores=table.scores,
@@ -252,12 +260,14 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
     )
 
 
-def _recorded_point(key: str) -> KnobPoint:
+def _recorded_point(key: str, table: RecordedTable) -> KnobPoint:
     try:
         vision, top_k, blocks = values_of_key(key)
     except ConfigurationError as error:
         raise ResultsError(f"{error}; collect the table again") from error
-    return KnobPoint(key, vision.value, top_k, blocks)
+    is_reference = key == table.reference
+    in_grid = table.reference_in_grid or not is_reference
+    return KnobPoint(key, vision.value, top_k, blocks, is_reference=is_reference, in_grid=in_grid)
 
 
 def _source(tables: Sequence[RecordedTable]) -> dict[str, Any]:

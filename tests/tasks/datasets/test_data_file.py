@@ -241,7 +241,7 @@ def test_a_file_that_is_of_no_use_is_refused(folder: Path) -> None:
     assert "No such file" in refusal(folder / "nothing.jsonl")
     assert "a folder, not a regular file" in refusal(folder)
     (folder / "my.txt").write_text("What?")
-    assert "give a .jsonl, .csv or .parquet file" in refusal(folder / "my.txt")
+    assert "give a .jsonl, .json, .csv, .tsv or .parquet file" in refusal(folder / "my.txt")
     for name in ("empty.jsonl", "empty.csv"):
         (folder / name).write_text("")
         assert "has 0 rows and none can be used" in refusal(folder / name)
