@@ -63,6 +63,7 @@ class LmmsEvalTask:
 
     Attributes:
         scorer: scores its answers, by lmms-eval.
+        stop: texts that end an answer.
         filters: those of each of its pipelines, by name.
         score_key: where a result that is a record has its score.
         state: of its code, before anything was scored.
@@ -93,6 +94,8 @@ class LmmsEvalTask:
         self.score_key = str(config.score_key)
         self.state = CodeState(self._task)
         self.max_new_tokens = int(self._generation.get("max_new_tokens", MAX_NEW_TOKENS))
+        until = self._generation.get("until") or ()
+        self.stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
         self.name = f"lmms_eval_{name}"
         self.scorer = LmmsEvalMetric(f"{self.name}.{next(iter(self._task.aggregation()))}", self)
         self.metric = self.scorer.name
@@ -136,7 +139,7 @@ class LmmsEvalTask:
             question=text,
             answers=tuple(map(str, target if isinstance(target, list | tuple) else [target])),
             image=first,
-            further_images=tuple(each for each in others if each is not None),
+            further_images=tuple(filter(None, others)),
             question_type=UNTYPED,
         )
 
@@ -159,8 +162,8 @@ class LmmsEvalTask:
         Raises:
             SampleError: its code fails.
         """
-        for stop in _as_list(self._generation.get("until")):
-            prediction = prediction.split(stop)[0] if stop else prediction
+        for stop in self.stop:
+            prediction = prediction.split(stop)[0]
         tags = parse_reasoning_tags_config(task_value=self._task.config.reasoning_tags)
         # Without the five attempts, two seconds apart, around it: nothing is contacted that may answer later.
         process_results = inspect.unwrap(type(self._task).process_results)
@@ -361,10 +364,6 @@ def _filters(task: Any) -> Mapping[str, Sequence[Any]]:
     strips = config.auto_strip_thinking and parse_reasoning_tags_config(task_value=config.reasoning_tags) is None
     first = [StripThinkingFilter()] if strips else []
     return {each.name: [*first, *each.filters] for each in task._filters}
-
-
-def _as_list(value: Any) -> Sequence[str]:
-    return [value] if isinstance(value, str) else list(value or ())
 
 
 def _from_0_to_1(value: Any, score_key: str) -> float | None:
