@@ -1,6 +1,6 @@
-"""Score made-up rows of every importable image task of lmms-eval through our adapter and through lmms-eval's own runner.
+"""Score made-up rows of each importable image task of lmms-eval through our adapter and through lmms-eval's runner.
 
-    python scripts/walk_lmms_eval_tasks.py [TASK ...] [--output FILE]
+    python scripts/walk_lmms_eval_tasks.py [TASK ...] [--one_of_each_folder] [--output FILE]
 
 Needs `pip install lmms-eval`, no data and no network. Each task gets rows whose columns and types are found by trying:
 a column that its functions miss is added, one on which they fail gets a value of another type. The same rows and
@@ -31,15 +31,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+import checkout  # noqa: F401
 import numpy as np
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line  # noqa: E402
-from experiment_core_utils.tasks.datasets import lmms_eval_task as adapter  # noqa: E402
-from experiment_core_utils.tasks.datasets.lmms_eval_code import failure  # noqa: E402
-from experiment_core_utils.tasks.interface import answer_to  # noqa: E402
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
+from experiment_core_utils.tasks.datasets import lmms_eval_task as adapter
+from experiment_core_utils.tasks.datasets.lmms_eval_code import failure
+from experiment_core_utils.tasks.interface import answer_to
 
 COLOURS = ("red", "green", "blue", "yellow")
 NUM_ROWS = 4
@@ -138,7 +137,7 @@ class Rows:
         likely = next((values for pattern, values in BY_NAME if re.search(pattern, name)), ())
         # Of a value that has columns itself.
         inner = sorted(set(re.findall(rf"""["']{re.escape(name)}["']\]\[["'](\w+)["']\]""", self._code)))
-        nested: list[Value] = [lambda row: {each: COLOURS[row] for each in inner}] if inner else []
+        nested: list[Value] = [lambda row: dict.fromkeys(inner, COLOURS[row])] if inner else []
         self._values.setdefault(name, [*nested, *likely, *OTHERS, *self._texts])
         self._chosen.setdefault(name, 0)
 
@@ -149,11 +148,7 @@ class Rows:
     def change_after(self, error: BaseException, steps: int) -> bool:
         """Other rows, after the code of the task failed on these; False where all has been tried."""
         missing = _missing_column(error)
-        if (
-            missing is not None
-            and missing not in self._values
-            and re.search(rf"""["']{re.escape(missing)}["']""", self._code + f"'{missing}'")
-        ):
+        if missing is not None and missing not in self._values:
             held = [name for name, kind in self._chosen.items() if missing in _texts_of(self._values[name][kind])]
             keys = _keys_missed(error) if held else []
             if keys:
@@ -466,7 +461,7 @@ def _code_of(config: Mapping[str, Any]) -> str:
 
 def _reason(refusal: str) -> str:
     """Its kind, without what is of this task alone."""
-    for kind in (
+    kinds = (
         "needs a server",
         "contacts a server",
         "is of output type",
@@ -475,11 +470,8 @@ def _reason(refusal: str) -> str:
         "times with sampling",
         "cannot be scored",
         "take pictures",
-        "fails",
-    ):
-        if kind in refusal:
-            return kind if kind != "fails" else refusal
-    return refusal
+    )
+    return next((kind for kind in kinds if kind in refusal), refusal)
 
 
 @contextlib.contextmanager
