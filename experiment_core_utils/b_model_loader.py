@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import Quantisation, TextConfig, validated
 from experiment_core_utils.models.common.checkpoint_files import check_files, download, refuse_hub_code
 from experiment_core_utils.models.common.private_apis import compatible_attentions
@@ -28,6 +29,7 @@ from experiment_core_utils.models.hf.loader import (
     load_hf_model,
     refuse_as_loaded,
 )
+from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.checkpoint.original import is_original_checkpoint
@@ -39,6 +41,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import is_gguf
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.records.text import QuantSupport
+from experiment_core_utils.tasks.interface import PromptFamily
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 MODEL_HINT = "give a folder with config.json and safetensors, a GGUF file, or a hub id such as allenai/MolmoE-1B-0924"
@@ -68,9 +71,22 @@ class ModelSource:
         """Whether the model answers in a chat, and so in sentences; MolmoE has its own form and answers in short."""
         return self.hf is not None and self.hf.requests.chat_template is not None
 
+    @property
+    def prompt_family(self) -> PromptFamily:
+        """How the model is asked."""
+        return "molmo" if self.hf is None else self.hf.requests.prompt_family
 
-def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
+    @property
+    def chat_template_use(self) -> str:
+        """Whether prompts go through a chat template: `applied`, `none` where there is none, or `off`."""
+        return "none" if self.hf is None else self.hf.requests.chat_template_use
+
+
+def find_model(path: str, cache_dir: Path | None = None, chat: ChatOptions = DEFAULT_CHAT) -> ModelSource:
     """Find a checkpoint and read its config, no weights.
+
+    Args:
+        chat: what is requested of its chat template.
 
     Raises:
         ConfigurationError: no such folder or hub id, no config in it, or an architecture that is not supported.
@@ -88,10 +104,17 @@ def find_model(path: str, cache_dir: Path | None = None) -> ModelSource:
     model_type = raw.get("model_type")
     if model_type in (PUBLISHED_MODEL_TYPE, MolmoeConfig.model_type):
         config = find_molmoe_config(folder, raw)
+        chat.refuse_without_template(path)
         is_published_layout = model_type == PUBLISHED_MODEL_TYPE
         return ModelSource(path, folder, config, molmoe_limits(config), is_published_layout, revision)
-    found = find_hf_model(path, folder, raw)
+    found = find_hf_model(path, folder, raw, chat)
     return ModelSource(path, folder, found.config, limits_of(found), False, revision, found)
+
+
+def find_requested_model(config: ProfilingConfig) -> ModelSource:
+    """The model of a profiling run, to be asked as requested; raises what `find_model` does."""
+    chat = ChatOptions(config.task.system_prompt, config.task.no_chat_template)
+    return find_model(config.model.model_path, config.task.hf_cache_dir, chat)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,18 @@ import torch
 
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.parts import TaskConfig
+from experiment_core_utils.config.text import PromptSource
 from experiment_core_utils.meters.stability import shuffled
+from experiment_core_utils.models.common.answer_ends import without_appended_eos
 from experiment_core_utils.models.common.text_generation import is_surely_longer
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
-from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.models.hf.requests import UNUSABLE, PromptLayout, default_template, prompt_layout_of
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line, library_faults_named
+from experiment_core_utils.primitives.texts import short_digest, shown
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.content import digests_of
+from experiment_core_utils.tasks.datasets.columns import mapping_of
+from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
@@ -54,6 +59,10 @@ def open_task(config: TaskConfig, *, has_chat_template: bool = False) -> Task:
             data_dir=config.data_dir,
             cache_dir=config.hf_cache_dir,
             prompt_template=config.prompt_template,
+            columns=mapping_of(config.columns),
+            text_only=config.text_only,
+            split=config.split,
+            revision=config.dataset_revision,
             has_chat_template=has_chat_template,
         )
     task = load_task(
@@ -67,6 +76,15 @@ def open_task(config: TaskConfig, *, has_chat_template: bool = False) -> Task:
     if config.metric is not None:
         task.metric = get_metric(config.metric).name
     return task
+
+
+def refuse_without_pictures(task: Task, config: TaskConfig, takes_pictures: bool) -> None:
+    """Raises ConfigurationError for rows without any picture and a model with vision: it would be measured blind."""
+    if takes_pictures and isinstance(task, DataFileTask) and not task.has_pictures and not config.text_only:
+        raise ConfigurationError(
+            f"--data_file {config.data_file} has no picture in any row, and this model takes pictures: give the column "
+            "of the pictures by --columns image=COLUMN, or --text_only to ask without any"
+        )
 
 
 def open_tasks(config: TaskConfig, names: Sequence[str], *, has_chat_template: bool = False) -> dict[str, Task]:
@@ -207,25 +225,69 @@ def fingerprint_of_ids(sample_ids: Sequence[int]) -> str:
     return short_digest(",".join(map(str, sample_ids)))
 
 
-def filter_prompts_by_length(prompts: Iterable[str], tokenizer: Any, max_tokens: int) -> list[str]:
+@dataclass(frozen=True)
+class ChatForm:
+    """What stands around each prompt of a text run."""
+
+    layout: PromptLayout | None  #: None where prompts are taken as they are
+    fields: Mapping[str, str]  #: for the record: `chat_template`, which is `applied`, `none` or `off`, `system_prompt`
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its special tokens: a chat template has its own."""
+        return self.layout is None
+
+    def final(self, prompt: str) -> str:
+        """The text to tokenise; raises ConfigurationError where the template cannot be used for it."""
+        if self.layout is None:
+            return prompt
+        try:
+            return self.layout.text(prompt, num_pictures=0)
+        except UNUSABLE as error:
+            raise ConfigurationError(
+                f"the chat template cannot be used for the prompt {shown(repr(prompt))} ({first_line(error)}); leave "
+                "the prompt out, or write prompts.chat_template: off"
+            ) from error
+
+
+def chat_form_of(source: PromptSource, tokenizer: Any, name: str) -> ChatForm:
+    """The chat template of a tokenizer, where it has one and it is wanted.
+
+    Raises:
+        ConfigurationError: it cannot be used, or has no place for the system prompt, or there is none for it.
+    """
+    template = default_template(getattr(tokenizer, "chat_template", None), name)
+    if template is None and source.system_prompt is not None:
+        raise ConfigurationError(f"prompts.system_prompt has no place: {name} has no chat template; drop it")
+    if template is None or source.chat_template == "off":
+        return ChatForm(None, {"chat_template": "none" if template is None else "off"})
+    layout = prompt_layout_of(tokenizer, template, None, name, source.system_prompt)
+    system = {} if source.system_prompt is None else {"system_prompt": source.system_prompt}
+    return ChatForm(layout, {"chat_template": "applied", **system})
+
+
+def filter_prompts_by_length(
+    prompts: Iterable[str], tokenizer: Any, max_tokens: int, *, add_special_tokens: bool = True
+) -> list[str]:
     """The prompts of at most `max_tokens` tokens, in their order; what the tokenizer adds (special tokens) counts."""
     prompts = [prompt for prompt in _listed(prompts) if not is_surely_longer(prompt, max_tokens, tokenizer)]
-    lengths = _true_lengths(prompts, tokenizer)
+    lengths = _true_lengths(prompts, tokenizer, add_special_tokens)
     return [prompt for prompt, length in zip(prompts, lengths, strict=True) if length <= max_tokens]
 
 
-def sort_prompts_by_length(prompts: Iterable[str], tokenizer: Any) -> list[str]:
+def sort_prompts_by_length(prompts: Iterable[str], tokenizer: Any, *, add_special_tokens: bool = True) -> list[str]:
     """Prompts with fewer tokens first; those of the same length keep their order."""
     prompts = _listed(prompts)
-    lengths = _true_lengths(prompts, tokenizer)
+    lengths = _true_lengths(prompts, tokenizer, add_special_tokens)
     return [prompts[place] for place in sorted(range(len(prompts)), key=lengths.__getitem__)]
 
 
-def tokenise_prompts(prompts: Iterable[str], tokenizer: Any) -> TokenisedPrompts:
+def tokenise_prompts(prompts: Iterable[str], tokenizer: Any, *, add_special_tokens: bool = True) -> TokenisedPrompts:
     """Token ids and mask [N, T] on the host, padded on the left to the longest prompt, nothing cut.
 
     Args:
         tokenizer: of transformers, with a pad token; which side it pads by itself does not matter.
+        add_special_tokens: whether it adds its own, which prompts in a chat template have already.
 
     Raises:
         ConfigurationError: no prompt, a prompt without any token, or a tokenizer without a pad token.
@@ -237,7 +299,7 @@ def tokenise_prompts(prompts: Iterable[str], tokenizer: Any) -> TokenisedPrompts
         raise ConfigurationError(
             "the tokenizer has no pad token; set tokenizer.pad_token = tokenizer.eos_token before tokenising"
         )
-    rows = _token_ids(prompts, tokenizer)
+    rows = _token_ids(prompts, tokenizer, add_special_tokens)
     for place, row in enumerate(rows):
         if not row:
             raise ConfigurationError(f"prompt {place} ({prompts[place]!r}) has no token; leave it out")
@@ -257,13 +319,14 @@ def _listed(prompts: Iterable[str]) -> list[str]:
     return list(prompts)
 
 
-def _true_lengths(prompts: Sequence[str], tokenizer: Any) -> list[int]:
-    return [len(row) for row in _token_ids(prompts, tokenizer)]
+def _true_lengths(prompts: Sequence[str], tokenizer: Any, add_special_tokens: bool) -> list[int]:
+    return [len(row) for row in _token_ids(prompts, tokenizer, add_special_tokens)]
 
 
-def _token_ids(prompts: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Ids of each prompt as the run feeds them, from one call for all."""
+def _token_ids(prompts: Sequence[str], tokenizer: Any, add_special_tokens: bool) -> list[list[int]]:
+    """Ids of each prompt as the run feeds them, from one call for all; the tokenizer does not end them."""
     if not prompts:
         return []
-    rows: list[list[int]] = tokenizer(list(prompts), padding=False, truncation=False, verbose=False)["input_ids"]
-    return rows
+    options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": add_special_tokens}
+    rows: list[list[int]] = tokenizer(list(prompts), **options)["input_ids"]
+    return [without_appended_eos(row, prompt, tokenizer) for row, prompt in zip(rows, prompts, strict=True)]

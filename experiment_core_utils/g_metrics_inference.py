@@ -45,6 +45,8 @@ QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "pooled_image_features": lambda sample: sample.shape.actual.pooled_features if sample.shape.actual else None,
     "prompt_tokens": lambda sample: sample.shape.prompt_tokens,
     "output_tokens": lambda sample: sample.output_tokens,
+    "thinking_tokens": lambda sample: sample.thinking_tokens,
+    "thinking_s": lambda sample: sample.thinking_s,
     "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
     "prefill_flops": lambda sample: sample.flops.prefill_flops if sample.flops else None,
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
@@ -80,6 +82,33 @@ def _is_cut_short(sample: MeasuredSample) -> bool:
     return sample.output_tokens - sample.ended == 1 and not sample.options and several_words
 
 
+# Fractions of answers above which a reader is warned.
+_MOST_CUT, _MOST_ONE_TOKEN = 0.05, 0.5
+ANSWER_CAVEATS = frozenset({"answers_cut", "answers_ended_at_once"})
+
+
+def cut_caveats(ended: Sequence[bool], limit: int) -> list[Caveat]:
+    """The caveat of more than 5 % of answers that the limit of tokens cut; none otherwise.
+
+    Args:
+        ended: whether each answer came to its end.
+    """
+    cut = ended.count(False)
+    if not ended or cut / len(ended) <= _MOST_CUT:
+        return []
+    return [caveat("answers_cut", num_cut=cut, num_answers=len(ended), limit=limit)]
+
+
+def text_answer_caveats(results: InferenceResults, limit: int) -> list[Caveat]:
+    """The caveats of the answers of a text run: cut at the limit, or most of them ended at once."""
+    queries = results["queries"]
+    at_once = sum(query["ended"] and query["output_tokens"] == 1 for query in queries)
+    found = cut_caveats([query["ended"] for query in queries], limit)
+    if queries and at_once / len(queries) > _MOST_ONE_TOKEN:
+        found.append(caveat("answers_ended_at_once", num_answers=at_once, num_prompts=len(queries)))
+    return found
+
+
 def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metric) -> AccuracyPart:
     """What the scores of a whole run come to; an answer for which the metric has no value enters no mean."""
     scored = [
@@ -105,8 +134,9 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
     )
 
 
-def answer_caveats(accuracy: AccuracyPart, share_one_token: float | None) -> list[Caveat]:
-    """Caveats of answers that could not be read, are empty or end after one token, where those are more than a few.
+def answer_caveats(accuracy: AccuracyPart, num_answers: int, share_one_token: float | None) -> list[Caveat]:
+    """Caveats of answers that could not be read, are empty or end after one token, where those are more than a few,
+    and of those that have too few references.
 
     An empty answer cannot be read either; it is named as an empty one alone.
     """
@@ -116,11 +146,10 @@ def answer_caveats(accuracy: AccuracyPart, share_one_token: float | None) -> lis
         "answers_empty": empty,
         "answers_one_token": share_one_token or 0.0,
     }
-    return [
-        caveat(kind, fraction=fraction, metric=accuracy.metric)
-        for kind, fraction in fractions.items()
-        if fraction > MOST_UNREADABLE
-    ]
+    few = fraction_of((accuracy.metric_details or {}).get("few_references", 0), num_answers)
+    found = {kind: fraction for kind, fraction in fractions.items() if fraction > MOST_UNREADABLE}
+    found |= {"few_references": few} if few else {}
+    return [caveat(kind, fraction=fraction, metric=accuracy.metric) for kind, fraction in found.items()]
 
 
 def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
@@ -130,7 +159,8 @@ def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
         found = [(quantity(sample), sample.image_id) for sample in samples]
         known = [(value, picture) for value, picture in found if value is not None]
         spread = describe([value for value, _ in known], [picture for _, picture in known])
-        if spread is not None:
+        # Of a model that does not think it would say nothing.
+        if spread is not None and not (name == "thinking_tokens" and spread.max == 0):
             spreads[name] = spread
     return spreads
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from experiment_core_utils.config.text import validated
+from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.config.text_grid import combinations
 from experiment_core_utils.d_energy_tracking import EnergySources
 from experiment_core_utils.j_results_saving import save_aggregated_results_json
@@ -411,6 +411,35 @@ def test_another_number_of_processes_is_another_experiment(values: dict[str, Any
     one, two = (SimpleNamespace(num_processes=number, device=torch.device("cpu")) for number in (1, 2))
     digests = {fingerprint_parts(config, source, prompts, each, ("model",)) for each in (one, two)}  # type: ignore[arg-type]
     assert len(digests) == 2
+
+
+def test_an_applied_chat_template_is_another_experiment_and_none_is_the_former_one(values: dict[str, Any]) -> None:
+    config = validated(values)
+    off = validated({**values, "prompts": {**values["prompts"], "chat_template": "off"}})
+    source, prompts = validate_loadable(config), read_prompts(config.prompts)
+    here: Any = SimpleNamespace(num_processes=1, device=torch.device("cpu"))
+
+    def parts(of: TextConfig, use: str) -> tuple[object, ...]:
+        return fingerprint_parts(of, source, prompts, here, ("model",), {"chat_template": use})
+
+    former = parts(config, "none")
+    # The keys of the chat template are in no part of it.
+    assert former == fingerprint_parts(config, source, prompts, here, ("model",))
+    assert not {"chat_template", "system_prompt"} & set(json.loads(str(former[0]))["prompts"])
+    assert parts(off, "off") == former != parts(config, "applied")
+
+
+def test_the_chat_template_and_the_first_prompt_are_recorded(values: dict[str, Any], tmp_path: Path) -> None:
+    model = shutil.copytree(values["model_name"], tmp_path / "model")
+    (model / "chat_template.jinja").write_text("Q: {{ messages[0]['content'] }} A:")
+    prompts = {**values["prompts"], "chat_template": ["auto", "off"]}
+    grid = {**values, "model_name": str(model), "save_outputs": True, "prompts": prompts}
+    report = measured(grid, tmp_path / "results")
+    applied, off = (result["prompts"] for result in report.results.values())
+    assert (applied["chat_template"], applied["final_prompt"]["text"]) == ("applied", "Q: a A:")
+    assert (off["chat_template"], off["final_prompt"]["text"]) == ("off", "a")
+    texts = [json.loads(path.read_text()) for path in (tmp_path / "results").glob("raw_results/*/*text_output.json")]
+    assert [sorted(each["prompt"] for each in found["outputs"]) for found in texts] == [sorted(PROMPTS)] * 2
 
 
 def test_a_model_that_was_moved_is_the_same_model(values: dict[str, Any], tmp_path: Path) -> None:

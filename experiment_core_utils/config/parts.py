@@ -19,9 +19,10 @@ from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, disti
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, is_gguf
-from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
+from experiment_core_utils.primitives.knobs import OWN, TIERS, VisionTarget, tier_target, token_target
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
+from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
 
 LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -35,6 +36,16 @@ ProfilerMode = Literal["minimal", "full"]
 TableFormat = Literal["csv", "parquet"]
 TrackerName = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(distinct)]
+
+
+def _with_line_ends(text: str) -> str:
+    """A stop text in which a shell's \\n and \\t are the characters; raises ValueError for an empty one."""
+    if not text:
+        raise ValueError("an empty stop text would end every answer before it begins; leave it out")
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+StopText = Annotated[str, AfterValidator(_with_line_ends)]
 
 
 def _not_empty(value: T) -> T:
@@ -240,8 +251,8 @@ class TaskConfig(Part):
     data_file: FilePath | None = Field(
         default=None,
         description="your own questions in place of a task: a .jsonl, .json, .csv, .tsv or .parquet file, a folder of "
-        "save_to_disk or of pictures with metadata, or a dataset OWNER/NAME of the hub, with the columns image, question, "
-        "answer or answers, options, type",
+        "save_to_disk or of pictures with metadata, or a dataset OWNER/NAME of the hub, with the columns image, "
+        "question, answer or answers, options, type",
     )
     columns: Annotated[Listed[str], BeforeValidator(_pairs)] | None = Field(
         default=None, description="columns of --data_file by other names, such as question=prompt image=image_path"
@@ -263,7 +274,15 @@ class TaskConfig(Part):
     )
     hf_cache_dir: FilePath | None = Field(default=None, description="cache folder for models and datasets of the hub")
     dataset_revision: str | None = Field(default=None, description="commit, tag or branch on the hub (default: main)")
-    prompt_template: str | None = Field(default=None, description="text around the question (default: the task's own)")
+    prompt_template: str | None = Field(
+        default=None, description="text around the question (default: by model family and task)"
+    )
+    system_prompt: str | None = Field(
+        default=None, description="system message of the chat template (default: what the template adds by itself)"
+    )
+    no_chat_template: bool = Field(
+        default=False, description="give the prompt to a chat model without its chat template"
+    )
     num_samples: Count = Field(default=1000, description="number of samples, drawn without replacement")
     sample_by: Literal["random", "question_type"] = Field(
         default="random", description="question_type: each type of question keeps its proportion in the split"
@@ -275,6 +294,16 @@ class TaskConfig(Part):
     max_new_tokens: CountInMemory | None = Field(
         default=None, description="largest number of tokens of an answer (default: the task's own)"
     )
+    stop: Listed[StopText] | None = Field(
+        default=None,
+        description="texts that end an answer, such as 'Question:'; what comes before the first is the answer "
+        "(default: the task's own, mostly none)",
+    )
+    ignore_eos: bool = Field(
+        default=False,
+        description="generate exactly --max_new_tokens tokens, so that times do not depend on the length of answers; "
+        "the text up to where the answer would have ended is scored",
+    )
 
     @model_validator(mode="after")
     def _check_data_file(self) -> Self:
@@ -285,6 +314,12 @@ class TaskConfig(Part):
                 raise ConfigurationError(f"--data_file is the whole data set: --{name} cannot act; drop one")
         if file is None and self.columns:
             raise ConfigurationError("--columns is for the rows of --data_file, which is not given; drop it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.no_chat_template and self.system_prompt is not None:
+            raise ConfigurationError("--system_prompt is a part of the chat template, and --no_chat_template; drop one")
         return self
 
     @model_validator(mode="after")
@@ -300,9 +335,16 @@ class KnobConfig(Part):
     alternatives = (("tier_list", "vision_tokens_list"), ("importance_scores_file", "block_sets_file"))
 
     tier_list: Listed[str] | None = Field(
-        default=None, description=f"numbers of vision tokens by name, among {' '.join(TIERS)} (default: all)"
+        default=None,
+        description=f"numbers of vision tokens by name, among {' '.join(TIERS)} and {OWN}, the model's own crops or "
+        f"pixels (default: {' '.join(TIERS)})",
     )
     vision_tokens_list: Listed[LargeNumber] | None = Field(default=None, description="vision tokens, instead of tiers")
+    no_reference: bool = Field(
+        default=False,
+        description="leave out the reference setting (the model's own crops or pixels, its own number of experts, all "
+        "blocks), which is measured beside the others",
+    )
     top_k_list: Listed[Count] | None = Field(
         default=None, description="numbers of experts per token (default: half the model's own number, and the whole)"
     )
@@ -327,17 +369,25 @@ class KnobConfig(Part):
     )
     block_sets_file: FilePath | None = Field(default=None, description="JSON of number of blocks -> active blocks")
 
-    @cached_property
-    def targets_and_left_out(self) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
-        """The possible values of the vision knob, every tier where none is given, and why others are left out."""
+    def targets_and_left_out(self, unit: TokenUnit) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
+        """The possible values of the vision knob, every tier where none is given, and why others are left out.
+
+        Args:
+            unit: of the model's vision tokens.
+        """
         if self.vision_tokens_list is not None:
-            return possible(self.vision_tokens_list, token_target)
-        return tuple(tier_target(each) for each in self.tier_list or TIERS), ()
+            return possible(self.vision_tokens_list, lambda tokens: token_target(tokens, unit))
+        return self.tiers, ()
 
     @property
     def vision_targets(self) -> tuple[VisionTarget, ...]:
-        """The possible values of the vision knob."""
-        return self.targets_and_left_out[0]
+        """The possible values of the vision knob in MolmoE."""
+        return self.targets_and_left_out(MOLMOE_TOKENS)[0]
+
+    @cached_property
+    def tiers(self) -> tuple[VisionTarget, ...]:
+        """The tiers that are given by name, without any all of them."""
+        return tuple(tier_target(each) for each in self.tier_list or TIERS)
 
     @cached_property
     def block_choice(self) -> BlockChoice | None:
@@ -358,7 +408,7 @@ class KnobConfig(Part):
                 "drop it"
             )
         # Made here, so that a wrong name or file is reported at once.
-        _ = self.vision_targets, self.block_choice
+        _ = self.tiers, self.block_choice
         return self
 
 

@@ -27,6 +27,7 @@ from experiment_core_utils.config.parts import (
     NumThreads,
     Part,
     Seed,
+    StopText,
     TimeLimit,
     WorkerTimeout,
     launched_mixed_precision,
@@ -128,6 +129,20 @@ class PromptSource(Part):
     split: str = "train"  #: split of the dataset
     column: str = "text"  #: key of a JSONL line, or column of a dataset
     revision: str | None = None  #: commit, tag or branch of the dataset on the hub; null: `main`
+    chat_template: Literal["auto", "off"] = "auto"  #: `auto`: each prompt is a user turn where the tokenizer has one
+    system_prompt: str | None = None  #: system message of the chat template; null: what the template adds by itself
+
+    @field_validator("chat_template", mode="before")
+    @classmethod
+    def _yaml_word(cls, given: Any) -> Any:
+        """YAML reads a bare `off` as false."""
+        return "off" if given is False else given
+
+    @model_validator(mode="after")
+    def _check_chat(self) -> Self:
+        if self.chat_template == "off" and self.system_prompt is not None:
+            raise ImpossibleCombination("prompts.system_prompt is a part of the chat template, which is off; drop one")
+        return self
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
@@ -165,6 +180,9 @@ class TextConfig(Part):
     sort_prompts: bool = True  #: shortest first, so that batches need less padding
 
     max_output_tokens: CountInMemory = 64  #: longest answer, end-of-sequence included
+    #: texts that end an answer, such as `Question:`; what comes before the first is the answer
+    stop: tuple[StopText, ...] = Field(default=(), strict=False)
+    ignore_eos: bool = False  #: nothing ends an answer: each has exactly `max_output_tokens` tokens
     batching_options: Batching = Batching()
     decoder_config: Decoding = Decoding()
     latency_simulation: LatencySimulation = LatencySimulation()
@@ -211,10 +229,10 @@ class TextConfig(Part):
             )
         return {**given, "mixed_precision": own}
 
-    @field_validator("custom_metrics", mode="before")
+    @field_validator("custom_metrics", "stop", mode="before")
     @classmethod
-    def _one_metric(cls, given: Any) -> Any:
-        """A single name means a list of one."""
+    def _one_text(cls, given: Any) -> Any:
+        """A single text means a list of one."""
         return [given] if isinstance(given, str) else given
 
     @field_validator("mixed_precision", "energy", mode="before")

@@ -60,7 +60,7 @@ class Caveat(BaseModel):
 
 
 # Those that follow from how answers are read; made anew where answers are scored again.
-ANSWER_KINDS = ("answers_unparsed", "answers_empty", "answers_one_token")
+ANSWER_KINDS = ("answers_unparsed", "answers_empty", "answers_one_token", "few_references")
 
 Caveat.KINDS = {
     "data_commit_unknown": CaveatKind(
@@ -94,6 +94,16 @@ Caveat.KINDS = {
         ),
         "their answers are right; --num_latency_samples saves little time with this model",
     ),
+    "answers_cut": CaveatKind(
+        "warning",
+        "answers: {num_cut} of {num_answers} were cut at the limit of {limit} tokens".format_map,
+        "raise the limit, or where answers run on, as those of base models do, end them by stop texts (--stop)",
+    ),
+    "answers_ended_at_once": CaveatKind(
+        "warning",
+        "answers: {num_answers} of {num_prompts} ended at their first token: throughput is that of prefills".format_map,
+        "ask in the model's chat template, or set ignore_eos: true to measure answers of max_output_tokens",
+    ),
     "decoding_left_out": CaveatKind(
         "warning",
         lambda found: f"decoding: the checkpoint prefers {', '.join(found['names'])}, which this run leaves out",
@@ -123,6 +133,13 @@ Caveat.KINDS = {
         "warning",
         "answers: {fraction:.0%} are a single token where all reference answers have several words".format_map,
         "see the final prompt in --dry_run: its form may not be the model's",
+    ),
+    "few_references": CaveatKind(
+        "note",
+        lambda found: (
+            f"references: {found['fraction']:.0%} of the answers have too few for {found['metric']} to reach its best: "
+            "their scores are the fraction of references that agree"
+        ),
     ),
     "few_samples": CaveatKind(
         "warning",

@@ -1,6 +1,7 @@
 """How a setting was measured: the run, the machine, the model, the task and the requested parameters."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import groupby
 from typing import Any, Self
 
 from experiment_core_utils.records.caveats import Caveat, sentences
@@ -16,8 +17,9 @@ class TaskDescription(Record):
     max_new_tokens: Count | None = None  #: the task's own limit of tokens
     #: object of texts: where the samples come from (hub id and the commit that it gave, files, or the generator's seed)
     source: dict[str, Any] | None = None
-    #: object of texts: `style`, Molmo's name of the kind of question, and the templates that were used, `open` and,
-    #: with options, `choice`; each sample has its whole prompt; None if the task does not report it
+    #: object of texts: the templates that were used, `open` and, with options, `choice`; for Molmo its `style`, the
+    #: name of the kind of question; for other models `family` (`chat`, `plain`, `paligemma`, or `own` for a task's own
+    #: words), `chat_template` (`applied`, `none` or `off`) and, if given, `system_prompt`; None if not reported
     prompt_form: dict[str, Any] | None = None
 
 
@@ -39,7 +41,12 @@ class Decoding(Record):
     kept: dict[str, Any] | None = None
     left_out: dict[str, Any] | None = None  #: object: those that are not, such as sampling; `{}` for none
     bos_token_id: Count | None = None  #: begin of sequence; None if the checkpoint names none
-    eos_token_ids: list[Count] | None = None  #: tokens that end an answer
+    eos_token_ids: list[Count] | None = None  #: tokens that end an answer: the union of `eos_sources`
+    #: object: ids by where the checkpoint names them (`generation_config`, `config`, `tokenizer`, `chat_template`: what
+    #: ends an assistant's turn), and `stop` for special tokens among `stop`; None in older files
+    eos_sources: dict[str, list[Count]] | None = None
+    stop: list[str] | None = None  #: texts that end an answer: of `--stop` and of the task; None in older files
+    ignore_eos: bool | None = None  #: whether nothing ends an answer before the limit; None in older files
     pad_token_id: Count | None = None  #: fills shorter rows of a batch; None if the checkpoint names none
     #: SHA-256 of the chat template that prompts are put into; None if there is none, or the model has its own format
     chat_template_sha256: str | None = None
@@ -105,8 +112,12 @@ class Variables(Record):
     prompt_template: Any = None  #: `--prompt_template`; None if not given
     columns: Any = None  #: `--columns`, each as NAME=COLUMN; None if not given
     text_only: bool = False  #: `--text_only`
+    system_prompt: Any = None  #: `--system_prompt`; None if not given
+    no_chat_template: bool = False  #: `--no_chat_template`
     dataset_revision: Any = None  #: `--dataset_revision`; None if not given
     max_new_tokens: Any = None  #: the limit that was used: `--max_new_tokens`, else the task's own
+    stop: Any = None  #: `--stop`; None if not given
+    ignore_eos: Any = None  #: `--ignore_eos`
     num_runs_per_sample: Any = None  #: `--num_runs_per_sample`
     num_warmup_runs: Any = None  #: `--num_warmup_runs`
     max_warmup_runs: Any = None  #: `--max_warmup_runs`
@@ -140,6 +151,24 @@ class Variables(Record):
     first_block_top_k_rule: Any = None
 
 
+class FinalPrompt(Record):
+    """What the model was given of one sample."""
+
+    sample_id: Count  #: the first sample that can be used
+    #: what was tokenised, in its chat template; a picture is one placeholder (in MolmoE it stands before the text)
+    text: str
+    #: its ids at the first setting of the plan, begin of sequence included; `[id, count]` stands for a run of one id,
+    #: such as the places of a picture
+    token_ids: list[Any]
+
+    @classmethod
+    def of_ids(cls, sample_id: int, text: str, token_ids: Sequence[int]) -> Self:
+        """Four and more equal ids in a row become a run."""
+        runs = [(token_id, len(list(found))) for token_id, found in groupby(token_ids)]
+        compact = [[[token_id, count]] if count > 3 else [token_id] * count for token_id, count in runs]
+        return cls(sample_id=sample_id, text=text, token_ids=[each for run in compact for each in run])
+
+
 class Preparation(Record):
     """How requests were prepared."""
 
@@ -160,13 +189,15 @@ class Provenance(Record):
     #: commit of the checkout, with `+changes` where tracked files differ from it; None if not a checkout
     git_commit: str | None = None
     python: str | None = None  #: version
-    #: of `torch`, `transformers`, `accelerate`, `numpy`, `pillow`; null for one that is not installed
+    #: of `torch`, `transformers`, `accelerate`, `numpy`, `pillow`, null for one that is not installed, and of
+    #: `lmms_eval` where it is
     versions: dict[str, str | None] = {}
     num_processes: Count | None = None  #: processes of the run
     hardware: Hardware = Hardware()  #: object, next rows
     model: Model = Model()  #: object, next rows
     task: TaskDescription  #: object, next rows
     experimental_variables: Variables = Variables()  #: object, next rows: the requested parameters
+    final_prompt: FinalPrompt | None = None  #: object, next rows; None if in older files
     #: object, next rows: how requests were prepared by the main process when the setting was saved
     preparation: Preparation | None = None
     caveats: list[str] = []  #: the sentences of `caveat_records`, which belong beside the numbers; `[]` for none

@@ -26,6 +26,7 @@ from experiment_core_utils.records.setting_result import (
     knob_values,
     setting_key,
 )
+from experiment_core_utils.tasks.answers import scored_text
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
@@ -99,7 +100,9 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
     accuracy = summarise_accuracy(answers, scoring, metric)
     provenance = result.provenance
     if origin.metric_before != metric.name:
-        provenance = provenance.with_caveats(answer_caveats(accuracy, result.share_one_token), replaced=ANSWER_KINDS)
+        provenance = provenance.with_caveats(
+            answer_caveats(accuracy, len(answers), result.share_one_token), replaced=ANSWER_KINDS
+        )
     anew = dict(accuracy) | {
         "provenance": provenance,
         "energy": with_correct_answers(result.energy, accuracy),
@@ -116,7 +119,7 @@ def stored_answer(sample: SampleResult) -> Answer:
     """The answer of a stored sample; options are stored only where the question has them."""
     metadata = sample.metadata
     return Answer(
-        prediction=sample.pred,
+        prediction=scored_text(sample.pred, sample.answer),
         references=tuple(metadata.answers),
         options=tuple(metadata.options),
         answer_index=metadata.answer_index,
@@ -142,7 +145,7 @@ def compare_folder(folder: Path, baseline: str | None) -> list[Compared]:
     """Every setting in `folder` against one, task by task.
 
     Args:
-        baseline: key of a setting; None for the one with all knobs at their largest.
+        baseline: key of a setting; None for the reference, else the one with all knobs at their largest.
 
     Raises:
         ConfigurationError: no such setting, or none has all knobs at their largest.
@@ -223,10 +226,16 @@ def _at(content: Any, path: Sequence[str]) -> Any:
 
 
 def largest_setting(by_key: Mapping[str, SettingResult]) -> str:
-    """The setting that has each knob at the largest value that any has; raises ConfigurationError where none has.
+    """The reference; without one the setting that has each knob at the largest value that any has.
 
     A knob that a model does not have is no reason against a setting.
+
+    Raises:
+        ConfigurationError: there is neither.
     """
+    reference = next((key for key, result in by_key.items() if result.is_reference), None)
+    if reference is not None:
+        return reference
     values = {key: knob_values(result) for key, result in by_key.items()}
     largest = tuple(map(max, zip(*values.values(), strict=True)))
     full = [key for key, own in values.items() if own == largest]

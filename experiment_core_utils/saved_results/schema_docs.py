@@ -42,7 +42,16 @@ from experiment_core_utils.records.journal import LINE_KINDS
 
 PAGES = (REPOSITORY / "docs" / "results_schema.md", REPOSITORY / "docs" / "reference" / "command_line.md")
 # Objects of the provenance, whose keys are in its own table.
-DOTTED = ("TaskDescription", "Decoding", "ExecutionStages", "Hardware", "Model", "Preparation", "Variables")
+DOTTED = (
+    "TaskDescription",
+    "Decoding",
+    "ExecutionStages",
+    "FinalPrompt",
+    "Hardware",
+    "Model",
+    "Preparation",
+    "Variables",
+)
 RECORDS: dict[str, type] = {
     name: each
     for module in (caveats, compute, energy, ledger, provenance, requests, sample_result, setting_result, text)
@@ -135,6 +144,7 @@ def settings_columns() -> list[tuple[str, str]]:
         **{name: interval.get(name, same) for name in csv.SETTING_COLUMNS},
         **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in csv.STAT_COLUMNS if name.startswith("T_")},
         **{name: "`aggregate_stats`" for name in csv.STAT_COLUMNS if not name.startswith("T_")},
+        **{name: f"`T_fixed_length.{key}`" for name, key in csv.FIXED_LENGTH_COLUMNS.items()},
         **dict.fromkeys(csv.SCORING_COLUMNS, same),
         **dict.fromkeys(csv.ANSWER_COLUMNS, f"{same}; left out where it is 0 in every row"),
         **dict.fromkeys(csv.LATENCY_COLUMNS, f"{same}; in files from before it was there, `num_samples`"),
@@ -143,6 +153,7 @@ def settings_columns() -> list[tuple[str, str]]:
         "energy_sample_j_mean": "`energy_j_mean` of `aggregate_stats`: apportioned, over samples",
         **dict.fromkeys(csv.UTILISATION_COLUMNS, "`hardware_utilisation`"),
         **{name: f"`energy.summary.{key}`" for name, key in csv.CORRECT_ANSWER_COLUMNS.items()},
+        **dict.fromkeys(csv.REFERENCE_COLUMNS, same),
     }
     return [(name, found[name]) for name in csv.in_reading_order(list(found))]
 

@@ -24,10 +24,11 @@ from experiment_core_utils.primitives.device import available_memory_bytes
 from experiment_core_utils.primitives.errors import DataChanged, SampleError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange
-from experiment_core_utils.records.provenance import Preparation
+from experiment_core_utils.records.provenance import FinalPrompt, Preparation
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.content import read_unchanged
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 # A process whose own time limit is up says so within this time; one that hangs in a call does not.
@@ -39,7 +40,7 @@ class RequestKey:
     """What a prepared request depends on, of one task and model."""
 
     sample_id: int
-    crops: CropRange
+    crops: CropRange | None
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,21 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(content)
 
 
+def first_final_prompt(
+    task: Task, model: StagedModel, sample_ids: Sequence[int], crops: CropRange | None, sample_timeout_s: float | None
+) -> FinalPrompt | None:
+    """What the model is given of the first sample that can be used; None where none can."""
+    for sample_id in sample_ids:
+        try:
+            with library_faults_named(f"sample {sample_id}"), time_limit(sample_timeout_s):
+                sample = task[sample_id]
+                request = model.prepare(sample, prompt_for(task, sample, model.prompt_family), crops)
+        except SampleError:  # not counted: it is a failed sample where it is requested
+            continue
+        return FinalPrompt.of_ids(sample_id, request.text, request.inputs["input_ids"][0].tolist())
+    return None
+
+
 MAX_WORKERS = 4
 # Of the memory granted, what is for pictures (2 to 3 MB each) that other crops are cut from later; the rest is for
 # requests (4 to 18 MB each).
@@ -233,7 +249,7 @@ class SamplePreparer:
         """
         with library_faults_named(f"sample {key.sample_id}"):
             sample = self._sample(key.sample_id)
-            prompt = self.task.prompt(sample)
+            prompt = prompt_for(self.task, sample, self.model.prompt_family)
             request = self.model.prepare(sample, prompt, key.crops)
             prompted = replace(sample, image=None, metadata={**sample.metadata, "prompt": prompt})
             return PrefetchedRequest(prompted, replace(request, inputs=dict(request.inputs)))
@@ -306,7 +322,9 @@ class RequestSource:
         """Memory of the requests that are kept in this process now."""
         return sum(request_bytes(ready) for ready in self._cached.values())
 
-    def announce(self, crops: CropRange, sample_ids: Sequence[int], following: Sequence[CropRange]) -> None:
+    def announce(
+        self, crops: CropRange | None, sample_ids: Sequence[int], following: Sequence[CropRange | None]
+    ) -> None:
         """What will be taken next: these samples with these crops, then all with those of `following`, in order.
 
         Requests with other crops are let go.
@@ -322,7 +340,7 @@ class RequestSource:
         self._upcoming = list(reversed(coming))
         self._prefetch()
 
-    def take(self, sample_id: int, crops: CropRange) -> tuple[Sample, PreparedRequest]:
+    def take(self, sample_id: int, crops: CropRange | None) -> tuple[Sample, PreparedRequest]:
         """The sample (without its picture) and its request; waits where it is not ready.
 
         Raises:
@@ -411,8 +429,5 @@ def request_bytes(ready: PrefetchedRequest) -> int:
 
 
 def picture_bytes(sample: Sample) -> int:
-    """Memory of a sample's decoded picture."""
-    if sample.image is None:
-        return 0
-    width, height = sample.image.size
-    return width * height * len(sample.image.getbands())
+    """Memory of a sample's decoded pictures."""
+    return sum(each.width * each.height * len(each.getbands()) for each in sample.images)

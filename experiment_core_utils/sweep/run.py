@@ -20,13 +20,19 @@ from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.caveats import caveat_fields
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.provenance import Provenance, TaskDescription
+from experiment_core_utils.records.provenance import FinalPrompt, Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
 from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck
 from experiment_core_utils.sweep.execution import settle_execution
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, split_by
-from experiment_core_utils.sweep.plan import RequestedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
+from experiment_core_utils.sweep.plan import (
+    RequestedRun,
+    block_choice_of,
+    max_new_tokens_of,
+    refuse_other_engines,
+    stops_of,
+)
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.tasks.registry import get_metric
@@ -68,10 +74,11 @@ def load_bench(
         request_budget_bytes(config.machine.request_cache_gb, processes_here),
         num_preparation_workers(device, len(os.sched_getaffinity(0)) // processes_here),
         config.measuring.sample_timeout,
-        keep_pictures=len(config.knobs.vision_targets) > 1,
+        keep_pictures=len({setting.vision for setting in requested.settings}) > 1,
         digests=requested.digests,
     )
     limit = max_new_tokens_of(config.task, task)
+    model.end_answers_at(stops_of(config.task, task), config.task.ignore_eos)
     tried = dict.fromkeys([*settings, *([requested.control] if config.measuring.drift_check_every else [])])
     proofs = settle_execution(model, requests, tuple(tried), taken, limit, config.measuring.sample_timeout, accelerator)
     engines = model.describe()["execution_stages"]
@@ -143,12 +150,14 @@ def provenance_of_run(
     processes_here: int,
     experiment_id: str,
     described: Mapping[str, Any],
+    final_prompt: FinalPrompt | None = None,
 ) -> Provenance:
     """Who measured what with what, and the caveats that hold for all settings; a setting adds its own.
 
     Args:
         processes_here: processes of the run on this machine.
         described: what the loaded model says of itself.
+        final_prompt: what the model is given of the first sample.
     """
     config, source, task = requested.config, requested.source, requested.task
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
@@ -170,8 +179,9 @@ def provenance_of_run(
                 metric=task.metric,
                 max_new_tokens=task.max_new_tokens,
                 source=dict(task.source),
-                prompt_form=dict(getattr(task, "prompt_form", {})) or None,
+                prompt_form=dict(requested.prompt_form) or None,
             ),
+            "final_prompt": final_prompt,
             "experimental_variables": variables_of(config, max_new_tokens_of(config.task, task), choice),
             **caveat_fields(caveats),
         }

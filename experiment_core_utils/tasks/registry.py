@@ -3,7 +3,6 @@
 The one place that knows which there are.
 """
 
-import string
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import TypeVar
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     ProfilerError,
-    SampleError,
     first_line,
     package_of_extra,
 )
@@ -31,7 +29,7 @@ from experiment_core_utils.tasks.datasets.reference_questions import ReferenceQu
 from experiment_core_utils.tasks.datasets.reference_reading import ReferenceReading
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
-from experiment_core_utils.tasks.interface import Metric, Sample, Task, answer_to
+from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.scoring.metrics import METRICS, RELAXED
 
 T = TypeVar("T")
@@ -185,6 +183,11 @@ def list_tasks() -> list[str]:
     return sorted({**_TASKS, **_registered_tasks})
 
 
+def is_own_task(name: str) -> bool:
+    """Whether a task is one of the project's own, whose names no other task can have."""
+    return name in _TASKS
+
+
 def list_metrics() -> list[str]:
     """The names of all metrics, sorted."""
     return sorted({**_METRICS, **_registered_metrics})
@@ -229,9 +232,13 @@ def load_data_file(
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
     prompt_template: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    text_only: bool = False,
+    split: str | None = None,
+    revision: str | None = None,
     has_chat_template: bool = False,
 ) -> Task:
-    """The rows of a JSONL, CSV or Parquet file as a task; arguments as of `DataFileTask`.
+    """The rows of a file, a folder or a dataset of the hub as a task; arguments as of `DataFileTask`.
 
     Args:
         metric: name of the metric that scores it; None: `mc` where every row has options, and where none has
@@ -241,7 +248,16 @@ def load_data_file(
     Raises:
         ConfigurationError: a file or template that `DataFileTask` refuses, or a metric that cannot score its rows.
     """
-    task = DataFileTask(path, data_dir=data_dir, cache_dir=cache_dir, prompt_template=prompt_template)
+    task = DataFileTask(
+        path,
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        prompt_template=prompt_template,
+        columns=columns,
+        text_only=text_only,
+        split=split,
+        revision=revision,
+    )
     if task.name in list_tasks():
         raise ConfigurationError(f"--data_file {path} would be called like the task {task.name}; rename the file")
     if metric is None and not task.metric:
@@ -251,24 +267,8 @@ def load_data_file(
         )
     by_default = RELAXED if has_chat_template and task.metric == OPEN_METRIC else task.metric
     task.metric = metric or by_default
-    _check_scorable(task.first_usable, get_metric(task.metric), path)
+    task.check_scorable(get_metric(task.metric), METRICS)
     return task
-
-
-def _check_scorable(sample: Sample, metric: Metric, path: Path) -> None:
-    """Raises ConfigurationError where the metric cannot score a sample, or gives its own right answer nothing."""
-    right = list(sample.answers[:1])
-    if sample.answer_index is not None:
-        right.append(string.ascii_uppercase[sample.answer_index])
-    try:
-        found = [metric.score([answer_to(sample, each)]).overall for each in right]
-    except SampleError as error:
-        raise ConfigurationError(f"--metric {metric.name} cannot score the rows of {path}: {error}") from error
-    if all(value == 0 for value in found):
-        raise ConfigurationError(
-            f"--metric {metric.name} gives even the right answer {right[0]!r} of {path} 0 (it has "
-            f"{len(sample.answers)} reference answers); choose another, such as em_lenient"
-        )
 
 
 def get_metric_for_dataset(name: str) -> str:

@@ -5,12 +5,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from accelerate import Accelerator
 from transformers import PreTrainedConfig
 
-from experiment_core_utils.c_prompt_processing import filter_prompts_by_length, sort_prompts_by_length, tokenise_prompts
+from experiment_core_utils.c_prompt_processing import (
+    chat_form_of,
+    filter_prompts_by_length,
+    sort_prompts_by_length,
+    tokenise_prompts,
+)
 from experiment_core_utils.config.text import PromptSource, TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.meters.host_facts import environment_stamp
@@ -22,6 +28,7 @@ from experiment_core_utils.primitives.collectives import broadcast_from_main
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.primitives.files import check_replaceable
 from experiment_core_utils.records.ledger import Fingerprint
+from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.records.result_files import aggregated_path, raw_result_path, read_experiments
 from experiment_core_utils.records.text import SavedExperiment, ShownExperiment
@@ -34,8 +41,11 @@ class SelectedPrompts:
     """The prompts that run, in the order in which they do."""
 
     texts: tuple[str, ...]
-    tokenised: TokenisedPrompts  #: the same
-    num_too_long: int  #: left out because they have more than `max_input_tokens` tokens
+    tokenised: TokenisedPrompts  #: the same, in the chat template where one is applied
+    num_too_long: int  #: left out because they have more than `max_input_tokens` tokens, the template's counted
+    #: `chat_template`: `applied`, `none` or `off`; `system_prompt`, if given; `final_prompt`: `text` and `token_ids` of
+    #: the first prompt as the model gets it
+    form: Mapping[str, Any]
 
 
 def choose_prompts(
@@ -47,7 +57,11 @@ def choose_prompts(
         ConfigurationError: fewer are short enough than requested, or none is; an answer to one of them does not fit
             the model's context; the tokenizer has tokens that the model does not know.
     """
-    short = filter_prompts_by_length(prompts, tokenizer, config.max_input_tokens)
+    chat = chat_form_of(config.prompts, tokenizer, config.model_name)
+    finals = [chat.final(prompt) for prompt in prompts]
+    given = dict(zip(finals, prompts, strict=True))
+    options = {"add_special_tokens": chat.adds_special_tokens}
+    short = filter_prompts_by_length(finals, tokenizer, config.max_input_tokens, **options)
     wanted = config.num_input_prompts or len(short)
     if not short or wanted > len(short):
         raise ConfigurationError(
@@ -56,11 +70,14 @@ def choose_prompts(
         )
     texts = short[:wanted]
     if config.sort_prompts:
-        texts = sort_prompts_by_length(texts, tokenizer)
-    tokenised = tokenise_prompts(texts, tokenizer)
+        texts = sort_prompts_by_length(texts, tokenizer, **options)
+    tokenised = tokenise_prompts(texts, tokenizer, **options)
     check_context(tokenised, config.max_output_tokens, model_config)
     _check_vocabulary(config.model_name, tokenised, model_config)
-    return SelectedPrompts(tuple(texts), tokenised, len(prompts) - len(short))
+    first_ids = tokenised["input_ids"][0][tokenised["attention_mask"][0].bool()].tolist()
+    final = FinalPrompt.of_ids(0, texts[0], first_ids)
+    form = {**chat.fields, "final_prompt": {"text": final.text, "token_ids": final.token_ids}}
+    return SelectedPrompts(tuple(given[text] for text in texts), tokenised, len(prompts) - len(short), form)
 
 
 def _check_vocabulary(model_name: str, tokenised: TokenisedPrompts, model_config: PreTrainedConfig) -> None:
@@ -221,7 +238,8 @@ def _checked_experiment(
         return str(error)
     # Known by its content wherever it lies; saved experiments from before know its path and times.
     model = source.stamp if source.revision else (digest_of(source.folder),)
-    parts = (fingerprint_parts(config, source, prompts, accelerator, each) for each in (model, source.stamp))
+    applied = {name: value for name, value in chosen.form.items() if name != "final_prompt"}
+    parts = (fingerprint_parts(config, source, prompts, accelerator, each, applied) for each in (model, source.stamp))
     return DueExperiment(title, combination.varied, config, source, prompts, chosen, metrics, Fingerprint.of(*parts))
 
 
@@ -231,19 +249,26 @@ def fingerprint_parts(
     prompts: Prompts,
     accelerator: Accelerator,
     model: tuple[object, ...],
+    chat: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[object, ...]:
     """What the figures of an experiment depend on.
 
     Args:
         model: what the model is known by: its commit on the hub, the digest of its files, or `source.stamp`.
+        chat: what is done about the chat template; what counts is whether it is applied.
     """
     left_out = _OF_THE_RUN if model == source.stamp else _OF_THE_RUN | {"model_name"}
+    # Not there yet when earlier results were saved, which still count.
+    left_out |= {name for name in ("stop", "ignore_eos") if not getattr(config, name)}
+    # As before there was a layer for the chat template: experiments from then without one still count.
+    excluded: dict[str, Any] = {**dict.fromkeys(left_out, True), "prompts": {"chat_template", "system_prompt"}}
     return (
-        config.effective().model_dump_json(exclude=set(left_out)),
+        config.effective().model_dump_json(exclude=excluded),
         model,
         prompts.source["digest"],
         accelerator.num_processes,
         environment_stamp(accelerator.device),
+        *([sorted(chat.items())] if chat.get("chat_template") == "applied" else []),
     )
 
 

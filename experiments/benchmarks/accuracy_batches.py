@@ -24,6 +24,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared, batches_of
 from experiment_core_utils.sweep.plan import max_new_tokens_of
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.benchmarks.shared import best_of_rounds, loaded_model, parsed
 
 Answers = list[tuple[int, ...]]
@@ -75,9 +76,10 @@ def main() -> None:
           "answers that differ |")  # fmt: skip
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, settings in cases.items():
+        asked = [(sample, prompt_for(task, sample, model.prompt_family)) for sample in samples]
         questions = [
-            PreparedQuestion(model.prepare(sample, task.prompt(sample), each.vision.crops), each)
-            for sample, each in zip(samples, itertools.cycle(settings), strict=False)
+            PreparedQuestion(model.prepare(*prompted, each.vision.crops), each)
+            for prompted, each in zip(asked, itertools.cycle(settings), strict=False)
         ]
         ways: dict[int, Callable[[], Answers]] = {1: partial(one_by_one, model, questions, steps)}
         for size in own.batch_sizes:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_requested_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
@@ -49,6 +49,7 @@ from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whol
 from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import StagedRun, TimedTokens
 from experiment_core_utils.sweep.plan import plan_for
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.analyses.charts.matplotlib_charts import figure_of
 from experiments.analyses.charts.style import joined_caption
 from experiments.benchmarks.execution_table import (
@@ -166,10 +167,10 @@ def embedded_cases(model: StagedModel, num_samples: int) -> Iterator[Case]:
     config = parse_config([*QUICKSTART, "--num_samples", str(num_samples)])
     task = open_task(config.task)
     drawn = draw_samples(task, config.task)
-    for setting in plan_for(config, find_model(config.model.model_path)):
+    for setting in plan_for(config, find_requested_model(config)):
         for sample_id in drawn.sample_ids:
             sample = task[sample_id]
-            request = model.prepare(sample, task.prompt(sample), setting.vision.crops)
+            request = model.prepare(sample, prompt_for(task, sample, model.prompt_family), setting.vision.crops)
             yield Case(f"{setting.key} {sample_id}", setting, model.to_device(request.inputs))
 
 
@@ -232,7 +233,7 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged,
         if given.decoder_alone:
             raise ConfigurationError("--decoder_alone runs the decoder of a shape; give --shape too")
         config = parse_config(["--device", device.type, "--precision", given.precision, "--execution", "eager"])
-        eager = load_staged_model(config.model, find_model(config.model.model_path), device)
+        eager = load_staged_model(config.model, find_requested_model(config), device)
         assert isinstance(eager, MolmoeStagedModel)
         model, config_of_shape, processor = eager.model, eager.model.config, eager.processor
     else:

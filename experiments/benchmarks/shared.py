@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_requested_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import open_task
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.knobs import VisionTarget
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 
 T = TypeVar("T")
 Name = TypeVar("Name", str, int)
@@ -37,7 +38,7 @@ def parsed(
 
 def loaded_model(config: ProfilingConfig) -> StagedModel:
     """The model on its device."""
-    return load_staged_model(config.model, find_model(config.model.model_path), choose_device(config.machine.device))
+    return load_staged_model(config.model, find_requested_model(config), choose_device(config.machine.device))
 
 
 def endless_model(config: ProfilingConfig) -> StagedModel:
@@ -50,7 +51,7 @@ def endless_model(config: ProfilingConfig) -> StagedModel:
 def first_inputs(model: StagedModel, config: TaskConfig, target: VisionTarget) -> Mapping[str, Any]:
     """The first sample of the task at a vision target, on the model's device."""
     task = open_task(config)
-    return model.to_device(model.prepare(task[0], task.prompt(task[0]), target.crops).inputs)
+    return model.to_device(model.prepare(task[0], prompt_for(task, task[0], model.prompt_family), target.crops).inputs)
 
 
 def timed(device: torch.device, act: Callable[[], T]) -> tuple[float, T]:

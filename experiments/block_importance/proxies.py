@@ -22,6 +22,7 @@ from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import SampleError, library_faults_named
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.block_importance.answers import DrawnTask
 from experiments.block_importance.importance import Measured, TaskValues, watched_blocks
 
@@ -99,14 +100,14 @@ def _answer_tokens(
     if not sample.answers:
         raise SampleError(f"sample {sample.sample_id} has no reference answer")
     whole = drawn.task[sample.sample_id]
-    text = f"{drawn.task.prompt(whole)} {expected_answer(sample)}"
+    text = f"{prompt_for(drawn.task, whole, model.prompt_family)} {expected_answer(sample)}"
     with_answer = model.prepare(whole, text, vision.crops).inputs["input_ids"][0].tolist()
     before = inputs["input_ids"][0].tolist()
     shared = next((at for at, (a, b) in enumerate(zip(before, with_answer, strict=False)) if a != b), len(before))
     answer = with_answer[shared:]
     if shared < len(before) or not answer:
         raise SampleError(f"sample {sample.sample_id}: the tokenizer does not separate its answer from its prompt")
-    return [*answer, *sorted(model.eos_token_ids)[:1]]
+    return [*answer, *sorted(model.ends.token_ids)[:1]]
 
 
 def _answer_loss(model: StagedModel, inputs: Mapping[str, Any], features: Any, target: Sequence[int]) -> torch.Tensor:

@@ -41,7 +41,7 @@ from experiment_core_utils.models.common.vendor_errors import vendor_errors_name
 from experiment_core_utils.models.hf.generate import loose_tensors, stages_unsupported_reason
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.processor import load_hf_processor
-from experiment_core_utils.models.hf.requests import HFRequests
+from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions, HFRequests
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobLimits
 
@@ -54,6 +54,7 @@ class HFSource:
     folder: Path
     config: PreTrainedConfig
     quant_method: str | None  #: how the weights are quantised already, None where they are not
+    chat: ChatOptions = DEFAULT_CHAT  #: what was requested of its chat template
 
     @property
     def takes_pictures(self) -> bool:
@@ -72,7 +73,7 @@ class HFSource:
         """
         processor = load_hf_processor(self.folder)
         with vendor_errors_named(f"the processor, the tokenizer and the config of {self.name} do not go together"):
-            return HFRequests(processor, self.config, self.name)
+            return HFRequests(processor, self.config, self.name, self.chat)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class LoadOptions:
     quantisation: QuantisationOptions
 
 
-def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any]) -> HFSource:
+def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any], chat: ChatOptions = DEFAULT_CHAT) -> HFSource:
     """The checkpoint, after reading its config; raises ConfigurationError for a model that is neither
     image-text-to-text nor causal, and for one whose prompt goes through an encoder of its own.
     """
@@ -108,7 +109,7 @@ def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any]) -> HFSource:
             f"{name}, a {config.model_type}, reads pictures by cross-attention: they take no place in its prompt, so "
             "that no vision token can be counted; give a model whose pictures are tokens of the prompt"
         )
-    return HFSource(name, folder, config, own_method(raw))
+    return HFSource(name, folder, config, own_method(raw), chat)
 
 
 def skeleton_of(source: HFSource) -> PreTrainedModel:
@@ -135,6 +136,7 @@ def limits_of(source: HFSource) -> KnobLimits:
         top_k_unsupported_reason=knobs.top_k_unsupported_reason,
         blocks_unsupported_reason=knobs.blocks_unsupported_reason,
         untried_reason=knobs.untried_reason,
+        token_unit=source.requests.token_unit,
     )
 
 

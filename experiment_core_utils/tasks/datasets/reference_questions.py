@@ -55,7 +55,7 @@ class ReferenceQuestions(RowTask):
 
     def __getitem__(self, index: int) -> Sample:
         """See `Task`."""
-        return self.row_at(index).sample(index, None, self.question_type(index))
+        return self.row_at(index).sample(index, (), self.question_type(index))
 
     def row_at(self, index: int) -> QuestionRow:
         """See `RowTask`."""

@@ -113,20 +113,35 @@ def _best(found: Objectives) -> int:
 
 
 def _fastest_near_best(found: Objectives) -> str:
-    """The fastest setting that loses little, against the slowest; whether others that lose little are surely slower."""
+    """The fastest setting that loses little, against the reference; whether others that lose little are surely slower.
+
+    Where the reference was not measured, against the slowest setting, with a word on that.
+    """
     best, margin = _best(found), ACCURACY_MARGIN * found.best
     near = np.flatnonzero(found.accuracy >= found.accuracy[best] - margin)
     fastest = int(near[np.argmin(found.cost[near])])
-    time, part = milliseconds(float(found.cost[fastest])), 100 * found.cost[fastest] / found.cost.max()
-    against = f"{part:.0f} % of the slowest setting's time" if part < 100 else "and no setting is slower"
+    time = milliseconds(float(found.cost[fastest]))
     text = (
         f"the fastest within {margin:g} of the best accuracy ({found.accuracy[best]:.3f}) is "
         f"{found.points[fastest].key} with {found.accuracy[fastest]:.3f} and {time} a "
-        f"request, {against}"
+        f"request, {_against(found, fastest)}"
     )
     slower = found.cheaper(fastest, len(found.points))[near]
     unsure = len(near) - 1 - int(slower.sum())
     return f"{text}; {unsure} of {len(near) - 1} others as accurate are not surely slower" if unsure else text
+
+
+def _against(found: Objectives, at: int) -> str:
+    """A setting's mean latency as a fraction of the reference's."""
+    if found.reference is None:
+        part, whole = 100 * found.cost[at] / found.cost.max(), "the slowest setting's time"
+        text = f"{part:.0f} % of {whole}" if part < 100 else "and no setting is slower"
+        return f"{text} (the reference, the model as it is, was not measured)"
+    if at == found.reference:
+        return "the reference, which is the model as it is"
+    part, own = 100 * found.cost[at] / found.cost[found.reference], found.points[found.reference].key
+    accuracy = f"{found.accuracy[found.reference]:.3f}"
+    return f"{part:.0f} % of the time of the reference ({own}, {accuracy})"
 
 
 def _knob_changes(analysis: TaskAnalysis, drift: float, no_accuracy: bool) -> list[str]:
@@ -203,14 +218,18 @@ def change_sentences(analysis: TaskAnalysis) -> Iterator[str]:
         drift = each.found.drift_allowance
         larger = [(first, last) for first, last in between if is_beyond_drift(first.mean, last.mean, drift)]
         if larger:
-            yield f"What changes the {label}: {'; '.join(_between(first, last) for first, last in larger)}."
+            at = each.found.reference
+            whole = None if at is None else float(each.found.cost[at])
+            beside = "" if whole is None else f" (in % of the reference's {milliseconds(whole)})"
+            changes = "; ".join(_between(first, last, whole or first.mean) for first, last in larger)
+            yield f"What changes the {label}{beside}: {changes}."
         elif effects.terms and not knobs:
             yield f"No knob changes the {label} beyond noise."
 
 
-def _between(first: LevelMean, last: LevelMean) -> str:
+def _between(first: LevelMean, last: LevelMean, whole: float) -> str:
     low, high = last.change_ci95
-    share = 100 * last.change / first.mean
+    share = 100 * last.change / whole
     return (
         f"{KNOB_NAMES[last.knob]} {first.value} → {last.value}: {last.change:+.0f} ms, {share:+.0f} % "
         f"[{low:+.0f} to {high:+.0f} ms]"
@@ -258,7 +277,9 @@ def _best_and_cheaper(each: FrontAnalysis) -> str:
         return f"{text}; {f'none has a {lower}' if is_cheapest else f'all of {lower} are confidently less accurate'}."
     if not each.found.cheaper(places[cheapest.key], len(places))[places[best.key]]:
         return f"{text}; none of those not confidently less accurate has surely a lower {each.found.of.label}."
+    at = each.found.reference
+    whole, of = (best.cost, "its") if at is None else (float(each.found.cost[at]), "the reference's")
     return (
         f"{text}; the cheapest that is not confidently less accurate is {cheapest.key} ({cheapest.accuracy:.3f}), at "
-        f"{100 * cheapest.cost / best.cost:.0f} % of its {each.found.of.label}."
+        f"{100 * cheapest.cost / whole:.0f} % of {of} {each.found.of.label}."
     )

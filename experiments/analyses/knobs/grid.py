@@ -33,6 +33,8 @@ class KnobPoint:
     top_k: int | None  #: None in a dense model, where it is not a knob
     num_active_blocks: int
     sweep: str = ""  #: label of its sweep beside others; empty alone
+    is_reference: bool = False  #: whether it is the model as it is
+    in_grid: bool = True  #: False for a reference beside the requested values of the knobs, which is no part of effects
 
     def value(self, knob: str) -> str | int:
         """Value of one of KNOBS."""
@@ -170,7 +172,10 @@ def picture_of(sample: SampleResult) -> str:
 
 def _point(setting: StoredSetting) -> KnobPoint:
     result = setting.result
-    return KnobPoint(setting.name, vision_label(result), result.top_k, result.num_active_blocks, setting.sweep)
+    return KnobPoint(
+        setting.name, vision_label(result), result.top_k, result.num_active_blocks, setting.sweep,
+        bool(result.is_reference), result.in_grid,
+    )  # fmt: skip
 
 
 def _matrix(
@@ -240,7 +245,7 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
         task=table.origin["task"],
         metric=table.origin["metric"],
         best=float(table.best),
-        points=tuple(map(_recorded_point, table.settings)),
+        points=tuple(_recorded_point(key, table) for key in table.settings),
         sample_ids=table.sample_ids,
         pictures=table.pictures,
         scores=table.scores,
@@ -252,12 +257,14 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
     )
 
 
-def _recorded_point(key: str) -> KnobPoint:
+def _recorded_point(key: str, table: RecordedTable) -> KnobPoint:
     try:
         vision, top_k, blocks = values_of_key(key)
     except ConfigurationError as error:
         raise ResultsError(f"{error}; collect the table again") from error
-    return KnobPoint(key, vision.value, top_k, blocks)
+    is_reference = key == table.reference
+    in_grid = table.reference_in_grid or not is_reference
+    return KnobPoint(key, vision.value, top_k, blocks, is_reference=is_reference, in_grid=in_grid)
 
 
 def _source(tables: Sequence[RecordedTable]) -> dict[str, Any]:

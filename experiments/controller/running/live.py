@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task, answer_to
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
 from experiments.controller.knob_choices import KnobChoice, KnobSpace
 from experiments.controller.policies.interface import PictureShape, Policy, RequestFeatures
@@ -106,7 +107,7 @@ def prepare_requests(
 
 
 def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str]) -> LiveRequest:
-    prompt = task.prompt(sample)
+    prompt = prompt_for(task, sample, model.prompt_family)
     prepared = {tier: model.prepare(sample, prompt, tier_target(tier).crops) for tier in tiers}
     # Without a picture, or with one that is not cut, there are no crops.
     shapes = {
