@@ -70,10 +70,7 @@ BY_NAME: Sequence[tuple[str, Sequence[Value]]] = (
         (lambda row: "ABCA"[row], lambda row: COLOURS[row], lambda row: ["yes", "no"][row % 2], lambda row: row),
     ),
     (r"^[A-Z]$|option|choice", (lambda row: COLOURS[row],)),
-    (
-        r"(^|_)(id|idx|index|number|num|count|qid|pid)$",
-        (lambda row: str(row), lambda row: row, lambda row: str(row // 2)),
-    ),
+    (r"(^|_)(id|idx|index|number|num|count|qid|pid)$", (lambda row: str(row), lambda row: row, lambda row: str(row // 2))),
     (r"question|query|prompt|instruction|text|problem|caption", (lambda row: f"Which colour is square {row}?",)),
     (r"width|height|size|year", (lambda row: 40 + row,)),
     (r"bbox|box|point|coord|polygon", (lambda row: [0.1, 0.2, 0.5, 0.6], lambda row: [1, 2, 30, 20])),
@@ -149,11 +146,7 @@ class Rows:
     def change_after(self, error: BaseException, steps: int) -> bool:
         """Other rows, after the code of the task failed on these; False where all has been tried."""
         missing = _missing_column(error)
-        if (
-            missing is not None
-            and missing not in self._values
-            and re.search(rf"""["']{re.escape(missing)}["']""", self._code + f"'{missing}'")
-        ):
+        if missing is not None and missing not in self._values and re.search(rf"""["']{re.escape(missing)}["']""", self._code + f"'{missing}'"):
             held = [name for name, kind in self._chosen.items() if missing in _texts_of(self._values[name][kind])]
             keys = _keys_missed(error) if held else []
             if keys:
@@ -275,11 +268,7 @@ class Walk:
             return "another output type", str(config["output_type"])
         if (config.get("dataset_kwargs") or {}).get("video"):
             return "not of pictures", "video or sound"
-        splits = [
-            config[f"{each}_split"]
-            for each in ("training", "validation", "test", "fewshot")
-            if config.get(f"{each}_split")
-        ]
+        splits = [config[f"{each}_split"] for each in ("training", "validation", "test", "fewshot") if config.get(f"{each}_split")]
         rows = Rows(_code_of(config))
         shows, error = self._learn(config, rows, list(dict.fromkeys(splits)))
         if shows == "video or sound":
@@ -349,9 +338,7 @@ class Walk:
             return "not of pictures", "text only"
         for kind in ANSWERS:
             samples = [ours[index] for index in range(len(ours))]
-            answers = [
-                kind.format(target=sample.answers[0].split("\n")[0] if sample.answers else "") for sample in samples
-            ]
+            answers = [kind.format(target=sample.answers[0].split("\n")[0] if sample.answers else "") for sample in samples]
             try:
                 theirs = their_figures(self.manager, name, answers)
             except (Exception, SystemExit) as raised:
@@ -399,11 +386,7 @@ def their_figures(manager: Any, name: str, answers: Sequence[str]) -> dict[str, 
         for kind in instances[0].filtered_resps:
             for instance, doc in zip(instances, task.eval_docs_no_media, strict=True):
                 done = _process_document_results(
-                    (instance.doc_id, doc, [instance]),
-                    task=task,
-                    filter_key=kind,
-                    reasoning_tags=tags,
-                    log_samples=False,
+                    (instance.doc_id, doc, [instance]), task=task, filter_key=kind, reasoning_tags=tags, log_samples=False
                 )
                 for metric, value in done.metrics.items():
                     output.sample_metrics[metric, kind].append(value)
@@ -466,17 +449,7 @@ def _code_of(config: Mapping[str, Any]) -> str:
 
 def _reason(refusal: str) -> str:
     """Its kind, without what is of this task alone."""
-    for kind in (
-        "needs a server",
-        "contacts a server",
-        "is of output type",
-        "begins each prompt",
-        "cannot open",
-        "times with sampling",
-        "cannot be scored",
-        "take pictures",
-        "fails",
-    ):
+    for kind in ("needs a server", "contacts a server", "is of output type", "begins each prompt", "cannot open", "times with sampling", "cannot be scored", "take pictures", "fails"):
         if kind in refusal:
             return kind if kind != "fails" else refusal
     return refusal
@@ -513,9 +486,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="names of tasks (default: all)")
     parser.add_argument("--one_of_each_folder", action="store_true", help="only the first task of each folder")
-    parser.add_argument(
-        "--part", metavar="K/N", help="of the tasks, every N-th from the K-th on, for several processes"
-    )
+    parser.add_argument("--part", metavar="K/N", help="of the tasks, every N-th from the K-th on, for several processes")
     parser.add_argument("--output", type=Path, help="JSON file for the outcome of each task")
     arguments = parser.parse_args()
 
