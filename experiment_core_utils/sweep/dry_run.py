@@ -6,7 +6,6 @@ Facts are gathered here (config of the model, pictures of a few samples, earlier
 follows from them is computed in `estimate.py`.
 """
 
-import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from experiment_core_utils.primitives.device import (
 )
 from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.provenance import FinalPrompt, Provenance
+from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.sweep.estimate import (
@@ -124,7 +123,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *source_sentences(estimates, earlier, output_tokens, matmul_rate, planned.no_formula),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
         *([] if config.model.random_weights else decoding_sentences(source)),
-        *prompt_lines(planned.final_prompt(requested.settings[0]), requested.prompt_form),
+        *planned.final_prompt(requested.settings[0]).lines(form_words(requested.prompt_form)),
         *untried_sentences(source),
         *broken_rows_lines(faults, len(task)),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
@@ -144,15 +143,9 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     )
 
 
-def prompt_lines(final: FinalPrompt, form: Mapping[str, Any]) -> list[str]:
-    """What the model is given of the first sample, a line for the text and one for the ids."""
-    words = ", ".join(f"{name} {form[name]}" for name in ("family", "chat_template") if name in form) or "family molmo"
-    text = json.dumps(final.text, ensure_ascii=False)
-    ids = " ".join(f"{each[0]}x{each[1]}" if isinstance(each, list) else str(each) for each in final.token_ids)
-    return [
-        f"prompt of sample {final.sample_id} ({words}): {text}",
-        f"ids: {ids}",
-    ]
+def form_words(form: Mapping[str, Any]) -> str:
+    """The family and what is done about the chat template, in a few words."""
+    return ", ".join(f"{name} {form[name]}" for name in ("family", "chat_template") if name in form) or "family molmo"
 
 
 def decoding_sentences(source: ModelSource) -> list[str]:

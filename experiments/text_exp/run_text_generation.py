@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         accelerator = launched(grid, given.output_dir)
         plan = plan_of(grid, given.output_dir, accelerator)
         if accelerator.is_main_process:
-            print("\n".join(plan.lines()))
+            print("\n".join([*plan.lines(), *plan.prompt_lines()]))
         return 0
     report = run_text_experiments(grid, given.output_dir, lambda line: print(line, file=sys.stderr, flush=True))
     if report.is_main_process:
