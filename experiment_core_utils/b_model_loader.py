@@ -38,12 +38,13 @@ from experiment_core_utils.models.molmoe.loader import find_molmoe_config, load_
 from experiment_core_utils.models.text_model import load_language_model, load_tokenizer, validate_loadable
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import is_gguf
 from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.records.text import QuantSupport
 from experiment_core_utils.tasks.interface import PromptFamily
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
-MODEL_HINT = "give a folder with config.json and safetensors, or a hub id such as allenai/MolmoE-1B-0924"
+MODEL_HINT = "give a folder with config.json and safetensors, a GGUF file, or a hub id such as allenai/MolmoE-1B-0924"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class ModelSource:
     """A checkpoint that was found, before any weight is read."""
 
     name: str  #: the path or hub id as given
-    folder: Path  #: where the files lie
+    folder: Path  #: where the files lie; the file itself of a GGUF
     #: the native config of a MolmoE, converted where the checkpoint has the published layout; else the one of
     #: transformers
     config: PreTrainedConfig
@@ -64,6 +65,11 @@ class ModelSource:
     def takes_pictures(self) -> bool:
         """Whether requests contain the samples' pictures."""
         return self.hf is None or self.hf.takes_pictures
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model answers in a chat, and so in sentences; MolmoE has its own form and answers in short."""
+        return self.hf is not None and self.hf.requests.chat_template is not None
 
     @property
     def prompt_family(self) -> PromptFamily:
@@ -87,7 +93,7 @@ def find_model(path: str, cache_dir: Path | None = None, chat: ChatOptions = DEF
     """
     folder = Path(path)
     revision = None
-    if not folder.is_dir():
+    if not folder.is_dir() and not is_gguf(folder):
         folder = download(path, CHECKPOINT_FILES, MODEL_HINT, cache_dir)
         revision = folder.name
     if is_original_checkpoint(folder):

@@ -12,6 +12,7 @@ from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.text import PromptSource
 from experiment_core_utils.meters.stability import shuffled
+from experiment_core_utils.models.common.answer_ends import without_appended_eos
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.models.hf.requests import UNUSABLE, PromptLayout, default_template, prompt_layout_of
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line, library_faults_named
@@ -19,16 +20,32 @@ from experiment_core_utils.primitives.texts import short_digest, shown
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.content import digests_of
+from experiment_core_utils.tasks.datasets.columns import mapping_of
+from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
+
+# What is asked where no task is given.
+VISION_TASK, TEXT_TASK = "reference_vqa", "reference_questions"
 
 # Samples whose pictures are opened to see whether there are any.
 _INSPECTED_SAMPLES = 8
 
 
-def open_task(config: TaskConfig) -> Task:
+def with_task_named(config: TaskConfig, *, takes_pictures: bool) -> TaskConfig:
+    """The configuration with the name of the default task of such a model, where neither task nor file is given."""
+    if config.dataset_name is not None or config.data_file is not None:
+        return config
+    return config.model_copy(update={"dataset_name": VISION_TASK if takes_pictures else TEXT_TASK})
+
+
+def open_task(config: TaskConfig, *, has_chat_template: bool = False) -> Task:
     """The requested task: rows of a file, or a split of a dataset.
+
+    Args:
+        has_chat_template: whether the model that will be asked has one; of your own data its open answers are then
+            scored by `relaxed` where no metric is named.
 
     Raises:
         ConfigurationError: it is not there or has no row that can be used, or there is no such metric.
@@ -42,9 +59,14 @@ def open_task(config: TaskConfig) -> Task:
             data_dir=config.data_dir,
             cache_dir=config.hf_cache_dir,
             prompt_template=config.prompt_template,
+            columns=mapping_of(config.columns),
+            text_only=config.text_only,
+            split=config.split,
+            revision=config.dataset_revision,
+            has_chat_template=has_chat_template,
         )
     task = load_task(
-        config.dataset_name,
+        config.dataset_name or VISION_TASK,
         config.split,
         data_dir=config.data_dir,
         cache_dir=config.hf_cache_dir,
@@ -56,15 +78,24 @@ def open_task(config: TaskConfig) -> Task:
     return task
 
 
-def open_tasks(config: TaskConfig, names: Sequence[str]) -> dict[str, Task]:
-    """Tasks by name, each once; the rows of a file are the one task that there is.
+def refuse_without_pictures(task: Task, config: TaskConfig, takes_pictures: bool) -> None:
+    """Raises ConfigurationError for rows without any picture and a model with vision: it would be measured blind."""
+    if takes_pictures and isinstance(task, DataFileTask) and not task.has_pictures and not config.text_only:
+        raise ConfigurationError(
+            f"--data_file {config.data_file} has no picture in any row, and this model takes pictures: give the column "
+            "of the pictures by --columns image=COLUMN, or --text_only to ask without any"
+        )
+
+
+def open_tasks(config: TaskConfig, names: Sequence[str], *, has_chat_template: bool = False) -> dict[str, Task]:
+    """Tasks by name, each once, as `open_task` opens them; the rows of a file are the one task that there is.
 
     Raises:
         ConfigurationError: one of them is not there, or is not what the file is called.
     """
     if config.data_file is None:
         return {name: open_task(config.model_copy(update={"dataset_name": name})) for name in dict.fromkeys(names)}
-    task = open_task(config)
+    task = open_task(config, has_chat_template=has_chat_template)
     others = [name for name in dict.fromkeys(names) if name != task.name]
     if others:
         raise ConfigurationError(f"--data_file {config.data_file} is the task {task.name}, not {others[0]}; drop one")
@@ -136,14 +167,36 @@ def _where_from(source: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in source.items() if name != "path"}
 
 
+def refuse_unseen_pictures(
+    task: Task, sample_ids: Sequence[int], config: TaskConfig, *, takes_pictures: bool, model: str
+) -> None:
+    """Refuse to ask a text model about pictures, by the first few samples that can be read.
+
+    Raises:
+        ConfigurationError: a sample has a picture, and `--text_only` is not given; or it is given for a model that sees
+            pictures, and a task that is not a file.
+    """
+    if takes_pictures:
+        if config.text_only and config.data_file is None:
+            raise ConfigurationError(f"--text_only is for a text model or the rows of --data_file, not {task.name}")
+    elif not config.text_only and any(each.image is not None for each in _inspected(task, sample_ids)):
+        raise ConfigurationError(
+            f"{model} is a text model and cannot see the pictures of {task.name}; give a task without pictures, such "
+            f"as --dataset_name {TEXT_TASK}, or --text_only to ask without them"
+        )
+
+
 def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[Caveat]:
     """The caveat where a text model gets a task with pictures, by the first few samples that can be read."""
     if takes_pictures:
         return []
-    inspected = list(itertools.islice(_readable(task, sample_ids), _INSPECTED_SAMPLES))
-    if all(sample.image is None for sample in inspected):
+    if all(sample.image is None for sample in _inspected(task, sample_ids)):
         return []
     return [caveat("pictures_not_shown")]
+
+
+def _inspected(task: Task, sample_ids: Sequence[int]) -> list[Sample]:
+    return list(itertools.islice(_readable(task, sample_ids), _INSPECTED_SAMPLES))
 
 
 def _readable(task: Task, sample_ids: Sequence[int]) -> Iterator[Sample]:
@@ -189,7 +242,7 @@ class ChatForm:
         if self.layout is None:
             return prompt
         try:
-            return self.layout.text(prompt, has_picture=False)
+            return self.layout.text(prompt, num_pictures=0)
         except UNUSABLE as error:
             raise ConfigurationError(
                 f"the chat template cannot be used for the prompt {shown(repr(prompt))} ({first_line(error)}); leave "
@@ -271,9 +324,9 @@ def _true_lengths(prompts: Sequence[str], tokenizer: Any, add_special_tokens: bo
 
 
 def _token_ids(prompts: Sequence[str], tokenizer: Any, add_special_tokens: bool) -> list[list[int]]:
-    """Ids of each prompt as the run feeds them, from one call for all."""
+    """Ids of each prompt as the run feeds them, from one call for all; the tokenizer does not end them."""
     if not prompts:
         return []
     options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": add_special_tokens}
     rows: list[list[int]] = tokenizer(list(prompts), **options)["input_ids"]
-    return rows
+    return [without_appended_eos(row, prompt, tokenizer) for row, prompt in zip(rows, prompts, strict=True)]

@@ -23,7 +23,7 @@ from experiment_core_utils.models.common.text_generation import (
     generation_values,
     plan_batches,
     results_of_records,
-    up_to_end,
+    text_ends,
 )
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import Clock, HostClock
@@ -178,7 +178,8 @@ class TextShard:
 
     def _queries(self, batch: PlannedBatch, generated: GeneratedBatch, batch_index: int) -> list[QueryRecord]:
         lengths = self.prompts.lengths
-        answers = [up_to_end(row, self.generator.eos_token_ids) for row in generated.token_ids]
+        ends = self.generator.ends
+        answers = [(ends.generated(row), ends.up_to_end(row)[1]) for row in generated.token_ids]
         return [
             QueryRecord(
                 prompt_index=self.prompts.indices[place],
@@ -216,11 +217,13 @@ class TextShard:
         )
 
     def _in_words(self, queries: list[QueryRecord]) -> list[QueryRecord]:
-        """Records with their texts, without special tokens, where that was requested."""
+        """Records with their texts up to their ends, without special tokens, where that was requested."""
         if not self.config.decode_token_to_text or not queries:
             return queries
-        texts = self.tokeniser.batch_decode([query["output_token_ids"] for query in queries], skip_special_tokens=True)
-        return [{**query, "output_text": text} for query, text in zip(queries, texts, strict=True)]
+        ends = self.generator.ends
+        answers = [ends.up_to_eos(query["output_token_ids"]) for query in queries]
+        texts = self.tokeniser.batch_decode(answers, skip_special_tokens=True)
+        return [{**query, "output_text": ends.cut(text)} for query, text in zip(queries, texts, strict=True)]
 
 
 def run_staged(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: int) -> StagedRun:
@@ -236,7 +239,7 @@ def run_staged(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: in
     synchronize(model.device)
     marks = new_marks(model.device)
     generated = model.generate_timed(inputs, max_new_tokens, marks)
-    return staged_run(generated, marks.seconds(), generated.token_ids[-1] in model.eos_token_ids)
+    return staged_run(generated, marks.seconds(), model.ends.up_to_end(generated.token_ids)[1])
 
 
 def staged_run(generated: TimedTokens, seconds: Sequence[float], ended: bool) -> StagedRun:
@@ -316,7 +319,8 @@ def prepare_gen_inference(
         places = shard_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
         preferences = preferences_of(values_of(own.generation_config), tokeniser, config.model_name)
         values = generation_values(config, own, tokeniser, preferences)
-        generator = TextGenerator(own, values, config.random_seed, clock or HostClock(), preferences)
+        ends = text_ends(config, own, tokeniser, preferences)[0]
+        generator = TextGenerator(own, values, config.random_seed, clock or HostClock(), preferences, ends)
         prompts = OwnPrompts(places, ids[list(places)], mask[list(places)])
         shard = TextShard(generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes)
         shard.warm_up()
@@ -338,6 +342,8 @@ def run_shard(shard: TextShard, stop: StopRequest) -> tuple[InferenceResults, li
     generator, preferences = shard.generator, shard.generator.preferences
     decoding = {
         **describe_decoding(shard.config, generator.generation),
+        "stop": list(generator.ends.stop),
+        "ignore_eos": generator.ends.are_ignored,
         "preferences_kept": dict(preferences.kept),
         "preferences_left_out": dict(preferences.left_out),
     }
@@ -372,13 +378,14 @@ def sample_record(
     """The record of a sample that was run alone and measured, or that was answered in a batch and has no times."""
     first = runs[0] if runs else answer
     assert first is not None
+    prediction, scored = model.decode_text(first.token_ids), model.ends.answer(first.token_ids)
     return MeasuredSample(
         sample_id=sample.sample_id,
         shape=request.shape,
         runs=runs,
         outputs_identical=len({run.token_ids for run in runs}) == 1 if runs else None,
         transfer_s=transfer_s,
-        prediction=model.decode_text(first.token_ids),
+        prediction=prediction,
         flops=model.count_flops(setting, request.shape, len(first.token_ids)),
         question_type=sample.question_type,
         image_id=sample.image_id,
@@ -389,4 +396,6 @@ def sample_record(
         answer=answer,
         data_sha256=digest_of(sample),
         picture_sha256=sample.picture_sha256,
+        scored_answer=None if scored == prediction else scored,
+        thinking_tokens=model.ends.thinking_tokens(first.token_ids),
     )

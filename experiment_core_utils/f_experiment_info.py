@@ -16,7 +16,7 @@ from experiment_core_utils.b_model_loader import ModelWrapper
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import validated
-from experiment_core_utils.meters.host_facts import hardware_info, host_hardware, run_facts
+from experiment_core_utils.meters.host_facts import hardware_info, host_hardware, package_version, run_facts
 from experiment_core_utils.models.common.describe import (
     MIB,
     architecture_sizes,
@@ -29,11 +29,14 @@ from experiment_core_utils.models.common.describe import (
     quantisation_in_force,
     stored_bytes,
 )
+from experiment_core_utils.models.common.gguf_files import quantised_file_of
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.provenance import Hardware, Variables
 from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
+# Where they are installed.
+OPTIONAL_PACKAGES = ("lmms_eval",)
 TEXT_PACKAGES = (
     "torch",
     "transformers",
@@ -105,6 +108,7 @@ def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
         "dtypes": elements_by_dtype(model),
         **implementations(model),
         "quantization": as_json(quantisation_in_force(model)),
+        "quantised_file": quantised_file_of(model),
         "device_map": device_map_of(model),
         **origin_of(model),
     }
@@ -151,9 +155,10 @@ def as_json(value: Any) -> Any:
 
 def gather_provenance(accelerator: Accelerator, device: torch.device, experiment_id: str) -> Mapping[str, Any]:
     """Who measured, when, with what: versions, hardware, processes, git commit and command line."""
+    optional = [name for name in OPTIONAL_PACKAGES if package_version(name) is not None]
     return {
         "experiment_id": experiment_id,
-        **run_facts(RECORDED_PACKAGES).content(),
+        **run_facts((*RECORDED_PACKAGES, *optional)).content(),
         "num_processes": accelerator.num_processes,
         "hardware": describe_hardware(device).content(),
     }
@@ -178,6 +183,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
         **found
         | {
             "ids": list(config.task.ids) if config.task.ids is not None else None,
+            "columns": list(config.task.columns) if config.task.columns is not None else None,
             "max_new_tokens": max_new_tokens,
             "batch_size": 1,
             "decoding": "greedy",

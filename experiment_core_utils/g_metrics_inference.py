@@ -15,11 +15,15 @@ from experiment_core_utils.primitives.statistics import (
     mean_of,
     rate,
 )
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
 from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
 from experiment_core_utils.records.text import InferenceMetrics, InferenceResults
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
+
+# Above this fraction of unreadable, empty or one-token answers a result has a caveat.
+MOST_UNREADABLE = 0.05
 
 
 def _of_run(quantity: Callable[[StagedRun], float | None]) -> Callable[[MeasuredSample], float | None]:
@@ -41,6 +45,8 @@ QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "pooled_image_features": lambda sample: sample.shape.actual.pooled_features if sample.shape.actual else None,
     "prompt_tokens": lambda sample: sample.shape.prompt_tokens,
     "output_tokens": lambda sample: sample.output_tokens,
+    "thinking_tokens": lambda sample: sample.thinking_tokens,
+    "thinking_s": lambda sample: sample.thinking_s,
     "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
     "prefill_flops": lambda sample: sample.flops.prefill_flops if sample.flops else None,
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
@@ -60,6 +66,7 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
         num_failed_samples=num_failed,
         num_latency_samples=sum(bool(sample.runs) for sample in samples),
         share_truncated=mean_of([not sample.ended for sample in samples]),
+        share_one_token=mean_of([_is_cut_short(sample) for sample in samples]),
         share_failed=fraction_of(num_failed, len(samples) + num_failed),
         share_outlier_runs=outliers.share,
         share_outlier_runs_reason=outliers.reason,
@@ -67,6 +74,39 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
         num_disturbed_samples=sum(bool(sample.disturbances) for sample in samples),
     )
     return SettingSummary(accuracy, counts, distributions(samples), outliers.by_sample)
+
+
+def _is_cut_short(sample: MeasuredSample) -> bool:
+    """Whether the answer is one token, although nothing that short is right: each reference has several words."""
+    several_words = all(len(reference.split()) > 1 for reference in sample.references)
+    return sample.output_tokens - sample.ended == 1 and not sample.options and several_words
+
+
+# Fractions of answers above which a reader is warned.
+_MOST_CUT, _MOST_ONE_TOKEN = 0.05, 0.5
+ANSWER_CAVEATS = frozenset({"answers_cut", "answers_ended_at_once"})
+
+
+def cut_caveats(ended: Sequence[bool], limit: int) -> list[Caveat]:
+    """The caveat of more than 5 % of answers that the limit of tokens cut; none otherwise.
+
+    Args:
+        ended: whether each answer came to its end.
+    """
+    cut = ended.count(False)
+    if not ended or cut / len(ended) <= _MOST_CUT:
+        return []
+    return [caveat("answers_cut", num_cut=cut, num_answers=len(ended), limit=limit)]
+
+
+def text_answer_caveats(results: InferenceResults, limit: int) -> list[Caveat]:
+    """The caveats of the answers of a text run: cut at the limit, or most of them ended at once."""
+    queries = results["queries"]
+    at_once = sum(query["ended"] and query["output_tokens"] == 1 for query in queries)
+    found = cut_caveats([query["ended"] for query in queries], limit)
+    if queries and at_once / len(queries) > _MOST_ONE_TOKEN:
+        found.append(caveat("answers_ended_at_once", num_answers=at_once, num_prompts=len(queries)))
+    return found
 
 
 def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metric) -> AccuracyPart:
@@ -90,7 +130,26 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
         accuracy_by_type=accuracy_by_type(answers, scoring.scores),
         num_unparsed=unparsed,
         share_unparsed=fraction_of(unparsed, len(answers)),
+        share_empty=mean_of([not answer.prediction.strip() for answer in answers]),
     )
+
+
+def answer_caveats(accuracy: AccuracyPart, num_answers: int, share_one_token: float | None) -> list[Caveat]:
+    """Caveats of answers that could not be read, are empty or end after one token, where those are more than a few,
+    and of those that have too few references.
+
+    An empty answer cannot be read either; it is named as an empty one alone.
+    """
+    empty = accuracy.share_empty or 0.0
+    fractions = {
+        "answers_unparsed": max((accuracy.share_unparsed or 0.0) - empty, 0.0),
+        "answers_empty": empty,
+        "answers_one_token": share_one_token or 0.0,
+    }
+    few = fraction_of((accuracy.metric_details or {}).get("few_references", 0), num_answers)
+    found = {kind: fraction for kind, fraction in fractions.items() if fraction > MOST_UNREADABLE}
+    found |= {"few_references": few} if few else {}
+    return [caveat(kind, fraction=fraction, metric=accuracy.metric) for kind, fraction in found.items()]
 
 
 def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
@@ -100,7 +159,8 @@ def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
         found = [(quantity(sample), sample.image_id) for sample in samples]
         known = [(value, picture) for value, picture in found if value is not None]
         spread = describe([value for value, _ in known], [picture for _, picture in known])
-        if spread is not None:
+        # Of a model that does not think it would say nothing.
+        if spread is not None and not (name == "thinking_tokens" and spread.max == 0):
             spreads[name] = spread
     return spreads
 

@@ -47,6 +47,7 @@ from experiment_core_utils.records.setting_result import (
     TIME_NAMES,
     DecoderPart,
     Drift,
+    FixedLengthTime,
     SettingResult,
     SteadinessPart,
     VisionPart,
@@ -109,17 +110,18 @@ def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> Visi
     mean over none of them is None.
     """
     geometries = _geometries(samples)
+    limits = None if target.crops is None or target.crops.tokens is not None else target.crops
     numbers = [geometry.crops_if_cut for geometry in geometries if geometry.crops_if_cut is not None]
     return VisionPart.of(
         theoretical_part(typical_geometry(samples)),
         tier=target.tier,
-        tier_range=asdict(target.crops),
+        tier_range=None if limits is None else {"min_crops": limits.min_crops, "max_crops": limits.max_crops},
         vision_tokens_target=target.tokens,
         selected_crops_mean=mean_of(numbers),
         selected_crops_distribution={str(number): count for number, count in sorted(Counter(numbers).items())},
         target_vision_tokens_mean=target.tokens or mean_of([each.pooled_features for each in geometries]),
         actual_vision_tokens_mean=mean_of([sample.shape.vision_tokens for sample in samples]),
-        max_crops=target.crops.max_crops,
+        max_crops=None if limits is None else limits.max_crops,
     )
 
 
@@ -205,6 +207,9 @@ def sample_result(
         output_tokens=sample.output_tokens,
         output_ended=sample.ended,
         pred=sample.prediction,
+        answer=sample.scored_answer,
+        thinking_tokens=sample.thinking_tokens,
+        T_thinking=milliseconds(sample.thinking_s),
         question_type=sample.question_type,
         metadata=sample_metadata(sample),
         data_sha256=sample.data_sha256,
@@ -255,6 +260,9 @@ def setting_result(
     steadiness: SteadinessPart,
     drift: Sequence[Drift],
     provenance: Provenance,
+    *,
+    is_reference: bool | None = None,
+    in_grid: bool = True,
 ) -> SettingResult:
     """The result of a setting, put together from its parts.
 
@@ -262,6 +270,7 @@ def setting_result(
         scores: one for each of the merged samples, in their order.
         drawn: what was requested, of which `merged` contains those that ran and those that failed.
         drift: for each process, what is known of the machine's speed by now.
+        is_reference, in_grid: see `SettingResult`.
     """
     decoder = DecoderPart.model_construct(
         top_k=setting.top_k,
@@ -269,6 +278,7 @@ def setting_result(
         num_total_blocks=num_total_blocks,
         active_block_indices=list(setting.active_blocks),
     )
+    stats = aggregate_stats(summary.distributions)
     return SettingResult.of(
         vision_part(setting.vision, merged.samples),
         decoder,
@@ -280,10 +290,13 @@ def setting_result(
         fingerprint=merged.fingerprint,
         sampling=asdict(drawn.sampling),
         sample_ids=sorted(drawn.sample_ids) if merged.requested_ids is None else list(merged.requested_ids),
+        is_reference=is_reference,
+        in_grid=in_grid,
         realised=None if merged.proof is None else asdict(merged.proof),
         drift=list(drift),
         energy=energy,
-        aggregate_stats=aggregate_stats(summary.distributions),
+        T_fixed_length=FixedLengthTime.from_stats(stats, provenance.experimental_variables),
+        aggregate_stats=stats,
         per_sample_results=[
             sample_result(sample, score, setting, outliers)
             for sample, score, outliers in zip(merged.samples, scores, summary.outlier_runs, strict=True)

@@ -30,7 +30,13 @@ from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import RESULT_FILES, aggregated_path, read_experiments, read_rows
 from experiment_core_utils.records.sample_result import SampleResult
-from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name, setting_key
+from experiment_core_utils.records.setting_result import (
+    SettingResult,
+    fixed_length_of,
+    read_setting,
+    setting_file_name,
+    setting_key,
+)
 
 
 @dataclass(frozen=True)
@@ -147,9 +153,12 @@ STAT_COLUMNS = (
     "vision_flops_mean",
     "prefill_flops_mean",
     "decode_flops_per_token_mean",
+    "thinking_tokens_mean",
+    "T_thinking_mean",
 )
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
+ANSWER_COLUMNS = ("share_empty", "share_one_token")
 STEADINESS_COLUMNS = ("share_outlier_runs",)
 LATENCY_COLUMNS = ("num_latency_samples",)
 UTILISATION_COLUMNS = ("mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode")
@@ -174,6 +183,8 @@ CORRECT_ANSWER_COLUMNS = {
     f"energy_j_per_correct_answer{ending}": f"j_per_correct_answer{ending}"
     for ending in ("", "_ci95_low", "_ci95_high")
 }
+FIXED_LENGTH_COLUMNS = {"fixed_length_tokens": "num_tokens", "T_fixed_length_mean_ms": "mean"}
+REFERENCE_COLUMNS = ("is_reference", "in_grid")
 
 # Columns that identify a row of the CSV of settings among rows of other tables. Names beside what they are from.
 IDENTITY_COLUMNS = {
@@ -241,13 +252,15 @@ def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
     """`settings_frame` with who each row is, rates and memory, in reading order.
 
     Knobs and accuracy are always there (`vision_tokens_target` where one was requested); other columns without any
-    value are left out.
+    value are left out, and those of empty and one-token answers where there is none.
     """
     further = pd.DataFrame([_identity_and_rates(result) for result in results])
     frame = pd.concat([further, settings_frame(results)], axis=1)
     names = in_reading_order(list(frame.columns))
     always = set(SETTING_COLUMNS) - {"vision_tokens_target"}
-    return frame[[name for name in names if name in always or frame[name].notna().any()]]
+    counted = frame[list(ANSWER_COLUMNS)].fillna(0)
+    has_value = {name: counted[name].any() if name in counted else frame[name].notna().any() for name in names}
+    return frame[[name for name in names if name in always or has_value[name]]]
 
 
 def in_reading_order(names: Sequence[str]) -> list[str]:
@@ -411,7 +424,9 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     row = {name: interval[name] if name in interval else getattr(result, name) for name in SETTING_COLUMNS}
     stats, summary = result.aggregate_stats, None if result.energy is None else result.energy.summary
     row |= {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in STAT_COLUMNS}
-    row |= {name: getattr(result, name) for name in SCORING_COLUMNS}
+    fixed = fixed_length_of(result)
+    row |= {column: getattr(fixed, key, None) for column, key in FIXED_LENGTH_COLUMNS.items()}
+    row |= {name: getattr(result, name) for name in (*SCORING_COLUMNS, *ANSWER_COLUMNS)}
     # In files from before the key was there every sample was measured.
     measured = result.num_latency_samples
     row |= dict.fromkeys(LATENCY_COLUMNS, result.num_samples if measured is None else measured)
@@ -419,4 +434,5 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     row |= {column: getattr(summary, key, None) for column, key in ENERGY_COLUMNS.items()}
     row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
     row |= {name: getattr(result.hardware_utilisation, name, None) for name in UTILISATION_COLUMNS}
-    return row | {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
+    row |= {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
+    return row | {name: getattr(result, name) for name in REFERENCE_COLUMNS}

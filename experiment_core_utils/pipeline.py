@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import meters_of
-from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
+from experiment_core_utils.g_metrics_inference import answer_caveats, cut_caveats, summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_result
@@ -33,7 +33,7 @@ from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, WorkerLost
 from experiment_core_utils.primitives.files import state_folder
 from experiment_core_utils.primitives.interruption import signals_stop
-from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.primitives.knobs import KnobSetting, reference_setting
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import LOCK_NAME, only_run_in, remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, SearchRecord, write_plan
@@ -54,7 +54,9 @@ from experiment_core_utils.sweep.plan import (
     broken_rows,
     broken_rows_lines,
     check_and_make_folder,
+    data_remarks,
     due_keys,
+    fill_in_places,
     left_out_by,
     plan_of,
     replaced_results_lines,
@@ -130,17 +132,19 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         locks: list[RunLock] = []  # of the main process alone
         broadcast_from_main(lambda: locks.append(stack.enter_context(only_run_in(folder / PARTS_FOLDER))), accelerator)
         watch = None if locks else MainProcessWatch(folder / PARTS_FOLDER / LOCK_NAME, config.machine.worker_timeout)
-        order = requested.order
-        keys = broadcast_from_main(lambda: due_keys(folder, order, ledger, is_search=is_search), accelerator)
+        order, grid = requested.order, tuple(setting.key for setting in requested.grid)
+        searched = grid if is_search else None
+        keys = broadcast_from_main(lambda: due_keys(folder, order, ledger, searched), accelerator)
         broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
+        broadcast_from_main(lambda: fill_in_places(requested, ledger), accelerator)
         due = settings_of(keys, requested.settings)
-        left_out = left_out_by(config, requested.source, requested.settings)
+        left_out = left_out_by(config, requested.source, requested.grid)
         if accelerator.is_main_process:
             faults = broken_rows(requested.task, requested.sample_ids) if due else []
             broken = ["\n".join(broken_rows_lines(faults, len(requested.sample_ids)))] if faults else []
             for line in left_out:
                 print(line, file=sys.stderr, flush=True)
-            for line in [*broken, *replaced_results_lines(requested, ledger, keys)]:
+            for line in [*broken, *data_remarks(requested.task), *replaced_results_lines(requested, ledger, keys)]:
                 print(f"warning: {line}", file=sys.stderr, flush=True)
             for line in block_lines(requested):
                 print(line, file=sys.stderr, flush=True)
@@ -161,7 +165,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         # A run of fewer settings than the folder has results of does not shorten the tables.
         tabled = (*results, *ledger.results_beside(requested.keys))
         csv_path = write_tables(tabled, requested.task.name, folder, config.machine.format) if results else None
-        write_eval_results(results, requested.source.limits, requested.task, folder)
+        write_eval_results(results, requested.task, folder)
         if experiment_id is not None:
             locks[0].announce_end(experiment_id)
     if config.machine.tracker is not None and results:
@@ -174,7 +178,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         left_out,
         folder,
         csv_path,
-        finished_search(folder, requested.keys, ledger) if is_search else None,
+        None if searched is None else finished_search(folder, searched, ledger),
     )
 
 
@@ -225,7 +229,7 @@ def measure_settings(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict
     Raises:
         Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
     """
-    context, measuring, machine = run.context, run.config.measuring, run.config.machine
+    context, machine = run.context, run.config.machine
     failed, device = {}, run.bench.model.device
     with (
         run.bench.requests,
@@ -246,7 +250,7 @@ def measure_settings(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict
                     failed[setting.key] = failure
                 if machine.enable_memory_optimization:
                     release_cached_memory(device)
-            if context.is_main and measuring.drift_check_every:
+            if context.is_main and run.drift.every:
                 others = range(1, context.num_processes)
                 wait_for_last_readings(
                     machine.output_dir, others, context.experiment_id, machine.worker_timeout, context.stop
@@ -295,7 +299,8 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     """Score all samples of a setting; g, h and i say what they come to, j saves the result; returns its file's name."""
     requested, bench, ledger = run.requested, run.bench, run.context.ledger
     model, metric = bench.model, bench.metric
-    config, is_search = run.config, run.config.search.pareto_search
+    config = run.config
+    is_search = config.search.pareto_search and setting != requested.beside
     answers = [answer_of(sample) for sample in merged.samples]
     scoring = metric.score(answers)
     accuracy = summarise_accuracy(answers, scoring, metric)
@@ -307,7 +312,9 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     )
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
-    if is_search:
+    caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
+    caveats += cut_caveats([sample.ended for sample in merged.samples], bench.max_new_tokens)
+    if config.search.pareto_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(
         preparation=bench.requests.describe(), experiment_ids=list(merged.experiment_ids)
@@ -324,6 +331,8 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
         steadiness,
         run.drift.unfilled(),
         provenance,
+        is_reference=setting == reference_setting(requested.source.limits),
+        in_grid=setting != requested.beside,
     )
     name = setting_file_name(result)
     save_setting_result(result, config.machine.output_dir / name)
@@ -335,13 +344,23 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
 def search_front(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
     """Search the front, then save every setting that was measured and what was found; returns those that failed.
 
+    The reference setting is measured on all samples: before the search where it is beside the grid, else after it.
+
     Raises:
         As `measure_settings`.
     """
-    context, bench, config = run.context, run.bench, run.config
+    context, bench, config, requested = run.context, run.bench, run.config, run.requested
+    beside = [setting for setting in settings if setting == requested.beside]
+    failed = measure_settings(run, beside) if beside else {}
+    settings = [setting for setting in settings if setting != requested.beside]
+    if not settings:
+        return failed
     rules = SearchRules(margin=config.search.pareto_margin, alpha=config.search.pareto_alpha, best=bench.metric.best)
-    order = random_order(run.requested.sample_ids, config.task.seed)
-    search = FrontSearch(config.measuring, config.machine, context, bench, run.measurer, settings, order, rules)
+    order = random_order(requested.sample_ids, config.task.seed)
+    reference = None if config.knobs.no_reference else reference_setting(requested.source.limits).key
+    search = FrontSearch(
+        config.measuring, config.machine, context, bench, run.measurer, settings, order, rules, reference
+    )
     with bench.requests, signals_stop(context.stop):
         result = search.run()
     if context.is_main:
@@ -352,4 +371,4 @@ def search_front(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict[str
             else:
                 files[setting.key] = summarise_and_save(run, setting, search.measured[setting.key])
         search.close(result, files)
-    return search.failures
+    return failed | search.failures | search.rest_failed

@@ -25,7 +25,7 @@ from experiment_core_utils.f_experiment_info import (
     get_model_architecture_info,
     shared_cores_caveats,
 )
-from experiment_core_utils.g_metrics_inference import combine_inference_metrics
+from experiment_core_utils.g_metrics_inference import ANSWER_CAVEATS, combine_inference_metrics, text_answer_caveats
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics, with_generation
 from experiment_core_utils.i_metrics_energy import (
     allocated_energy,
@@ -157,6 +157,9 @@ def run_text_experiments(
                 if is_main:
                     add_to_results({name: result}, task_type, results_dir=results_dir)
                     say(_line(due.title, name, result))
+                    for each in result["caveat_records"]:
+                        if each["kind"] in ANSWER_CAVEATS:
+                            say(f"warning: {Caveat.model_validate(each).sentence}")
             if len(refused) == len(plan.due) and not plan.saved:
                 raise refused[0]
             if is_main and due.title in failed:
@@ -247,6 +250,7 @@ def measure_experiment(
         save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
     caveats += text_energy_caveats(energy_of_all, config.energy_mode)
     caveats += waiting_caveats(pooled, config.energy_mode)
+    caveats += text_answer_caveats(pooled, config.max_output_tokens)
     caveats += decoding_caveats(pooled["decoding"]["preferences_left_out"])
     return name, _saved(due, pooled, parts, experiment_id, caveats, save)
 

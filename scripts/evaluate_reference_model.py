@@ -110,7 +110,7 @@ def main() -> None:
     work = EvaluationTask(arguments.model_path, arguments.device, settings, arguments.samples)
     for each in answer_all(work, arguments.processes):
         setting = each.setting
-        plan = CardSetting(str(setting.vision.tier), setting.top_k, setting.num_active_blocks)
+        plan = CardSetting(setting.vision.value, setting.top_k, setting.num_active_blocks)
         answers[plan][each.task].append(each)
     control = replace(work, settings=settings[:1], families=(ReferenceKnowledge,), split="control")
     unknown = [each.answer for each in answer_all(control, arguments.processes)]

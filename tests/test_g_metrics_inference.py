@@ -1,20 +1,29 @@
 """Accuracy, spread and absent values, by hand; counts, rates and padding of a text run."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from experiment_core_utils.g_metrics_inference import (
     accuracy_by_type,
+    answer_caveats,
     combine_inference_metrics,
+    cut_caveats,
     distributions,
+    summarise,
+    summarise_accuracy,
+    text_answer_caveats,
 )
 from experiment_core_utils.models.common.text_generation import results_of_records
+from experiment_core_utils.records.provenance import Variables
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.records.setting_result import TypeScores
+from experiment_core_utils.records.setting_result import FixedLengthTime, TypeScores
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
-from experiment_core_utils.tasks.interface import answer_of
+from experiment_core_utils.saved_results.terminal import fixed_length_line
+from experiment_core_utils.tasks.interface import Answer, answer_of
+from experiment_core_utils.tasks.registry import get_metric
 from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
 
 
@@ -154,6 +163,49 @@ def test_answers_that_reached_the_limit_and_samples_that_failed_are_fractions() 
     assert (summary.counts.share_truncated, summary.counts.share_failed) == (0.4, 3 / 8)
 
 
+def test_empty_answers_and_those_of_one_token_are_fractions() -> None:
+    """Of six: two empty; one word where the reference is one word, one where it is two, the same cut, a full one."""
+    one_token = staged_run(inter_token_s=(), ended=False)
+    several = ("a stop sign", "red light")
+    samples = [
+        measured_sample(0, prediction=" \n"),
+        measured_sample(1, prediction=""),
+        measured_sample(2, one_token, prediction="1"),
+        replace(measured_sample(3, one_token, prediction="0"), references=several),
+        replace(measured_sample(4, staged_run(inter_token_s=(0.1,)), prediction="0"), references=several),
+        replace(measured_sample(5, prediction="1"), references=several),
+    ]
+    answers = [answer_of(sample) for sample in samples]
+    metric = get_metric("em_lenient")
+    accuracy = summarise_accuracy(answers, metric.score(answers), metric)
+    counts = summarise(samples, accuracy, 0).counts
+    assert (accuracy.share_empty, accuracy.share_unparsed) == (1 / 3, 1 / 3)
+    assert counts.share_one_token == 1 / 3
+    found = answer_caveats(accuracy, len(answers), counts.share_one_token)
+    # The empty ones cannot be read either, and are named once.
+    assert [each.kind for each in found] == ["answers_empty", "answers_one_token"]
+    assert found[0].sentence.startswith("answers: 33% have no text; see the final prompt in --dry_run")
+    choices = [replace(sample, options=("a", "b"), answer_index=0) for sample in samples]
+    assert summarise(choices, accuracy, 0).counts.share_one_token == 0
+
+
+@pytest.mark.parametrize(("unparsed", "of", "kinds"), [(1, 20, []), (2, 20, ["answers_unparsed"]), (0, 3, [])])
+def test_a_caveat_begins_above_one_answer_in_twenty(unparsed: int, of: int, kinds: list[str]) -> None:
+    samples = [measured_sample(at, prediction="?" if at < unparsed else "1") for at in range(of)]
+    found = answer_caveats(summary_of(samples).accuracy, of, None)
+    assert [each.kind for each in found] == kinds
+    assert all("10% could not be read as an answer by read_off, and count as wrong" in each.sentence for each in found)
+
+
+def test_few_references_are_a_note() -> None:
+    answers = [Answer("cat", ("cat",) * count) for count in (10, 3, 1, 4)]
+    metric = get_metric("vqa_score")
+    (found,) = answer_caveats(summarise_accuracy(answers, metric.score(answers), metric), 4, None)
+    assert (found.kind, found.severity, found.figures) == (
+        "few_references", "note", {"fraction": 0.5, "metric": "vqa_score"},
+    )  # fmt: skip
+
+
 def test_no_samples_have_no_figures() -> None:
     summary = summary_of([])
     accuracy = summary.accuracy
@@ -265,3 +317,59 @@ def test_a_model_that_does_not_report_single_tokens_has_no_token_times() -> None
         batch["ttft_s"], batch["inter_token_s"] = None, []
     metrics = combine_inference_metrics(results)
     assert metrics["ttft_s"] is metrics["time_per_output_token_s"] is metrics["inter_token_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("num_cut", "num_answers", "warned"), [(0, 0, False), (1, 20, False), (2, 20, True), (3, 3, True)]
+)
+def test_more_than_a_twentieth_of_cut_answers_is_a_caveat(num_cut: int, num_answers: int, warned: bool) -> None:
+    found = cut_caveats([False] * num_cut + [True] * (num_answers - num_cut), 64)
+    assert [each.kind for each in found] == ["answers_cut"] * warned
+    if warned:
+        assert found[0].sentence.startswith(f"answers: {num_cut} of {num_answers} were cut at the limit of 64 tokens; ")
+        assert "--stop" in found[0].sentence
+
+
+def test_a_text_run_whose_answers_end_at_once_measures_prefills() -> None:
+    results = text_results()
+    own = [{**query, "ended": True, "output_tokens": 1} for query in results["queries"]]
+    kinds = [each.kind for each in text_answer_caveats({**results, "queries": own}, 4)]
+    assert kinds == ["one_token_answers"]
+    assert [each.kind for each in text_answer_caveats(results, 4)] == ["answers_cut"]
+
+
+def test_thinking_is_a_quantity_of_models_that_think() -> None:
+    plain, thinking = measured_sample(0), replace(measured_sample(1), thinking_tokens=3)
+    assert not any(name.startswith("thinking") for name in distributions([plain]))
+    found = distributions([plain, thinking])
+    # Of three tokens two are decode steps, of 125 ms each.
+    assert (found["thinking_tokens"].mean, found["thinking_s"].mean, found["thinking_s"].n) == (1.5, 0.25, 1)
+
+
+STATS = {"T_first_token_mean": 100.0, "T_decode_per_token_mean": 5.0, "T_total_mean": 250.0}
+
+
+@pytest.mark.parametrize(
+    ("stats", "limit", "ignore_eos", "expected"),
+    [
+        (STATS, 64, False, (16, 175.0, "computed")),
+        (STATS, 4, None, (4, 115.0, "computed")),
+        (STATS, 30, True, (30, 250.0, "measured")),
+        ({"T_first_token_mean": 100.0, "T_total_mean": 100.0}, 64, False, None),
+        (STATS, None, False, None),
+    ],
+)
+def test_the_time_of_an_answer_of_fixed_length(
+    stats: dict[str, Any], limit: int | None, ignore_eos: bool | None, expected: tuple[int, float, str] | None
+) -> None:
+    found = FixedLengthTime.from_stats(stats, Variables(max_new_tokens=limit, ignore_eos=ignore_eos))
+    assert (None if found is None else (found.num_tokens, found.mean, found.how)) == expected
+
+
+def test_the_line_of_the_fixed_length_names_the_fastest_and_the_slowest() -> None:
+    slow, fast = (FixedLengthTime(num_tokens=16, mean=mean, how="computed") for mean in (20.0, 10.25))
+    assert fixed_length_line({"a": slow, "b": fast}) == (
+        "answers of 16 tokens, computed (TTFT + 15 x ms/token): 10.2 ms (b) to 20.0 ms (a)"
+    )
+    assert fixed_length_line({"a": slow}) == "answers of 16 tokens, computed (TTFT + 15 x ms/token): 20.0 ms"
+    assert fixed_length_line({}) is None

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.engines.cpu import decode as decode_step
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
@@ -19,7 +20,7 @@ from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.saved_results.rescoring import rescore
 from experiment_core_utils.sweep.dry_run import describe_plan
 from experiment_core_utils.sweep.measurer import check_proof
-from experiment_core_utils.tasks.registry import get_metric
+from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.core_exp.acc_lat_profiling import main
 from tests.given_flags import over
 from tests.processes.forked_runs import Run, RunServer, of_rank
@@ -41,7 +42,8 @@ SAMPLE_KEYS = """
 def tiny_config(checkpoint: Path, output_dir: Path, *more: str) -> ProfilingConfig:
     return parse_config(
         over(["--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", "3",
-              "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0",
+              "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
+              "--drift_check_every", "0",
               "--num_threads", "1", "--max_new_tokens", "4"], more)
     )  # fmt: skip
 
@@ -208,6 +210,42 @@ def test_a_second_call_measures_nothing_again_and_a_lost_file_only_once(tiny_che
     assert [result.top_k for result in again.results] == [result.top_k for result in first.results]
     for path, modified in written.items():
         assert (path.stat().st_mtime_ns == modified) == (path != lost)
+
+
+def test_the_model_as_it_is_is_measured_beside_the_grid(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """MolmoE's official rule, all experts and blocks; a later run that requests it finds it measured."""
+    config = tiny_config(
+        tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "2", "--drift_check_every", "1"
+    )
+    config = config.replaced(num_active_blocks_list=(3,), num_runs_per_sample=1, no_reference=False)
+    low, own = run_profiling(config).results
+    assert sorted(path.name for path in tmp_path.glob("*topk*.json")) == [
+        "reference-vqa_imgsizeown_topk4_blocks4.json", "reference-vqa_imgsizetier-low_crops2_topk2_blocks3.json"
+    ]  # fmt: skip
+    assert [(each.is_reference, each.in_grid) for each in (low, own)] == [(False, True), (True, False)]
+    assert (own.tier, own.tier_range, own.max_crops, own.vision_tokens_target) == (None, None, None, None)
+    assert (own.top_k, own.active_block_indices, low.sample_ids) == (4, [0, 1, 2, 3], own.sample_ids)
+    assert {each.control for each in own.drift} == {"tier-low_topk2_blocks3"}
+    task, processor = load_task("reference_vqa"), MolmoeProcessor.from_pretrained(tiny_checkpoint)
+    for sample in own.per_sample_results:
+        given = task[sample.sample_id]
+        rows, cols = processor.image_processor.tiling_for(given.image.height, given.image.width)
+        assert (sample.actual_tiling, sample.actual_num_crops) == ([rows, cols], rows * cols)
+        assert sample.theoretical_tiling == sample.actual_tiling
+        assert sample.prompt_tokens == processor(task.prompt(given), given.image)["input_ids"].shape[1]
+        assert sample.vision_flops == (rows * cols + 1) * low.per_sample_results[0].vision_flops / (
+            low.per_sample_results[0].actual_num_crops + 1
+        )
+    table = pd.read_csv(tmp_path / "reference-vqa_settings.csv")
+    assert table.columns[-4:].tolist() == ["is_reference", "in_grid", "experiment_id", "file"]
+    assert table[["setting", "is_reference", "in_grid"]].to_numpy().tolist() == [
+        ["tier-low_topk2_blocks3", False, True], ["own_topk4_blocks4", True, False]
+    ]  # fmt: skip
+    wider = config.replaced(tier_list=("own",), top_k_list=(4,), num_active_blocks_list=(4,))
+    (again,) = run_profiling(wider).results
+    assert again == own.with_keys(in_grid=True)
+    # A setting that was requested once stays so.
+    assert run_profiling(config).results == (low, again)
 
 
 def test_a_run_of_fewer_settings_keeps_the_rows_of_the_others(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -409,7 +447,7 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, run_serve
         "--model_path", str(tiny_checkpoint), "--tier_list", "low", "--top_k_list", "4",
         "--num_active_blocks_list", "4",
         "--num_samples", "5", "--num_runs_per_sample", "1", "--max_new_tokens", "3", "--num_threads", "1",
-        "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0",
+        "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference", "--drift_check_every", "0",
     ]  # fmt: skip
     run_profiling(parse_config([*flags, "--output_dir", str(tmp_path / "one")]))
     two = run_two_ranks(run_server, tmp_path, *flags, "--num_processes", "2", "--output_dir", str(tmp_path / "two"))

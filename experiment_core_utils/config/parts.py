@@ -18,10 +18,11 @@ from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, ch
 from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, distinct, possible
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.primitives.knobs import TIERS, VisionTarget, tier_target, token_target
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL, is_gguf
+from experiment_core_utils.primitives.knobs import OWN, TIERS, VisionTarget, tier_target, token_target
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
+from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
 
 LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -37,6 +38,16 @@ TrackerName = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanla
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(distinct)]
 
 
+def _with_line_ends(text: str) -> str:
+    """A stop text in which a shell's \\n and \\t are the characters; raises ValueError for an empty one."""
+    if not text:
+        raise ValueError("an empty stop text would end every answer before it begins; leave it out")
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+StopText = Annotated[str, AfterValidator(_with_line_ends)]
+
+
 def _not_empty(value: T) -> T:
     """A path as it was given: an empty one would be the current folder."""
     if value == "":
@@ -48,7 +59,9 @@ _LISTED_MODELS = 10
 
 
 def only_model_in(path: str) -> str:
-    """`path`, or the only model folder in it where it is a folder of models itself, which one line of warning says.
+    """`path`, or the only model in it where it is a folder without one of its own, which one line of warning says.
+
+    A model in a folder is a GGUF file, or a folder of its own.
 
     Raises:
         ConfigurationError: it contains several models.
@@ -57,7 +70,7 @@ def only_model_in(path: str) -> str:
     try:
         if not folder.is_dir() or _is_model(folder):
             return path
-        inside = sorted(str(each) for each in folder.iterdir() if each.is_dir() and _is_model(each))
+        inside = sorted(str(each) for each in folder.iterdir() if is_gguf(each) or (each.is_dir() and _is_model(each)))
     except (OSError, ValueError):
         # Whoever opens it says why that is not possible.
         return path
@@ -70,7 +83,12 @@ def only_model_in(path: str) -> str:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether a folder has a config, in transformers' layout or in the one of the original training code."""
+    """Whether a folder has a config, in transformers' layout or in the one of the original training code.
+
+    Beside GGUF files and without other weights, a config is a copy of what they contain.
+    """
+    if any(folder.glob("*.gguf")) and not any(any(folder.glob(kind)) for kind in ("*.safetensors", "*.bin")):
+        return False
     return any((folder / name).exists() for name in ("config.json", "config.yaml"))
 
 
@@ -175,8 +193,8 @@ class ModelConfig(Part):
 
     model_path: ModelPath = Field(
         default=str(EMBEDDED_MODEL),
-        description="model folder, a folder with one model in it, or hub id (default: the model that comes with the "
-        "project)",
+        description="model folder, GGUF file, a folder with one model in it, or hub id (default: the model that comes "
+        "with the project)",
     )
     random_weights: bool = Field(
         default=False,
@@ -214,16 +232,33 @@ class ModelConfig(Part):
         return {**given, "precision": precision}
 
 
+# Files with these endings are whole data sets; folders and datasets of the hub have splits.
+DATA_FILE_ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+
+
+def _pairs(given: Any) -> Any:
+    """Pairs of a mapping, as Python gives them, in the form of the command line."""
+    return [f"{name}={source}" for name, source in given.items()] if isinstance(given, Mapping) else given
+
+
 class TaskConfig(Part):
     """Which samples of which task, and how they are put to the model."""
 
-    dataset_name: str = Field(
-        default="reference_vqa", description="name of the task (default: reference_vqa, needs no download)"
+    dataset_name: str | None = Field(
+        default=None,
+        description="name of the task (default: reference_vqa, for text models reference_questions; need no download)",
     )
     data_file: FilePath | None = Field(
         default=None,
-        description="your own questions in place of a task: a .jsonl, .csv or .parquet file with the columns image, "
+        description="your own questions in place of a task: a .jsonl, .json, .csv, .tsv or .parquet file, a folder of "
+        "save_to_disk or of pictures with metadata, or a dataset OWNER/NAME of the hub, with the columns image, "
         "question, answer or answers, options, type",
+    )
+    columns: Annotated[Listed[str], BeforeValidator(_pairs)] | None = Field(
+        default=None, description="columns of --data_file by other names, such as question=prompt image=image_path"
+    )
+    text_only: bool = Field(
+        default=False, description="leave the pictures of --data_file out, also where it has none for a vision model"
     )
     task_module: FilePath | None = Field(
         default=None, description="Python file that registers tasks or metrics of your own (register_task)"
@@ -259,12 +294,26 @@ class TaskConfig(Part):
     max_new_tokens: CountInMemory | None = Field(
         default=None, description="largest number of tokens of an answer (default: the task's own)"
     )
+    stop: Listed[StopText] | None = Field(
+        default=None,
+        description="texts that end an answer, such as 'Question:'; what comes before the first is the answer "
+        "(default: the task's own, mostly none)",
+    )
+    ignore_eos: bool = Field(
+        default=False,
+        description="generate exactly --max_new_tokens tokens, so that times do not depend on the length of answers; "
+        "the text up to where the answer would have ended is scored",
+    )
 
     @model_validator(mode="after")
     def _check_data_file(self) -> Self:
-        for name in ("dataset_name", "split", "dataset_revision"):
-            if self.data_file is not None and name in self.model_fields_set:
+        file = self.data_file
+        whole = file is not None and file.suffix.lower() in DATA_FILE_ENDINGS
+        for name in ("dataset_name", *(("split", "dataset_revision") if whole else ())):
+            if file is not None and name in self.model_fields_set:
                 raise ConfigurationError(f"--data_file is the whole data set: --{name} cannot act; drop one")
+        if file is None and self.columns:
+            raise ConfigurationError("--columns is for the rows of --data_file, which is not given; drop it")
         return self
 
     @model_validator(mode="after")
@@ -286,9 +335,16 @@ class KnobConfig(Part):
     alternatives = (("tier_list", "vision_tokens_list"), ("importance_scores_file", "block_sets_file"))
 
     tier_list: Listed[str] | None = Field(
-        default=None, description=f"numbers of vision tokens by name, among {' '.join(TIERS)} (default: all)"
+        default=None,
+        description=f"numbers of vision tokens by name, among {' '.join(TIERS)} and {OWN}, the model's own crops or "
+        f"pixels (default: {' '.join(TIERS)})",
     )
     vision_tokens_list: Listed[LargeNumber] | None = Field(default=None, description="vision tokens, instead of tiers")
+    no_reference: bool = Field(
+        default=False,
+        description="leave out the reference setting (the model's own crops or pixels, its own number of experts, all "
+        "blocks), which is measured beside the others",
+    )
     top_k_list: Listed[Count] | None = Field(
         default=None, description="numbers of experts per token (default: half the model's own number, and the whole)"
     )
@@ -313,17 +369,25 @@ class KnobConfig(Part):
     )
     block_sets_file: FilePath | None = Field(default=None, description="JSON of number of blocks -> active blocks")
 
-    @cached_property
-    def targets_and_left_out(self) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
-        """The possible values of the vision knob, every tier where none is given, and why others are left out."""
+    def targets_and_left_out(self, unit: TokenUnit) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
+        """The possible values of the vision knob, every tier where none is given, and why others are left out.
+
+        Args:
+            unit: of the model's vision tokens.
+        """
         if self.vision_tokens_list is not None:
-            return possible(self.vision_tokens_list, token_target)
-        return tuple(tier_target(each) for each in self.tier_list or TIERS), ()
+            return possible(self.vision_tokens_list, lambda tokens: token_target(tokens, unit))
+        return self.tiers, ()
 
     @property
     def vision_targets(self) -> tuple[VisionTarget, ...]:
-        """The possible values of the vision knob."""
-        return self.targets_and_left_out[0]
+        """The possible values of the vision knob in MolmoE."""
+        return self.targets_and_left_out(MOLMOE_TOKENS)[0]
+
+    @cached_property
+    def tiers(self) -> tuple[VisionTarget, ...]:
+        """The tiers that are given by name, without any all of them."""
+        return tuple(tier_target(each) for each in self.tier_list or TIERS)
 
     @cached_property
     def block_choice(self) -> BlockChoice | None:
@@ -344,7 +408,7 @@ class KnobConfig(Part):
                 "drop it"
             )
         # Made here, so that a wrong name or file is reported at once.
-        _ = self.vision_targets, self.block_choice
+        _ = self.tiers, self.block_choice
         return self
 
 

@@ -1,7 +1,7 @@
 """Sampling strategies: which settings of the grid of knobs are measured, in order, without duplicates.
 
 A strategy chooses points of the grid that the given values of the three knobs span. "Sorted" means: vision targets by
-their range of crops, then by label; top-k and block counts as numbers.
+their range of crops, then by label, the model's own last; top-k and block counts as numbers.
 """
 
 import itertools
@@ -71,7 +71,7 @@ def _grid_of(strategy: str, given: Sequence[Sequence[Any]]) -> Sequence[Sequence
     if strategy == "full":
         return given
     in_order = (
-        sorted(given[0], key=lambda each: (each.crops.min_crops, each.crops.max_crops, each.label)),
+        sorted(given[0], key=lambda each: each.order),
         # The number of experts is absent in a model without them, and then it is the only value.
         sorted(given[1], key=lambda each: each or 0),
         sorted(given[2]),

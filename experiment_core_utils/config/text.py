@@ -27,6 +27,7 @@ from experiment_core_utils.config.parts import (
     NumThreads,
     Part,
     Seed,
+    StopText,
     TimeLimit,
     WorkerTimeout,
     launched_mixed_precision,
@@ -179,6 +180,9 @@ class TextConfig(Part):
     sort_prompts: bool = True  #: shortest first, so that batches need less padding
 
     max_output_tokens: CountInMemory = 64  #: longest answer, end-of-sequence included
+    #: texts that end an answer, such as `Question:`; what comes before the first is the answer
+    stop: tuple[StopText, ...] = Field(default=(), strict=False)
+    ignore_eos: bool = False  #: nothing ends an answer: each has exactly `max_output_tokens` tokens
     batching_options: Batching = Batching()
     decoder_config: Decoding = Decoding()
     latency_simulation: LatencySimulation = LatencySimulation()
@@ -225,10 +229,10 @@ class TextConfig(Part):
             )
         return {**given, "mixed_precision": own}
 
-    @field_validator("custom_metrics", mode="before")
+    @field_validator("custom_metrics", "stop", mode="before")
     @classmethod
-    def _one_metric(cls, given: Any) -> Any:
-        """A single name means a list of one."""
+    def _one_text(cls, given: Any) -> Any:
+        """A single text means a list of one."""
         return [given] if isinstance(given, str) else given
 
     @field_validator("mixed_precision", "energy", mode="before")

@@ -20,7 +20,7 @@ from experiment_core_utils.primitives.units import shown
 
 # One launch has one of each.
 OF_THE_LAUNCH = ("device", "mixed_precision", "num_processes", "num_threads", "worker_timeout", "task_type")
-_LISTS = ("custom_metrics",)
+_LISTS = ("custom_metrics", "stop")
 # A grid that is meant has hundreds of either at most.
 MOST_BYTES = 100_000
 MOST_VALUES = 20_000

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
@@ -54,8 +55,8 @@ class Stages(Protocol):
         """The device that the model is on."""
 
     @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
+    def ends(self) -> AnswerEnds:
+        """What ends an answer."""
 
     def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
         """The decoder's modules that run under the setting in force, by what they are; {} where that is not known."""
@@ -81,7 +82,7 @@ class StagedModel(Stages, Protocol):
 
     name: str
     num_total_blocks: int
-    eos_token_ids: frozenset[int]
+    ends: AnswerEnds
 
     @property
     def prompt_family(self) -> PromptFamily:
@@ -102,8 +103,12 @@ class StagedModel(Stages, Protocol):
         A block's first argument, or `hidden_states`, is [B, T, H], and so is its output or the output's first item.
         """
 
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
-        """A request's tokens and crops on the host; raises SampleError for a picture that cannot be used."""
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
+        """A request's tokens and crops on the host; raises SampleError for a picture that cannot be used.
+
+        Args:
+            crops: how many crops the picture may be cut into; None takes as many as the model does by itself.
+        """
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """A request's tensors on the model's device, pictures in its dtype."""
@@ -166,7 +171,10 @@ class StagedModel(Stages, Protocol):
         """
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
-        """Text of generated ids, special tokens left out."""
+        """Text of generated ids up to their end, special tokens left out but those around thinking."""
+
+    def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
+        """From now on answers end at these texts too, or, with `ignore_eos`, at nothing but the limit of tokens."""
 
     def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
         """Experts per token of each active block; None for a block without a router."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.models.common.checkpoint_files import (
@@ -22,6 +22,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_too_large,
     weights_stamp,
 )
+from experiment_core_utils.models.common.gguf_files import config_in, loading_options, refuse_quantised_again, source_of
 from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import (
     own_method,
@@ -39,6 +40,7 @@ from experiment_core_utils.models.molmoe.checkpoint.published import (
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from experiment_core_utils.primitives.device import choose_device, choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, OutOfMemory
+from experiment_core_utils.primitives.files import is_gguf
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHTS = ("*.safetensors",)
@@ -54,7 +56,7 @@ class LanguageModelSource:
     """A checkpoint that was found, before any weight is read."""
 
     name: str  #: the folder or hub id as given, or the only model in that folder
-    folder: Path  #: where the files are
+    folder: Path  #: where the files are; of a GGUF file itself
     revision: str | None  #: commit on the hub, None for a local folder
     config: PreTrainedConfig  #: the model's config; MolmoE's native one where the checkpoint has its published layout
     quant_method: str | None  #: how the weights are quantised already, None where they are not
@@ -88,6 +90,7 @@ def validate_loadable(config: TextConfig) -> LanguageModelSource:
     device = device_of(config)
     _validate_device_map(config, device)
     source = find_language_model(config)
+    refuse_quantised_again(source.folder, config.quantization_config.quantization or config.fp_precision == "float8")
     refuse_impossible(config, source.quant_method, device)
     if source.revision is None:
         _validate_weight_files(config, source)
@@ -116,13 +119,13 @@ def find_language_model(config: TextConfig) -> LanguageModelSource:
         ImpossibleCombination: a revision for a folder.
     """
     folder, revision = Path(config.model_name), None
-    if not folder.is_dir():
+    if not folder.is_dir() and not is_gguf(folder):
         patterns = SMALL_FILES + (CODE if config.trust_remote_code else ())
         folder = download(config.model_name, patterns, HINT, revision=config.revision, ignored=IGNORED_FILES)
         revision = folder.name
     elif config.revision is not None:
         raise ImpossibleCombination(
-            f"revision {config.revision} is for models of the hub, and {config.model_name} is a folder; drop it"
+            f"revision {config.revision} is for models of the hub, and {config.model_name} is a file or folder; drop it"
         )
     raw = check_files(folder, allow_hub_code=config.trust_remote_code)
     is_published = raw.get("model_type") == PUBLISHED_MODEL_TYPE
@@ -134,11 +137,11 @@ def _native_config(config: TextConfig, raw: Mapping[str, Any], folder: Path) -> 
     if not config.trust_remote_code:
         refuse_own_code(raw, config.model_name, "which runs only with trust_remote_code: true")
     with vendor_errors_named(f"the config in {folder} cannot be used"):
-        return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+        return config_in(folder, config.trust_remote_code)
 
 
 def _validate_weight_files(config: TextConfig, source: LanguageModelSource) -> None:
-    if any(source.folder.glob("*.safetensors")):
+    if is_gguf(source.folder) or any(source.folder.glob("*.safetensors")):
         return
     has_pickled = any(source.folder.glob("pytorch_model*.bin"))
     if has_pickled and config.allow_pickled_weights:
@@ -188,7 +191,7 @@ def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
     else:
         with vendor_errors_named(f"{source.folder} has no usable tokenizer ({needed})"):
             tokenizer = AutoTokenizer.from_pretrained(
-                source.folder, padding_side="left", trust_remote_code=config.trust_remote_code
+                **source_of(source.folder), padding_side="left", trust_remote_code=config.trust_remote_code
             )
     if tokenizer.eos_token is None:
         raise ConfigurationError(
@@ -229,10 +232,9 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
     else:
         model = loaded_weights(
             folder,
-            partial(AutoModelForCausalLM.from_pretrained, folder),
+            partial(AutoModelForCausalLM.from_pretrained, **source_of(folder)),
             trust_remote_code=config.trust_remote_code,
-            use_safetensors=None if config.allow_pickled_weights else True,
-            **given,
+            **loading_options(folder) | ({"use_safetensors": None} if config.allow_pickled_weights else {}) | given,
         )
     _refuse_offload(model)
     return model.eval()

@@ -240,6 +240,11 @@ def refuse_unreadable(path: Path, named: str = "", hint: str = "") -> None:
         raise ConfigurationError(f"{what}: this process may not read it; change its permissions{end}")
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path names a GGUF file, which contains a whole model; it need not exist."""
+    return path.suffix.lower() == ".gguf" and not path.is_dir()
+
+
 def read_given(path: Path, named: str = "", hint: str = "") -> bytes:
     """All of a file that a user names; arguments and errors as of `refuse_unreadable`."""
     refuse_unreadable(path, named, hint)

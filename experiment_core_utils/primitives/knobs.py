@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.texts import did_you_mean
-from experiment_core_utils.primitives.vision_tokens import MOST_CROPS, crops_of_tokens
+from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, MOST_CROPS, TokenUnit
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,8 @@ class CropRange:
 
     min_crops: int
     max_crops: int
+    #: the number of vision tokens that is requested in place of crops, for models that take a picture in its own shape
+    tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_crops <= self.max_crops:
@@ -24,47 +26,63 @@ class CropRange:
 
 
 TIERS = {"low": CropRange(1, 3), "medium": CropRange(4, 8), "high": CropRange(9, 15)}
+OWN = "own"
 
 
 @dataclass(frozen=True)
 class VisionTarget:
-    """The vision knob: a tier by name, or a number of vision tokens."""
+    """The vision knob: a tier by name, a number of vision tokens, or what the model takes by itself."""
 
-    label: str  #: part of result file names: ``tier-low`` or ``tokens1008``
-    tier: str | None  #: name of the tier, None for a token target
-    tokens: int | None  #: the token target, None for a tier
-    crops: CropRange  #: how many crops a picture may be cut into
+    label: str  #: part of result file names: ``tier-low``, ``tokens1008`` or ``own``
+    tier: str | None  #: name of the tier, None for others
+    tokens: int | None  #: the token target, None for others
+    #: how many crops a picture may be cut into; None for what the model takes by itself, and for a number of tokens
+    #: that was read from a name, whose crops depend on the model
+    crops: CropRange | None
 
     @property
     def value(self) -> str:
         """Names the target among the values of the vision knob: ``low``, ``1008 tokens`` or ``own``."""
         return self.tier or (self.label if self.tokens is None else f"{self.tokens} tokens")
 
+    @property
+    def order(self) -> tuple[int, int, int, str]:
+        """A sort key: tiers and numbers of tokens ascend, each among themselves; what the model takes comes last."""
+        low, high = (0, 0) if self.crops is None else (self.crops.min_crops, self.crops.max_crops)
+        return (low, high, self.tokens or 0, self.label) if self.label != OWN else (MOST_CROPS, MOST_CROPS, 0, OWN)
+
 
 def own_target() -> VisionTarget:
-    """The target of a model whose number of vision tokens cannot be set: whatever it takes by itself."""
-    return VisionTarget("own", None, None, CropRange(1, MOST_CROPS))
+    """The crops or pixels that a model takes by itself, no bounds given."""
+    return VisionTarget(OWN, None, None, None)
 
 
 def tier_target(name: str) -> VisionTarget:
-    """The target of a tier; raises ConfigurationError for an unknown name."""
+    """The target of a tier, or `own_target` by its name; raises ConfigurationError for an unknown name."""
+    if name == OWN:
+        return own_target()
     if name not in TIERS:
-        raise ConfigurationError(f"unknown tier {name!r}{did_you_mean(name, TIERS)}; choose among {', '.join(TIERS)}")
+        known = (OWN, *TIERS)
+        raise ConfigurationError(f"unknown tier {name!r}{did_you_mean(name, known)}; choose among {', '.join(known)}")
     return VisionTarget(f"tier-{name}", name, None, TIERS[name])
 
 
-def token_target(tokens: int) -> VisionTarget:
-    """The target of as many crops as `tokens` suffice for; see `crops_of_tokens`, also for its error."""
-    crops = crops_of_tokens(tokens)
-    return VisionTarget(f"tokens{tokens}", None, tokens, CropRange(crops, crops))
+def token_target(tokens: int, unit: TokenUnit = MOLMOE_TOKENS) -> VisionTarget:
+    """The target of as many crops as `tokens` suffice for in a model; see `TokenUnit.crops_of`, also for its error."""
+    crops = unit.crops_of(tokens)
+    found = CropRange(1, MOST_CROPS, tokens) if crops is None else CropRange(crops, crops)
+    return replace(named_tokens(tokens), crops=found)
+
+
+def named_tokens(tokens: int) -> VisionTarget:
+    """The target of a number of vision tokens by name only, whose crops are not known without the model."""
+    return VisionTarget(f"tokens{tokens}", None, tokens, None)
 
 
 def target_of_value(value: str) -> VisionTarget:
-    """The target that `VisionTarget.value` names; raises ConfigurationError for another text."""
-    if value == own_target().value:
-        return own_target()
+    """The target that `VisionTarget.value` names, see `named_tokens`; raises ConfigurationError for another text."""
     tokens = re.fullmatch(r"([0-9]+) tokens", value)
-    return tier_target(value) if tokens is None else token_target(int(tokens[1]))
+    return tier_target(value) if tokens is None else named_tokens(int(tokens[1]))
 
 
 def decoder_label(top_k: int | None, num_active_blocks: int) -> str:
@@ -76,11 +94,15 @@ def decoder_label(top_k: int | None, num_active_blocks: int) -> str:
 class KnobSetting:
     """One setting of all knobs."""
 
-    vision: VisionTarget  #: crops per picture
+    vision: VisionTarget  #: crops per picture, with the crops of a number of tokens
     #: experts per token in the blocks after the first with experts, which keeps the model's own number; None in a model
     #: without experts
     top_k: int | None
     active_blocks: tuple[int, ...]  #: indices of the blocks that run, ascending, block 0 among them
+
+    def __post_init__(self) -> None:
+        if self.vision.crops is None and self.vision.tokens is not None:
+            raise ValueError(f"{self.vision.label} was read from a name; make it by token_target of the model's unit")
 
     @property
     def num_active_blocks(self) -> int:
@@ -136,6 +158,12 @@ class KnobLimits:
     blocks_unsupported_reason: str | None = None
     #: why it is known only of the loaded model whether top-k and blocks can be set; None where it is known before
     untried_reason: str | None = None
+    token_unit: TokenUnit = MOLMOE_TOKENS  #: of numbers of vision tokens
+
+
+def reference_setting(limits: KnobLimits) -> KnobSetting:
+    """The model as it is: its own crops or pixels, its own number of experts, all blocks."""
+    return KnobSetting(own_target(), limits.default_top_k, tuple(range(limits.num_total_blocks)))
 
 
 def select_active_blocks(count: int, total: int, importance: Mapping[int, float] | None = None) -> tuple[int, ...]:

@@ -53,9 +53,14 @@ class Caveat(BaseModel):
 
     @property
     def extent(self) -> float:
-        """How far a ratio is from 1, to find the worst drift; 0 for other kinds."""
+        """How far a ratio is from 1, or how many of the answers it is about, to find the worst; 0 for other kinds."""
+        if self.kind in ANSWER_KINDS:
+            return float(self.figures["fraction"])
         return abs(self.figures["ratio"] - 1) if self.kind == "drift" else 0.0
 
+
+# Those that follow from how answers are read; made anew where answers are scored again.
+ANSWER_KINDS = ("answers_unparsed", "answers_empty", "answers_one_token", "few_references")
 
 Caveat.KINDS = {
     "data_commit_unknown": CaveatKind(
@@ -89,6 +94,16 @@ Caveat.KINDS = {
         ),
         "their answers are right; --num_latency_samples saves little time with this model",
     ),
+    "answers_cut": CaveatKind(
+        "warning",
+        "answers: {num_cut} of {num_answers} were cut at the limit of {limit} tokens".format_map,
+        "raise the limit, or where answers run on, as those of base models do, end them by stop texts (--stop)",
+    ),
+    "answers_ended_at_once": CaveatKind(
+        "warning",
+        "answers: {num_answers} of {num_prompts} ended at their first token: throughput is that of prefills".format_map,
+        "ask in the model's chat template, or set ignore_eos: true to measure answers of max_output_tokens",
+    ),
     "decoding_left_out": CaveatKind(
         "warning",
         lambda found: f"decoding: the checkpoint prefers {', '.join(found['names'])}, which this run leaves out",
@@ -103,6 +118,28 @@ Caveat.KINDS = {
         "warning",
         "blocks: {file} does not say which questions chose them: those measured may be among these".format_map,
         "score the blocks again by `knobprof blocks`, which records them",
+    ),
+    "answers_unparsed": CaveatKind(
+        "warning",
+        "answers: {fraction:.0%} could not be read as an answer by {metric}, and count as wrong".format_map,
+        "read pred in the CSV of samples; change the prompt, or allow more tokens (--max_new_tokens)",
+    ),
+    "answers_empty": CaveatKind(
+        "warning",
+        "answers: {fraction:.0%} have no text".format_map,
+        "see the final prompt in --dry_run: its form may not be the model's",
+    ),
+    "answers_one_token": CaveatKind(
+        "warning",
+        "answers: {fraction:.0%} are a single token where all reference answers have several words".format_map,
+        "see the final prompt in --dry_run: its form may not be the model's",
+    ),
+    "few_references": CaveatKind(
+        "note",
+        lambda found: (
+            f"references: {found['fraction']:.0%} of the answers have too few for {found['metric']} to reach its best: "
+            "their scores are the fraction of references that agree"
+        ),
     ),
     "few_samples": CaveatKind(
         "warning",

@@ -1,7 +1,7 @@
 """How a setting was measured: the run, the machine, the model, the task and the requested parameters."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Any, Self
 
@@ -42,7 +42,12 @@ class Decoding(Record):
     kept: dict[str, Any] | None = None
     left_out: dict[str, Any] | None = None  #: object: those that are not, such as sampling; `{}` for none
     bos_token_id: Count | None = None  #: begin of sequence; None if the checkpoint names none
-    eos_token_ids: list[Count] | None = None  #: tokens that end an answer
+    eos_token_ids: list[Count] | None = None  #: tokens that end an answer: the union of `eos_sources`
+    #: object: ids by where the checkpoint names them (`generation_config`, `config`, `tokenizer`, `chat_template`: what
+    #: ends an assistant's turn), and `stop` for special tokens among `stop`; None in older files
+    eos_sources: dict[str, list[Count]] | None = None
+    stop: list[str] | None = None  #: texts that end an answer: of `--stop` and of the task; None in older files
+    ignore_eos: bool | None = None  #: whether nothing ends an answer before the limit; None in older files
     pad_token_id: Count | None = None  #: fills shorter rows of a batch; None if the checkpoint names none
     #: SHA-256 of the chat template that prompts are put into; None if there is none, or the model has its own format
     chat_template_sha256: str | None = None
@@ -106,10 +111,14 @@ class Variables(Record):
     seed: Any = None  #: `--seed`
     ids: Any = None  #: `--ids`, each once and ascending; None if not given
     prompt_template: Any = None  #: `--prompt_template`; None if not given
+    columns: Any = None  #: `--columns`, each as NAME=COLUMN; None if not given
+    text_only: bool = False  #: `--text_only`
     system_prompt: Any = None  #: `--system_prompt`; None if not given
     no_chat_template: bool = False  #: `--no_chat_template`
     dataset_revision: Any = None  #: `--dataset_revision`; None if not given
     max_new_tokens: Any = None  #: the limit that was used: `--max_new_tokens`, else the task's own
+    stop: Any = None  #: `--stop`; None if not given
+    ignore_eos: Any = None  #: `--ignore_eos`
     num_runs_per_sample: Any = None  #: `--num_runs_per_sample`
     num_warmup_runs: Any = None  #: `--num_warmup_runs`
     max_warmup_runs: Any = None  #: `--max_warmup_runs`
@@ -187,7 +196,8 @@ class Provenance(Record):
     #: commit of the checkout, with `+changes` where tracked files differ from it; None if not a checkout
     git_commit: str | None = None
     python: str | None = None  #: version
-    #: of `torch`, `transformers`, `accelerate`, `numpy`, `pillow`; null for one that is not installed
+    #: of `torch`, `transformers`, `accelerate`, `numpy`, `pillow`, null for one that is not installed, and of
+    #: `lmms_eval` where it is
     versions: dict[str, str | None] = {}
     num_processes: Count | None = None  #: processes of the run
     hardware: Hardware = Hardware()  #: object, next rows
@@ -202,12 +212,12 @@ class Provenance(Record):
     #: from before the key was there
     caveat_records: list[Caveat] = []
 
-    def with_caveats(self, found: list[Caveat]) -> Self:
-        """The result with these caveats in place of those of the same kinds; a file without records keeps sentences
-        alone.
+    def with_caveats(self, found: list[Caveat], replaced: Collection[str] = ()) -> Self:
+        """The result with these caveats in place of those of the same kinds and of `replaced`; a file without records
+        keeps sentences alone.
         """
         if self.caveats and not self.caveat_records:
             return self.with_keys(caveats=[*self.caveats, *sentences(found)])
-        kinds = {each.kind for each in found}
+        kinds = {*(each.kind for each in found), *replaced}
         records = [*(each for each in self.caveat_records if each.kind not in kinds), *found]
         return self.with_keys(caveats=sentences(records), caveat_records=records)

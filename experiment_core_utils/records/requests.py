@@ -11,7 +11,7 @@ StageName = Literal["vision", "prefill", "decode"]
 
 @dataclass(frozen=True)
 class VisionGeometry:
-    """How one picture was cut."""
+    """How one picture was cut, or several of one question together."""
 
     num_crops: int  #: crops R * C, without the overview crop; 0 where the picture is not cut
     #: (R, C); None where the picture is not cut, or its crops are counted but not placed
@@ -24,6 +24,7 @@ class VisionGeometry:
     #: patches of the picture, for models that take it in its own shape; None where it is cut into crops
     patches: int | None = None
     patch_grid: tuple[int, int] | None = None  #: (rows, columns) of these; None where it is cut, or has several frames
+    pictures: tuple["VisionGeometry", ...] = ()  #: of each picture, where there are several and it is known
 
     @property
     def crops_if_cut(self) -> int | None:
@@ -33,6 +34,8 @@ class VisionGeometry:
     @property
     def total_crops(self) -> int:
         """Crops that the vision stage takes, the whole picture counted; 0 for a picture in its own shape."""
+        if self.pictures:
+            return sum(each.total_crops for each in self.pictures)
         return 0 if self.patches is not None else self.num_crops + self.has_overview
 
     @property
@@ -93,9 +96,11 @@ class RequestShape:
 
     @property
     def layout(self) -> Hashable:
-        """Equal for requests of which libraries prepare the same kernels: tiling and image size; None without a
-        picture."""
-        return None if self.actual is None else (self.actual.tiling, self.actual.image_size)
+        """Equal for requests of which libraries prepare the same kernels: tiling and image size of each picture; None
+        without one."""
+        if self.actual is None:
+            return None
+        return tuple((each.tiling, each.image_size) for each in self.actual.pictures or (self.actual,))
 
     @property
     def vision_tokens_difference(self) -> int | None:
@@ -105,14 +110,14 @@ class RequestShape:
     def size(self, output_tokens: int) -> RequestSize:
         """What the request's operations depend on, with an answer of so many tokens."""
         actual = self.actual
-        patches = None if actual is None else actual.patches
-        grid = None if actual is None else actual.patch_grid
+        pictures = () if actual is None else actual.pictures or (actual,)
+        grids = tuple(each.patch_grid for each in pictures if each.patch_grid is not None)
         return RequestSize(
             prompt_tokens=self.prompt_tokens,
             output_tokens=output_tokens,
             crops=0 if actual is None else actual.total_crops,
-            patches=() if patches is None else (patches,),
-            grids=() if grid is None else (grid,),
+            patches=tuple(each.patches for each in pictures if each.patches is not None),
+            grids=grids if len(grids) == len(pictures) else (),
             crop_features=None if actual is None else actual.crop_features,
         )
 

@@ -64,10 +64,10 @@ class TheoreticalGeometry(Record):
 class SampleScore(Record):
     """How a sample's answer is scored."""
 
-    #: score of `pred`, from 0 to `metric_best`; 0 where it could not be parsed; None if the metric has none (CIDEr of
-    #: fewer than two pictures)
+    #: score of the answer, from 0 to `metric_best`; 0 where it could not be parsed; None if the metric has none (CIDEr
+    #: of fewer than two pictures)
     accuracy: Positive | None
-    #: how `pred` was read as an answer: `text` where any text is one, otherwise a word of the metric's, such as
+    #: how the answer was read: `text` where any text is one, otherwise a word of the metric's, such as
     #: `letter` or `unparsed`
     parse_status: str | None = None
     #: further numbers of the same answer by name, such as `anls` and `em`; `{}` for none
@@ -111,8 +111,14 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
     """One sample at a setting: its question, answer, score and times."""
 
     output_tokens: Count  #: tokens generated, end-of-sequence included where it came; in a batch without the padding
-    output_ended: bool | None = None  #: whether end-of-sequence came in the first run, or in the answer in a batch
-    pred: Text  #: text of the first run, or of the answer in a batch
+    #: whether the end (end-of-sequence or a stop text) came in the first run, or in the answer in a batch
+    output_ended: bool | None = None
+    pred: Text  #: text of the first run, or of the answer in a batch, up to its end, thinking included
+    answer: Text | None = None  #: the part of `pred` that is scored, without thinking; None if it is `pred`
+    #: output tokens up to the end of thinking, its tags included; 0 if the model did not think; None if in older files
+    thinking_tokens: Count | None = None
+    #: time of the decode steps among them, part of `T_LLM_decode`; None if fewer than 2, or answered in a batch
+    T_thinking: Delay | None = None
     question_type: Text  #: the task's category of the question
     metadata: Metadata  #: what the task says about the sample, below
     #: SHA-256 of the sample's data: question, answers, options and picture; None if in older files

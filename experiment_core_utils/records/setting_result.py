@@ -17,14 +17,15 @@ from experiment_core_utils.primitives.knobs import (
     TIERS,
     VisionTarget,
     decoder_label,
+    named_tokens,
     own_target,
     tier_target,
-    token_target,
 )
+from experiment_core_utils.primitives.vision_tokens import MOST_CROPS
 from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
-from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share
-from experiment_core_utils.records.provenance import Provenance
+from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share, Time
+from experiment_core_utils.records.provenance import Provenance, Variables
 from experiment_core_utils.records.result_files import read_versioned_object
 from experiment_core_utils.records.sample_result import FailedSample, SampleResult, TheoreticalGeometry
 
@@ -40,12 +41,42 @@ TIME_NAMES = {
     "ttft_s": "T_first_token",
     "preprocess_s": "T_preprocess",
     "transfer_s": "T_transfer",
+    "thinking_s": "T_thinking",
 }
 # The work may be none; a request takes time.
-_MAY_BE_ZERO = ("T_vision_total", "T_preprocess", "T_transfer")
+_MAY_BE_ZERO = ("T_vision_total", "T_preprocess", "T_transfer", "T_thinking")
 _ABOVE_ZERO = re.compile(
     rf"(?:{'|'.join(name for name in TIME_NAMES.values() if name not in _MAY_BE_ZERO)})_(?:mean|p50|p95|p99|min|max)"
 )
+
+
+# Tokens of the answer that all settings are compared at, where answers may be as long.
+FIXED_LENGTH = 16
+
+
+class FixedLengthTime(Record):
+    """The time of an answer whose length is the same at every setting."""
+
+    num_tokens: Count  #: n, 16 or the limit of tokens where that is less; with `--ignore_eos` the limit
+    mean: Time  #: mean over samples, in ms
+    #: `computed`: `T_first_token_mean` + (n - 1) x `T_decode_per_token_mean`; `measured`: `T_total_mean` of a run with
+    #: `--ignore_eos`
+    how: Literal["computed", "measured"]
+
+    @classmethod
+    def from_stats(cls, stats: Mapping[str, Number | None], variables: Variables) -> Self | None:
+        """From the means in `aggregate_stats`; None where no decode step, or no sample, was measured."""
+        limit = variables.max_new_tokens
+        if limit is None:
+            return None
+        if variables.ignore_eos:
+            total = stats.get("T_total_mean")
+            return None if total is None else cls(num_tokens=limit, mean=total, how="measured")
+        tokens = min(limit, FIXED_LENGTH)
+        first, each = stats.get("T_first_token_mean"), stats.get("T_decode_per_token_mean")
+        if first is None or each is None:
+            return None
+        return cls(num_tokens=tokens, mean=first + (tokens - 1) * each, how="computed")
 
 
 class WarmUpRuns(Record):
@@ -142,22 +173,24 @@ class TypeScores(Record):
 class VisionPart(TheoreticalGeometry):
     """The vision knob of a setting, and the crops and vision tokens that came of it."""
 
-    #: `low`, `medium` or `high`; None if a token target was requested, or vision tokens cannot be set
+    #: `low`, `medium` or `high`; None if a token target or the model's own crops or pixels were requested
     tier: Literal[tuple(TIERS)] | None  # type: ignore[valid-type]
-    #: crops allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target
+    #: crops allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target; None for the
+    #: model's own, and for a token target of a model that takes pictures in their own shape
     tier_range: dict[str, Count] | None = None
-    #: N of `--vision_tokens_list`; None if a tier was requested, or vision tokens cannot be set
+    #: N of `--vision_tokens_list`; None if a tier or the model's own were requested
     vision_tokens_target: Knob | None
     #: mean number of crops that the rule chose; None if no sample has a picture that is cut (some models take pictures
     #: in their own shape)
     selected_crops_mean: Amount | None
     #: number of crops (as text) -> samples; `{}` without pictures
     selected_crops_distribution: dict[str, Count] | None = None
-    #: the token target; for a tier, the mean of (crops + 1) x 144 over samples; None if no sample has a picture
+    #: the token target; else the mean of (crops + 1) x 144 over samples (in other models, of the vision tokens that the
+    #: rule gives); None if no sample has a picture
     target_vision_tokens_mean: Amount | None
     #: mean of the features that entered the language model, 0 for a sample without a picture; None if no samples
     actual_vision_tokens_mean: Amount | None
-    max_crops: Count  #: upper end of `tier_range`
+    max_crops: Count | None  #: upper end of `tier_range`; None as there
 
 
 class DecoderPart(Record):
@@ -187,6 +220,8 @@ class AccuracyPart(Record):
     #: option
     num_unparsed: Count | None = None
     share_unparsed: Share | None = None  #: `num_unparsed` / `num_samples`; None if no samples
+    #: fraction of answers without any text; None if no samples, or in older files
+    share_empty: Share | None = None
 
 
 class CountsPart(Record):
@@ -199,6 +234,9 @@ class CountsPart(Record):
     #: fraction of samples whose first run (or answer in a batch) reached the limit of tokens (`--max_new_tokens`, else
     #: the task's own) without end-of-sequence; None if no samples
     share_truncated: Share | None = None
+    #: fraction of samples whose answer is a single token before end-of-sequence, although each reference answer has
+    #: several words; None if no samples, or in older files
+    share_one_token: Share | None = None
     #: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested
     share_failed: Share | None = None
     #: fraction of outliers among the runs; `outlier_runs` marks them, and they are in every
@@ -250,6 +288,8 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     sample_ids: list[Count]
     realised: dict[str, Any] | None = None  #: what was counted inside the model; None if no sample could be read
     energy: Energy | None = None  #: energy of the stages of one request, [below](#energy); None if `--energy off`
+    #: time of an answer of fixed length, [below](#fixed-length); None if no decode step was measured, or in older files
+    T_fixed_length: FixedLengthTime | None = None
     aggregate_stats: dict[str, Number | None]  #: spread of every quantity over samples, may be `{}`
     per_sample_results: list[SampleResult]  #: a list, in order of `sample_id`
     failed_samples: list[FailedSample]  #: a list, in order of `sample_id`
@@ -326,15 +366,26 @@ def _sample_fault(sample: SampleResult, best: float) -> str | None:
     return None
 
 
+def fixed_length_of(result: SettingResult) -> FixedLengthTime | None:
+    """The time of an answer of fixed length, also of older files."""
+    known = result.T_fixed_length
+    return known or FixedLengthTime.from_stats(result.aggregate_stats, result.provenance.experimental_variables)
+
+
 def target_of(result: SettingResult) -> VisionTarget:
     """The vision target of a result."""
     tier, tokens = result.tier, result.vision_tokens_target
-    return tier_target(tier) if tier is not None else token_target(tokens) if tokens is not None else own_target()
+    return tier_target(tier) if tier is not None else named_tokens(tokens) if tokens is not None else own_target()
 
 
 def knob_values(result: SettingResult) -> tuple[int, ...]:
-    """What grows with each knob: crops allowed and vision tokens, experts per token, blocks; 0 without such a knob."""
-    return result.max_crops, result.vision_tokens_target or 0, result.top_k or 0, result.num_active_blocks
+    """What grows with each knob: crops allowed and vision tokens, experts per token, blocks; 0 without such a knob.
+
+    The model's own crops come after every number of them.
+    """
+    is_own = result.tier is None and result.vision_tokens_target is None
+    crops = MOST_CROPS if is_own else result.max_crops or 0
+    return crops, result.vision_tokens_target or 0, result.top_k or 0, result.num_active_blocks
 
 
 def setting_key(result: SettingResult) -> str:

@@ -54,6 +54,9 @@ class MeasuredSample:
     #: were noted, the latter also without a picture
     data_sha256: str | None = None
     picture_sha256: str | None = None
+    #: the part of the prediction that is scored, without thinking; None where that is the prediction
+    scored_answer: str | None = None
+    thinking_tokens: int = 0  #: tokens up to the end of thinking; 0 without thinking
 
     @property
     def run_place(self) -> int | None:
@@ -83,8 +86,15 @@ class MeasuredSample:
         return len(answer.token_ids)
 
     @property
+    def thinking_s(self) -> float | None:
+        """Decode time of the thinking tokens after the first; None without such tokens, and without runs."""
+        if self.run is None or self.thinking_tokens < 2:
+            return None
+        return sum(self.run.inter_token_s[: self.thinking_tokens - 1])
+
+    @property
     def ended(self) -> bool:
-        """Whether end-of-sequence came before the limit, in the first run or in the answer in a batch."""
+        """Whether its end came before the limit, in the first run or in the answer in a batch."""
         answer = self.runs[0] if self.runs else self.answer
         assert answer is not None
         return answer.ended

@@ -1,4 +1,4 @@
-"""The accuracy of the unmodified model in the form of the hub's `.eval_results` files, for a model's repository."""
+"""The accuracy of the model as it is in the form of the hub's `.eval_results` files, for a model's repository."""
 
 import re
 from collections.abc import Sequence
@@ -8,32 +8,30 @@ import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from experiment_core_utils.primitives.files import write_text_atomically
-from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.tasks.interface import Task
 
 FOLDER = ".eval_results"
-# The tier that cuts pictures as finely as such models do by themselves.
-WHOLE_TIER = "high"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def write_eval_results(results: Sequence[SettingResult], limits: KnobLimits, task: Task, folder: Path) -> Path | None:
+def write_eval_results(results: Sequence[SettingResult], task: Task, folder: Path) -> Path | None:
     """Write `.eval_results/<task>.yaml` into the folder; returns its path.
 
-    None where there is nothing to say on the hub: no setting of all experts and blocks and the most vision tokens (the
-    model's own, or tier `high`), a task without a dataset there, random weights, or no accuracy.
+    None where there is nothing to say on the hub: the reference was not measured, a task without a dataset there,
+    random or quantised weights, or no accuracy.
 
     Raises:
         ResultsNotSaved: the disk does not take it.
     """
     hub = getattr(task, "hub", None)
-    found = next((each for each in results if _is_unmodified(each, limits)), None)
+    found = next((each for each in results if each.is_reference), None)
     if hub is None or found is None or found.accuracy is None:
         return None
     made, revision = found.provenance, task.source.get("revision", "")
     variables = made.experimental_variables
-    if variables is not None and variables.random_weights:
+    is_quantised = getattr(variables, "quantization", "none") not in (None, "none")
+    if variables is not None and (variables.random_weights or is_quantised):
         return None
     entry = EvalResultEntry(
         dataset_id=hub.id,
@@ -47,12 +45,6 @@ def write_eval_results(results: Sequence[SettingResult], limits: KnobLimits, tas
     path.parent.mkdir(exist_ok=True)
     write_text_atomically(yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False), path)
     return path
-
-
-def _is_unmodified(result: SettingResult, limits: KnobLimits) -> bool:
-    is_whole = result.vision_tokens_target is None and result.tier in (None, WHOLE_TIER)
-    has_all = (result.top_k, result.num_active_blocks) == (limits.default_top_k, limits.num_total_blocks)
-    return is_whole and has_all
 
 
 def _notes(result: SettingResult) -> str:

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from experiment_core_utils.g_metrics_inference import summarise_accuracy
+from experiment_core_utils.g_metrics_inference import answer_caveats, summarise_accuracy
 from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, score_part
 from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.statistics import fraction_of
+from experiment_core_utils.records.caveats import ANSWER_KINDS
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import (
     RescoredResult,
@@ -25,6 +26,7 @@ from experiment_core_utils.records.setting_result import (
     knob_values,
     setting_key,
 )
+from experiment_core_utils.tasks.answers import scored_text
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
@@ -99,7 +101,13 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
     except SampleError as error:
         raise ConfigurationError(f"{metric.name} cannot score {name}: {error}; choose another metric") from error
     accuracy = summarise_accuracy(answers, scoring, metric)
+    provenance = result.provenance
+    if origin.metric_before != metric.name:
+        provenance = provenance.with_caveats(
+            answer_caveats(accuracy, len(answers), result.share_one_token), replaced=ANSWER_KINDS
+        )
     anew = dict(accuracy) | {
+        "provenance": provenance,
         "energy": with_correct_answers(result.energy, accuracy),
         "share_failed": fraction_of(result.num_failed_samples, len(samples) + result.num_failed_samples),
         "per_sample_results": [
@@ -114,7 +122,7 @@ def stored_answer(sample: SampleResult) -> Answer:
     """The answer of a stored sample; options are stored only where the question has them."""
     metadata = sample.metadata
     return Answer(
-        prediction=sample.pred,
+        prediction=scored_text(sample.pred, sample.answer),
         references=tuple(metadata.answers),
         options=tuple(metadata.options),
         answer_index=metadata.answer_index,
@@ -140,7 +148,7 @@ def compare_folder(folder: Path, baseline: str | None) -> list[Compared]:
     """Every setting in `folder` against one, task by task.
 
     Args:
-        baseline: key of a setting; None for the one with all knobs at their largest.
+        baseline: key of a setting; None for the reference, else the one with all knobs at their largest.
 
     Raises:
         ConfigurationError: no such setting, or none has all knobs at their largest.
@@ -221,10 +229,16 @@ def _at(content: Any, path: Sequence[str]) -> Any:
 
 
 def largest_setting(by_key: Mapping[str, SettingResult]) -> str:
-    """The setting that has each knob at the largest value that any has; raises ConfigurationError where none has.
+    """The reference; without one the setting that has each knob at the largest value that any has.
 
     A knob that a model does not have is no reason against a setting.
+
+    Raises:
+        ConfigurationError: there is neither.
     """
+    reference = next((key for key, result in by_key.items() if result.is_reference), None)
+    if reference is not None:
+        return reference
     values = {key: knob_values(result) for key, result in by_key.items()}
     largest = tuple(map(max, zip(*values.values(), strict=True)))
     full = [key for key, own in values.items() if own == largest]

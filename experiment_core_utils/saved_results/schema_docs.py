@@ -144,13 +144,16 @@ def settings_columns() -> list[tuple[str, str]]:
         **{name: interval.get(name, same) for name in csv.SETTING_COLUMNS},
         **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in csv.STAT_COLUMNS if name.startswith("T_")},
         **{name: "`aggregate_stats`" for name in csv.STAT_COLUMNS if not name.startswith("T_")},
+        **{name: f"`T_fixed_length.{key}`" for name, key in csv.FIXED_LENGTH_COLUMNS.items()},
         **dict.fromkeys(csv.SCORING_COLUMNS, same),
+        **dict.fromkeys(csv.ANSWER_COLUMNS, f"{same}; left out where it is 0 in every row"),
         **dict.fromkeys(csv.LATENCY_COLUMNS, f"{same}; in files from before it was there, `num_samples`"),
         **dict.fromkeys(csv.STEADINESS_COLUMNS, same),
         **{name: f"`energy.summary.{key}`" for name, key in csv.ENERGY_COLUMNS.items()},
         "energy_sample_j_mean": "`energy_j_mean` of `aggregate_stats`: apportioned, over samples",
         **dict.fromkeys(csv.UTILISATION_COLUMNS, "`hardware_utilisation`"),
         **{name: f"`energy.summary.{key}`" for name, key in csv.CORRECT_ANSWER_COLUMNS.items()},
+        **dict.fromkeys(csv.REFERENCE_COLUMNS, same),
     }
     return [(name, found[name]) for name in csv.in_reading_order(list(found))]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.saved_results.rescoring import by_task, compare_folder, rescore
 from experiment_core_utils.saved_results.terminal import comparison_table, few_samples_warning, rescoring_table
 from experiment_core_utils.tasks.registry import (
@@ -43,7 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
             "--task_module", type=Path, metavar="PATH", help="Python file that registers tasks or metrics"
         )
     pairs.add_argument(
-        "--baseline", metavar="SETTING", help="setting to compare with (default: all knobs at their largest)"
+        "--baseline",
+        metavar="SETTING",
+        help="setting to compare with (default: the reference, else all knobs at their largest)",
     )
     return parser
 
@@ -70,7 +73,9 @@ def print_rescored(results_dir: Path, metric: str, output: Path | None) -> None:
 def print_compared(results_dir: Path, baseline: str | None) -> None:
     """A table of paired differences for each task in the folder."""
     for each in compare_folder(results_dir, baseline):
-        print(f"{each.task}, {each.metric}: settings against {each.baseline}, on the samples that both have")
+        is_reference = any(one.is_reference and setting_key(one) == each.baseline for one in each.results)
+        baseline = f"the reference, {each.baseline}" if is_reference else each.baseline
+        print(f"{each.task}, {each.metric}: settings against {baseline}, on the samples that both have")
         if each.comparisons:
             print(comparison_table(each.comparisons))
         else:

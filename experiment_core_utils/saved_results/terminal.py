@@ -7,13 +7,16 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.primitives.knobs import own_target
+from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.caveats import Caveat
-from experiment_core_utils.records.setting_result import RescoredResult, SettingResult, setting_key
+from experiment_core_utils.records.setting_result import FixedLengthTime, RescoredResult, SettingResult, setting_key
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 
 # Of a column with the place of each setting on the front of accuracy and mean latency.
 FRONT_HEADING = "front by mean"
+# Of a column with the total time of each setting as a fraction of that of the model as it is.
+REFERENCE_HEADING = "of reference"
 
 
 def few_samples_warning(results: Sequence[SettingResult]) -> str | None:
@@ -54,6 +57,20 @@ def caveat_lines(results: Sequence[SettingResult]) -> list[str]:
     return lines + [f"{sentence} ({count} of {len(results)} settings)" for sentence, count in counts.items()]
 
 
+def fixed_length_line(times: Mapping[str, FixedLengthTime]) -> str | None:
+    """How long answers of one length take, beside which times of answers of their own lengths are to be read.
+
+    Args:
+        times: of each setting that has one, by its key.
+    """
+    if not times:
+        return None
+    (fastest, least), (slowest, most) = (chosen(times.items(), key=lambda each: each[1].mean) for chosen in (min, max))
+    how = {"computed": f"TTFT + {least.num_tokens - 1} x ms/token", "measured": "--ignore_eos"}[least.how]
+    settings = f" ({fastest}) to {most.mean:.1f} ms ({slowest})" if len(times) > 1 else ""
+    return f"answers of {least.num_tokens} tokens, {least.how} ({how}): {least.mean:.1f} ms{settings}"
+
+
 def closing_table(
     results: Sequence[SettingResult],
     places: Mapping[str, str] | None = None,
@@ -67,8 +84,10 @@ def closing_table(
     """
     if places is not None:
         rank = {"front": 0, "undecided": 1}
+        places = {setting_key(each): places.get(setting_key(each), "not searched") for each in results}
         results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
     rows = []
+    reference = next((each for each in results if each.is_reference), None)
     for result in results:
         stats = result.aggregate_stats
         rows.append(
@@ -84,6 +103,7 @@ def closing_table(
                 "prefill ms": _text(stats.get("T_LLM_prefill_mean"), 1),
                 "decode ms": _text(stats.get("T_LLM_decode_mean"), 1),
                 "total ms": _text(stats.get("T_total_mean"), 1),
+                REFERENCE_HEADING: _of_reference(result, reference),
                 "p95": _text(stats.get("T_total_p95"), 1),
                 "ms/token": _text(stats.get("T_decode_per_token_mean"), 2),
                 "J a request": _joules(result),
@@ -93,15 +113,46 @@ def closing_table(
         )
     table = pd.DataFrame(rows)
     if places is not None:
-        table.insert(6, "samples", [result.num_samples for result in results])
+        table.insert(
+            list(table.columns).index("accuracy [95 %]") + 1, "samples", [result.num_samples for result in results]
+        )
         table["search"] = [places[setting_key(result)] for result in results]
     if fronts:
         table[FRONT_HEADING] = [fronts.get(setting_key(result), "-") for result in results]
+    if reference is None:
+        table = table.drop(columns=REFERENCE_HEADING)
     if table["J a request"].isna().all():
         table = table.drop(columns="J a request")
     if not table["unparsed"].any():
         table = table.drop(columns="unparsed")
     return aligned_text(table)
+
+
+def reference_lines(results: Sequence[SettingResult]) -> list[str]:
+    """What the column of fractions of the reference means; nothing where the reference was not measured."""
+    return [
+        f"{REFERENCE_HEADING}: total time in percent of that of {setting_key(each)}, the model as it is, on the same "
+        "samples"
+        for each in results
+        if each.is_reference
+    ]
+
+
+def share_of_reference(result: SettingResult, reference: SettingResult) -> float | None:
+    """The total time of a setting over that of the reference, on the samples with times at both; None without any."""
+    own, other = (
+        {sample.sample_id: sample.T_total for sample in each.per_sample_results if sample.T_total is not None}
+        for each in (result, reference)
+    )
+    both = own.keys() & other.keys()
+    return fraction_of(sum(own[at] for at in both), sum(other[at] for at in both))
+
+
+def _of_reference(result: SettingResult, reference: SettingResult | None) -> str | None:
+    if reference is None or result is reference:
+        return None if reference is None else "reference"
+    share = share_of_reference(result, reference)
+    return None if share is None else f"{100 * share:.0f} %"
 
 
 def aligned_text(table: pd.DataFrame) -> str:

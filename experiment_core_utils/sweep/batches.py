@@ -33,7 +33,7 @@ from experiment_core_utils.records.requests import BatchedAnswer, FollowedAnswer
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.requests import RequestSource
-from experiment_core_utils.tasks.interface import Metric, Sample, answer_to
+from experiment_core_utils.tasks.interface import Metric, Sample, check_scorable
 
 LOGGER = logging.getLogger(__name__)
 Prepared = tuple[Sample, PreparedRequest]
@@ -273,7 +273,7 @@ class BatchAnswerer:
                     with time_limit(self._timeout_s):
                         sample, request = self._bench.requests.take(sample_id, setting.vision.crops)
                     # As for measured samples: one that no metric could score is not worth the time.
-                    self._bench.metric.score([answer_to(sample, "")])
+                    check_scorable(sample, self._bench.metric)
             except SampleError as error:
                 failed.append(failed_sample(sample_id, error, self._results_dir))
             else:
@@ -330,12 +330,14 @@ class BatchAnswerer:
             return None
         if answers is None:
             return None
-        ends = self._bench.model.eos_token_ids
+        ends = self._bench.model.ends
         limit = self._limit if proof.reason is None else 1
-        return [BatchedAnswer(tokens, tokens[-1] in ends, len(requests), limit, proof.reason) for tokens in answers]
+        return [
+            BatchedAnswer(tokens, ends.up_to_end(tokens)[1], len(requests), limit, proof.reason) for tokens in answers
+        ]
 
 
-GroupKey = tuple[CropRange, int | None, tuple[int, ...]]
+GroupKey = tuple[CropRange | None, int | None, tuple[int, ...]]
 
 
 @dataclass(frozen=True)

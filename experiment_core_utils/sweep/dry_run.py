@@ -31,7 +31,7 @@ from experiment_core_utils.primitives.device import (
 )
 from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.provenance import Provenance
+from experiment_core_utils.records.provenance import FinalPrompt, Provenance
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.sweep.estimate import (
@@ -53,6 +53,7 @@ from experiment_core_utils.sweep.plan import (
     block_lines,
     broken_rows,
     broken_rows_lines,
+    data_remarks,
     left_out_by,
     max_new_tokens_of,
     replaced_results_lines,
@@ -104,9 +105,11 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     has_rough = source.hf is None and earlier.rates is None
     matmul_rate = matmul_flops_per_second(device, dtype) if has_rough else None
     weights_bytes = planned.weight_elements * dtype.itemsize
-    estimates = []
+    estimates, unusable = [], []
     for setting in requested.settings:
         request = planned.at(setting)
+        if request.unusable_reason is not None:
+            unusable.append(f"warning: {setting.key}: {request.unusable_reason}")
         is_done = ledger.result(setting.key) is not None
         memory_bytes = None if request.elements is None else weights_bytes + request.elements * dtype.itemsize
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
@@ -114,18 +117,21 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     due = [each.work.key for each in estimates if not each.work.is_done]
     faults = broken_rows(task, range(len(task)))
     lines = [
-        f"plan: {len(requested.settings)} settings by {config.knobs.sampling_strategy}, {source.name} on {task.name} "
-        f"{task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
-        *left_out_by(config, source, requested.settings),
+        f"plan: {len(requested.grid)} settings by {config.knobs.sampling_strategy}"
+        f"{'' if requested.beside is None else f' and the reference {requested.beside.key}'}, {source.name} on "
+        f"{task.name} {task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
+        *left_out_by(config, source, requested.grid),
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),
         *source_sentences(estimates, earlier, output_tokens, matmul_rate, planned.no_formula),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
         *([] if config.model.random_weights else decoding_sentences(source)),
-        *planned.final_prompt(requested.settings[0]).lines(form_words(requested.prompt_form)),
+        *prompt_lines(planned.final_prompt(requested.settings[0]), requested.prompt_form),
         *untried_sentences(source),
+        *unusable,
         *broken_rows_lines(faults, len(task)),
+        *data_remarks(task),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *block_lines(requested),
         *energy_plan_lines(measuring.energy, config.machine.device, accelerator.local_process_index),
@@ -143,9 +149,12 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     )
 
 
-def form_words(form: Mapping[str, Any]) -> str:
-    """The family and what is done about the chat template, in a few words."""
-    return ", ".join(f"{name} {form[name]}" for name in ("family", "chat_template") if name in form) or "family molmo"
+def prompt_lines(final: FinalPrompt | None, form: Mapping[str, Any]) -> list[str]:
+    """What the model is given of the first sample that can be used, a line for the text and one for the ids."""
+    if final is None:
+        return ["prompt: none of the samples read can be used"]
+    words = ", ".join(f"{name} {form[name]}" for name in ("family", "chat_template") if name in form)
+    return final.lines(words or "family molmo")
 
 
 def decoding_sentences(source: ModelSource) -> list[str]:

@@ -28,6 +28,7 @@ from experiment_core_utils.models.hf.tilings import Tiling, tilings_within
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.costs import activation_elements, parameter_count
 from experiment_core_utils.models.molmoe.loader import load_processor
+from experiment_core_utils.models.molmoe.processing_molmoe import refuse_several_pictures
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.units import span
@@ -46,7 +47,7 @@ class SettingWork:
     """What one request at a setting is, by formula."""
 
     key: str  #: names the setting
-    prompt_tokens: float  #: mean positions of the prefill
+    prompt_tokens: float | None  #: mean positions of the prefill; None where no sample that was looked at can be run
     #: mean operations of each stage; `decode_flops_per_token` is None where an answer has one token at most; None where
     #: no formula is known for the architecture
     flops: StageFlops | None
@@ -178,8 +179,9 @@ def plan_table(estimates: Sequence[SettingEstimate]) -> list[str]:
         memory = "-" if each.memory_bytes is None else _mebibytes(each.memory_bytes)
         time_text = "-" if each.work.is_done or each.setting_s is None else _duration(each.setting_s)
         request_text = "-" if each.request_s is None else f"{each.request_s:.3g}"
+        tokens = "-" if each.work.prompt_tokens is None else f"{each.work.prompt_tokens:.0f}"
         lines.append(
-            f"{number:>4}  {each.work.key:<{width}}  {each.work.prompt_tokens:>7.0f}  {request_text:>9}  "
+            f"{number:>4}  {each.work.key:<{width}}  {tokens:>7}  {request_text:>9}  "
             f"{time_text:>10}  {memory:>11}  {source}"
         )
     return lines
@@ -268,9 +270,10 @@ T = TypeVar("T")
 class RequestWork:
     """A request of the mean size of those looked at; of the largest one the elements held beside the weights."""
 
-    prompt_tokens: float
+    prompt_tokens: float | None  #: None where none of those looked at can be run
     flops: StageFlops | None  #: None where no formula is known for the architecture
     elements: int | None  #: cache and, where they are known, the largest activations; None without a formula
+    unusable_reason: str | None = None  #: why the first of those that cannot be run cannot, such as too long a prompt
 
 
 def work_of(source: ModelSource, task: Task, sample_ids: Sequence[int], limit: int) -> "MolmoeWork | TransformersWork":
@@ -362,6 +365,7 @@ class MolmoeWork:
         )
 
     def _shape(self, task: Task, sample: Sample) -> PromptShape:
+        refuse_several_pictures(sample)
         prompt = task.prompt(sample)
         check_prompt(prompt, self._processor.tokenizer, self._source.config)
         text_tokens = self._processor(prompt)["input_ids"].shape[1]
@@ -373,7 +377,7 @@ class MolmoeWork:
         text_tokens = max(shape.text_tokens for shape in self.shapes)
         crops, image_tokens = 0, 0
         if any(shape.size is not None for shape in self.shapes):
-            allowed = setting.vision.crops
+            allowed = setting.vision.crops or CropRange(1, self._processor.image_processor.max_crops)
             crops = allowed.max_crops + 1
             image_tokens = max(image_part_tokens(self._processor, tiling) for tiling in tilings_within(allowed))
         prompt_tokens = text_tokens + image_tokens
@@ -404,31 +408,43 @@ class TransformersWork:
         self._requests = source.requests
         self._samples = of_first_samples(task, sample_ids, lambda sample: sample)
         self.num_samples = len(self._samples)
-        self._shapes: dict[CropRange, list[RequestShape]] = {}
+        self._shapes: dict[CropRange | None, tuple[list[RequestShape], str | None]] = {}
         self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
 
-    def final_prompt(self, setting: KnobSetting) -> FinalPrompt:
-        """What the model is given of the first sample that can be read."""
-        sample = self._samples[0]
-        request = self._made(sample, setting.vision.crops)
-        return FinalPrompt.of_ids(sample.sample_id, request.text, request.inputs["input_ids"][0].tolist())
+    def final_prompt(self, setting: KnobSetting) -> FinalPrompt | None:
+        """What the model is given of the first sample that can be used; None where none can."""
+        for sample in self._samples:
+            try:
+                request = self._made(sample, setting.vision.crops)
+            except SampleError:  # not counted: `at` gives the reason
+                continue
+            return FinalPrompt.of_ids(sample.sample_id, request.text, request.inputs["input_ids"][0].tolist())
+        return None
 
     def at(self, setting: KnobSetting) -> RequestWork:
         """A request at the setting; elements are the cache's alone, of the longest prompt seen."""
-        shapes = self._shapes_at(setting.vision.crops)
+        shapes, reason = self._shapes_at(setting.vision.crops)
+        if not shapes:
+            return RequestWork(None, None, None, reason)
         tokens = [shape.prompt_tokens for shape in shapes]
         if self._architecture is None:
-            return RequestWork(statistics.fmean(tokens), None, None)
+            return RequestWork(statistics.fmean(tokens), None, None, reason)
         architecture = self._architecture.at_setting(setting.top_k, setting.active_blocks)
         flops = [architecture.request_flops(shape.size(self._limit)).stages for shape in shapes]
         elements = cache_elements(architecture.decoder.blocks, max(tokens) + self._limit)
-        return RequestWork(statistics.fmean(tokens), mean_flops(flops), elements)
+        return RequestWork(statistics.fmean(tokens), mean_flops(flops), elements, reason)
 
-    def _shapes_at(self, crops: CropRange) -> list[RequestShape]:
+    def _shapes_at(self, crops: CropRange | None) -> tuple[list[RequestShape], str | None]:
+        """Those of the samples that can be run, and why the first that cannot be run cannot."""
         if crops not in self._shapes:
-            made = [self._made(sample, crops) for sample in self._samples]
-            self._shapes[crops] = [request.shape for request in made]
+            shapes, reasons = [], []
+            for sample in self._samples:
+                try:
+                    shapes.append(self._made(sample, crops).shape)
+                except SampleError as error:
+                    reasons.append(str(error))
+            self._shapes[crops] = shapes, next(iter(reasons), None)
         return self._shapes[crops]
 
-    def _made(self, sample: Sample, crops: CropRange) -> PreparedRequest:
+    def _made(self, sample: Sample, crops: CropRange | None) -> PreparedRequest:
         return self._requests.make(sample, prompt_for(self._task, sample, self._requests.prompt_family), crops)

@@ -47,7 +47,7 @@ from experiment_core_utils.records.settings import (
 from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.steadiness import disturbances
-from experiment_core_utils.tasks.interface import Sample, answer_to
+from experiment_core_utils.tasks.interface import Sample, check_scorable
 
 T = TypeVar("T")
 SAMPLE_EVERY_S = 0.5
@@ -411,8 +411,8 @@ class ShardMeasurer:
         self._warm_layouts.add(shape.layout)
 
     def _measure_sample(self, setting: KnobSetting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
-        # Scored at the merge, with all others; one that no metric could score is not worth the time of its runs.
-        self.bench.metric.score([answer_to(sample, "")])
+        # Scored at the merge, with all others; one that no answer could score is not worth the time of its runs.
+        check_scorable(sample, self.bench.metric)
         clock = HostClock()
         started_s = clock.now_s()
         inputs = self.bench.model.to_device(request.inputs)

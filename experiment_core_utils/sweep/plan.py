@@ -12,13 +12,22 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.b_model_loader import ModelSource, find_requested_model
-from experiment_core_utils.c_prompt_processing import draw_other_samples, fingerprint_of_ids, open_task
+from experiment_core_utils.c_prompt_processing import (
+    VISION_TASK,
+    draw_other_samples,
+    fingerprint_of_ids,
+    open_task,
+    refuse_unseen_pictures,
+    refuse_without_pictures,
+    with_task_named,
+)
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
 from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.strategies import distinct, plan_settings, possible
 from experiment_core_utils.d_energy_tracking import check_energy
 from experiment_core_utils.f_experiment_info import variables_of
+from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.l_results_csv_cleaning import table_paths
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.meters.stability import measuring_order
@@ -28,8 +37,14 @@ from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, ResultsError, WorkerLost
-from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
-from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target
+from experiment_core_utils.primitives.files import check_replaceable, is_gguf, remove_leftovers
+from experiment_core_utils.primitives.knobs import (
+    KnobLimits,
+    KnobSetting,
+    VisionTarget,
+    own_target,
+    reference_setting,
+)
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
@@ -53,7 +68,7 @@ def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> Bl
     """
     if knobs.block_choice is not None:
         return knobs.block_choice
-    own = folder / OWN_SCORES_FILE
+    own = (folder.parent if is_gguf(folder) else folder) / OWN_SCORES_FILE
     if not random_weights and own.is_file():
         return choice_by_scores(own, flag="")
     return BlockChoice()
@@ -70,7 +85,7 @@ class RequestedValues:
 
 
 def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting, ...]:
-    """The requested settings.
+    """The settings of the requested grid.
 
     Raises:
         ConfigurationError: no value that is given for a knob is possible in this model, or scores or sets of blocks
@@ -87,6 +102,13 @@ def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting,
         config.knobs.num_configs,
         config.task.seed,
     )
+
+
+def reference_beside(config: ProfilingConfig, source: ModelSource, grid: Sequence[KnobSetting]) -> KnobSetting | None:
+    """The reference setting, to be measured beside the grid; None where the grid contains it, or `--no_reference`."""
+    reference = reference_setting(source.limits)
+    in_grid = any(each.key == reference.key for each in grid)
+    return None if in_grid or config.knobs.no_reference else reference
 
 
 def requested_values(config: ProfilingConfig, source: ModelSource) -> RequestedValues:
@@ -114,12 +136,18 @@ def fewer_by_default(config: ProfilingConfig, source: ModelSource) -> bool:
 
 def _targets(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
     if limits.vision_unsupported_reason is None:
-        return knobs.targets_and_left_out
-    if knobs.tier_list is not None or knobs.vision_tokens_list is not None:
-        raise ConfigurationError(
-            f"--tier_list and --vision_tokens_list do nothing for {name}: {limits.vision_unsupported_reason}; drop them"
-        )
-    return (own_target(),), ()
+        return knobs.targets_and_left_out(limits.token_unit)
+
+    def only_own(target: object) -> VisionTarget:
+        if target != own_target():
+            raise ImpossibleCombination(
+                f"--tier_list and --vision_tokens_list do nothing for {name}: {limits.vision_unsupported_reason}; drop "
+                "them"
+            )
+        return own_target()
+
+    given = knobs.vision_tokens_list or (knobs.tiers if knobs.tier_list else (own_target(),))
+    return possible(given, only_own)
 
 
 def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[tuple[int | None, ...], tuple[str, ...]]:
@@ -165,14 +193,14 @@ def _others_left_out(
     return possible(given, only_own)[1] if given else ()
 
 
-def left_out_by(config: ProfilingConfig, source: ModelSource, settings: Sequence[KnobSetting]) -> tuple[str, ...]:
+def left_out_by(config: ProfilingConfig, source: ModelSource, grid: Sequence[KnobSetting]) -> tuple[str, ...]:
     """What was requested and is in no setting, a sentence each: impossible values, and those that other strategies than
     `full` leave out.
     """
     knobs, requested = config.knobs, requested_values(config, source)
-    used = {each.top_k for each in settings}, {each.num_active_blocks for each in settings}
+    used = {each.top_k for each in grid}, {each.num_active_blocks for each in grid}
     values_of = (
-        ("vision targets", [each.label for each in requested.targets], {each.vision.label for each in settings}),
+        ("vision targets", [each.label for each in requested.targets], {each.vision.label for each in grid}),
         ("top-k", requested.top_k if knobs.top_k_list else (), used[0]),
         ("block counts", requested.block_counts if knobs.num_active_blocks_list else (), used[1]),
     )
@@ -193,9 +221,15 @@ class RequestedRun:
 
     config: ProfilingConfig
     source: ModelSource
-    settings: tuple[KnobSetting, ...]  #: of the whole plan, done or due
+    grid: tuple[KnobSetting, ...]  #: the settings that the requested values of the knobs make, done or due
     task: Task
     drawn: SampledDataset[Sample]  #: the task's samples, in the order in which every setting measures them
+    beside: KnobSetting | None = None  #: the reference setting, where it is measured beside the grid
+
+    @property
+    def settings(self) -> tuple[KnobSetting, ...]:
+        """The settings of the whole plan: the grid, then the reference setting where it is beside it."""
+        return self.grid if self.beside is None else (*self.grid, self.beside)
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
@@ -237,8 +271,9 @@ class RequestedRun:
     def control(self) -> KnobSetting:
         """The cheapest setting (fewest crops, then blocks, then experts), which is measured again along the run."""
 
-        def cost(setting: KnobSetting) -> tuple[int, int, int]:
-            return setting.vision.crops.max_crops, setting.num_active_blocks, setting.top_k or 0
+        def cost(setting: KnobSetting) -> tuple[int, int, int, int]:
+            _, most_crops, tokens, _ = setting.vision.order
+            return most_crops, tokens, setting.num_active_blocks, setting.top_k or 0
 
         return min(self.settings, key=cost)
 
@@ -250,11 +285,14 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
         ConfigurationError: what was requested does not fit the model or the task, or one of them is not there.
     """
     source = find_requested_model(config)
-    settings = plan_for(config, source)
-    task = open_task(config.task)
+    grid = plan_for(config, source)
+    config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=source.takes_pictures)})
+    task = open_task(config.task, has_chat_template=source.has_chat_template)
+    refuse_without_pictures(task, config.task, source.takes_pictures)
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
-    return RequestedRun(config, source, settings, task, drawn)
+    refuse_unseen_pictures(task, drawn.sample_ids, config.task, takes_pictures=source.takes_pictures, model=source.name)
+    return RequestedRun(config, source, grid, task, drawn, reference_beside(config, source, grid))
 
 
 def block_caveats(requested: RequestedRun, settings: Sequence[KnobSetting]) -> list[Caveat]:
@@ -316,16 +354,38 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
         ) from error
 
 
-def due_keys(folder: Path, order: MeasuringOrder, ledger: Ledger, *, is_search: bool) -> tuple[str, ...]:
+def due_keys(
+    folder: Path, order: MeasuringOrder, ledger: Ledger, searched: Collection[str] | None = None
+) -> tuple[str, ...]:
     """Keys of the settings that have no result yet, in `order`.
 
     A search is one piece of work: until it is finished all its settings are due.
+
+    Args:
+        searched: keys of the settings that a search decides about; None where none is made.
     """
-    due = tuple(key for key in order.keys if ledger.result(key) is None)
-    if not is_search:
-        return due
-    search = finished_search(folder, order.keys, ledger)
-    return order.keys if search is None or search.failed else ()
+    due = {key for key in order.keys if ledger.result(key) is None}
+    if searched is not None:
+        search = finished_search(folder, searched, ledger)
+        due -= set(searched)
+        due |= set(searched) if search is None or search.failed else set()
+    return tuple(key for key in order.keys if key in due)
+
+
+def fill_in_places(requested: RequestedRun, ledger: Ledger) -> None:
+    """Write into results of earlier runs whether they are of the reference setting, and that the grid has them now."""
+    for setting in requested.settings:
+        result = ledger.result(setting.key)
+        if result is None:
+            continue
+        found = {
+            "is_reference": setting == reference_setting(requested.source.limits),
+            "in_grid": setting != requested.beside or result.in_grid,
+        }
+        if (result.is_reference, result.in_grid) != tuple(found.values()):
+            path = ledger.result_path(setting.key)
+            assert path is not None
+            save_setting_result(result.with_keys(**found), path)
 
 
 def tidy_folder(folder: Path, ledger: Ledger, keys: Collection[str], due: Collection[str]) -> None:
@@ -388,6 +448,11 @@ def broken_rows(task: Task, sample_ids: Sequence[int]) -> list[str]:
     Columns, answers and texts are checked, and that a picture is there and has a header that can be read.
     """
     return list(task.faults(sample_ids)) if isinstance(task, DataFileTask) else []
+
+
+def data_remarks(task: Task) -> list[str]:
+    """What to know of the rows of a data file before their scores are read; nothing where it is no file."""
+    return task.remarks if isinstance(task, DataFileTask) else []
 
 
 def broken_rows_lines(faults: Sequence[str], num_rows: int) -> list[str]:
@@ -504,7 +569,14 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         data = short_digest(repr(sorted(digests.items())))
     requested, model, measuring, search = config.task, config.model, config.measuring, config.search
     choice = block_choice_of(config.knobs, model.random_weights, source.folder)
-    named = requested.dataset_name, task.split, requested.dataset_revision, requested.prompt_template, task.metric
+    # Of a file the name has always been that one.
+    named = (
+        requested.dataset_name or VISION_TASK,
+        task.split,
+        requested.dataset_revision,
+        requested.prompt_template,
+        task.metric,
+    )
     warm_up = measuring.num_warmup_runs, measuring.max_warmup_runs
     return (
         source.revision,
@@ -529,12 +601,12 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         (measuring.profiler, measuring.use_profiler_on_all_samples),
         (search.pareto_margin, search.pareto_alpha) if search.pareto_search else None,
         environment_stamp(accelerator.device),
-        *_later_parts(config, choice),
+        *_later_parts(config, choice, stops_of(requested, task)),
         *_prompt_part(requested_run),
     )
 
 
-def _later_parts(config: ProfilingConfig, choice: BlockChoice) -> Iterator[object]:
+def _later_parts(config: ProfilingConfig, choice: BlockChoice, stop: Sequence[str]) -> Iterator[object]:
     """What counts only where it is not as it was before its flag was there: results from then still count."""
     model, measuring, module, threads = config.model, config.measuring, config.task.task_module, environment_threads()
     if measuring.energy != "off":
@@ -551,8 +623,16 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice) -> Iterator[objec
         yield "max_repeats", measuring.max_repeats
     if measuring.memory_timeline:
         yield "memory_timeline"
+    if config.task.columns is not None:
+        yield "columns", sorted(config.task.columns)
+    if config.task.text_only:
+        yield "text_only"
     if choice.sets is not None:
         yield "block_sets", sorted(choice.sets.items())
+    if stop:
+        yield "stop", *stop
+    if config.task.ignore_eos:
+        yield "ignore_eos"
 
 
 def _prompt_part(requested: RequestedRun) -> Iterator[object]:
@@ -631,3 +711,8 @@ def answered_in_batches(config: MeasuringConfig, num_samples: int) -> tuple[int,
 def max_new_tokens_of(config: TaskConfig, task: Task) -> int:
     """The requested limit, else the task's own."""
     return task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens
+
+
+def stops_of(config: TaskConfig, task: Task) -> tuple[str, ...]:
+    """The texts that end an answer: the task's own and the requested ones, each once."""
+    return tuple(dict.fromkeys([*getattr(task, "stop", ()), *(config.stop or ())]))

@@ -29,7 +29,7 @@ def stages_in_ranges(model: Stages) -> Any:
     `vision` is there and nearly empty.
     """
     return SimpleNamespace(
-        eos_token_ids=model.eos_token_ids,
+        ends=model.ends,
         encode_image=record_function("vision")(model.encode_image),
         prefill=record_function("prefill")(model.prefill),
         decoding=model.decoding,

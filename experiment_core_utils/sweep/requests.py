@@ -40,7 +40,7 @@ class RequestKey:
     """What a prepared request depends on, of one task and model."""
 
     sample_id: int
-    crops: CropRange
+    crops: CropRange | None
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def first_final_prompt(
-    task: Task, model: StagedModel, sample_ids: Sequence[int], crops: CropRange, sample_timeout_s: float | None
+    task: Task, model: StagedModel, sample_ids: Sequence[int], crops: CropRange | None, sample_timeout_s: float | None
 ) -> FinalPrompt | None:
     """What the model is given of the first sample that can be used; None where none can."""
     for sample_id in sample_ids:
@@ -322,7 +322,9 @@ class RequestSource:
         """Memory of the requests that are kept in this process now."""
         return sum(request_bytes(ready) for ready in self._cached.values())
 
-    def announce(self, crops: CropRange, sample_ids: Sequence[int], following: Sequence[CropRange]) -> None:
+    def announce(
+        self, crops: CropRange | None, sample_ids: Sequence[int], following: Sequence[CropRange | None]
+    ) -> None:
         """What will be taken next: these samples with these crops, then all with those of `following`, in order.
 
         Requests with other crops are let go.
@@ -338,7 +340,7 @@ class RequestSource:
         self._upcoming = list(reversed(coming))
         self._prefetch()
 
-    def take(self, sample_id: int, crops: CropRange) -> tuple[Sample, PreparedRequest]:
+    def take(self, sample_id: int, crops: CropRange | None) -> tuple[Sample, PreparedRequest]:
         """The sample (without its picture) and its request; waits where it is not ready.
 
         Raises:
@@ -427,8 +429,5 @@ def request_bytes(ready: PrefetchedRequest) -> int:
 
 
 def picture_bytes(sample: Sample) -> int:
-    """Memory of a sample's decoded picture."""
-    if sample.image is None:
-        return 0
-    width, height = sample.image.size
-    return width * height * len(sample.image.getbands())
+    """Memory of a sample's decoded pictures."""
+    return sum(each.width * each.height * len(each.getbands()) for each in sample.images)

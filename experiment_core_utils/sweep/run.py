@@ -26,7 +26,13 @@ from experiment_core_utils.sweep.batches import Bench, batching_caveats
 from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck
 from experiment_core_utils.sweep.execution import settle_execution
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, split_by
-from experiment_core_utils.sweep.plan import RequestedRun, block_choice_of, max_new_tokens_of, refuse_other_engines
+from experiment_core_utils.sweep.plan import (
+    RequestedRun,
+    block_choice_of,
+    max_new_tokens_of,
+    refuse_other_engines,
+    stops_of,
+)
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.tasks.registry import get_metric
@@ -68,10 +74,11 @@ def load_bench(
         request_budget_bytes(config.machine.request_cache_gb, processes_here),
         num_preparation_workers(device, len(os.sched_getaffinity(0)) // processes_here),
         config.measuring.sample_timeout,
-        keep_pictures=len(config.knobs.vision_targets) > 1,
+        keep_pictures=len({setting.vision for setting in requested.settings}) > 1,
         digests=requested.digests,
     )
     limit = max_new_tokens_of(config.task, task)
+    model.end_answers_at(stops_of(config.task, task), config.task.ignore_eos)
     tried = dict.fromkeys([*settings, *([requested.control] if config.measuring.drift_check_every else [])])
     proofs = settle_execution(model, requests, tuple(tried), taken, limit, config.measuring.sample_timeout, accelerator)
     engines = model.describe()["execution_stages"]

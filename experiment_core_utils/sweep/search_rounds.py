@@ -7,7 +7,7 @@ is not measured again.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -47,7 +47,7 @@ from experiment_core_utils.sweep.front_search import (
     run_search,
 )
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
-from experiment_core_utils.tasks.interface import Metric, answer_of
+from experiment_core_utils.tasks.interface import Metric, answer_of, scores_of
 from experiment_core_utils.tasks.sampling import shards_of
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 
@@ -84,9 +84,12 @@ class FrontSearch:
     settings: Sequence[KnobSetting]
     sample_ids: Sequence[int]  #: all samples of the full run, in the random order in which the search uses them
     rules: SearchRules
+    reference: str | None = None  #: key of the setting that is measured on all samples once the search is over
     #: what all processes have of each setting so far; settings that failed are not in it
     measured: dict[str, MeasuredSetting] = field(default_factory=dict, init=False)
     failures: dict[str, SettingFailure] = field(default_factory=dict, init=False)  #: why a setting failed
+    #: why the reference setting failed on the samples that the search left; its result is of the others
+    rest_failed: dict[str, SettingFailure] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._by_key = {setting.key: setting for setting in self.settings}
@@ -94,12 +97,14 @@ class FrontSearch:
         self._requested: dict[str, set[int]] = {key: set() for key in self._by_key}
 
     def run(self) -> SearchResult:
-        """Measure round after round.
+        """Measure round after round, then what is left of the reference setting.
 
         Raises:
             Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
         """
         result = run_search(self._search, self._measure_round)
+        if self.reference in self.measured and self._requested[self.reference] != set(self.sample_ids):
+            self._measure_rest(self.reference)
         announce_end(self.context.journals, self.context.rank, self.context.experiment_id)
         return result
 
@@ -152,6 +157,13 @@ class FrontSearch:
                 if self.machine.enable_memory_optimization:
                     release_cached_memory(self.bench.model.device)
         return found
+
+    def _measure_rest(self, key: str) -> None:
+        """Measure a setting on all samples; nothing is decided by what is measured here."""
+        found = self.measured[key]
+        self._measure_round({key: self.sample_ids})
+        if key in self.failures:
+            self.rest_failed[key], self.measured[key] = self.failures.pop(key), found
 
     def _collect(self, key: str, shards: Mapping[int, Sequence[int]]) -> dict[int, Observation]:
         """What all processes measured of a setting in a round; nothing where it failed."""
@@ -228,7 +240,7 @@ def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:
 def observations(merged: MeasuredSetting, metric: Metric, sample_ids: set[int]) -> dict[int, Observation]:
     """Observations of the samples that ran: their score, the published run's total, and all runs together as cost."""
     samples = [sample for sample in merged.samples if sample.sample_id in sample_ids]
-    scores = metric.score([answer_of(sample) for sample in samples]).scores if samples else ()
+    scores = scores_of([answer_of(sample) for sample in samples], metric) if samples else ()
     return {
         sample.sample_id: Observation(
             score=score.value,
@@ -241,7 +253,7 @@ def observations(merged: MeasuredSetting, metric: Metric, sample_ids: set[int]) 
     }
 
 
-def finished_search(folder: Path, keys: Sequence[str], ledger: Ledger) -> SearchRecord | None:
+def finished_search(folder: Path, keys: Collection[str], ledger: Ledger) -> SearchRecord | None:
     """The run's own `pareto_search.json`, None where there is none of these settings with all their results.
 
     Raises:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -36,6 +36,11 @@ def sample_digest(words: Words, picture_sha256: str | None) -> str:
     return hashlib.sha256(json.dumps(content, default=repr).encode()).hexdigest()
 
 
+def joined_digests(of_pictures: Iterable[str]) -> str | None:
+    """The digests of a sample's pictures in one text; None where there is none."""
+    return " ".join(of_pictures) or None
+
+
 def digest_of(sample: Sample) -> str:
     """The digest of a sample that has the digest of its picture."""
     return sample_digest(sample, sample.picture_sha256)
@@ -49,10 +54,10 @@ def pixel_digest(image: Image.Image) -> str:
 
 
 def with_picture_digest(sample: Sample) -> Sample:
-    """The sample with the digest of its picture: as it is stored where its task gave that, else of its pixels."""
+    """The sample with the digest of each picture: as it is stored where its task gave that, else of its pixels."""
     if sample.image is None or sample.picture_sha256 is not None:
         return sample
-    return replace(sample, picture_sha256=pixel_digest(sample.image))
+    return replace(sample, picture_sha256=joined_digests(map(pixel_digest, sample.images)))
 
 
 def digests_of(task: Task, sample_ids: Sequence[int], sample_timeout_s: float | None) -> Mapping[int, str] | None:

@@ -9,6 +9,7 @@ from PIL import Image
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.records.settings import MeasuredSample
+from experiment_core_utils.tasks.answers import answer_in, scored_text
 
 # How a model is asked: `molmo`, in the words that Molmo was trained with; `chat`, by a user turn of its chat template;
 # `plain`, by a text to continue, for base models; `paligemma`, by the prefixes of PaliGemma's training tasks.
@@ -24,15 +25,22 @@ class Sample:
     question: str  #: the question's text, without the prompt template and the options around it
     #: reference answers (ten for VQA-style tasks, five captions, the text of the right option)
     answers: tuple[str, ...]
-    image: Image.Image | None  #: RGB picture, EXIF orientation applied; None for a text-only question
+    image: Image.Image | None  #: RGB picture, EXIF orientation applied; None for a text-only question, else the first
     question_type: str  #: category for stratified sampling and reports, for example ``reading`` or ``count``
     #: anything else worth keeping beside the result (JSON values only)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     #: the choices of a multiple-choice question, in the order of their letters; empty for others
     options: tuple[str, ...] = ()
     answer_index: int | None = None  #: which of the options is right; None where there are none
-    #: SHA-256 of the picture as it is stored, which a task that decodes it gives; see `content.with_picture_digest`
+    #: SHA-256 of the picture as it is stored, which a task that decodes it gives, of several joined by spaces; see
+    #: `content.with_picture_digest`
     picture_sha256: str | None = None
+    further_images: tuple[Image.Image, ...] = ()  #: the pictures after the first one, in the order of the question
+
+    @property
+    def images(self) -> tuple[Image.Image, ...]:
+        """All pictures of the question, numbered from 1 where it names them as ``<image 1>``; mostly one or none."""
+        return () if self.image is None else (self.image, *self.further_images)
 
 
 class Task(Protocol):
@@ -44,6 +52,7 @@ class Task(Protocol):
     - `data_sha256(index)`: the `content.sample_digest` of the sample at `index` without decoding its picture, None for
       one that cannot be read; and `file_of(index)`, the path of its picture as the row has it, None without one. Of
       other tasks every drawn sample is made once before a run, to know its content;
+    - `stop`: texts that end an answer;
     - `is_generated = True`, where samples follow from `source`, split and index: none is made before a run then.
     """
 
@@ -71,7 +80,7 @@ class Task(Protocol):
 class Answer:
     """A model's output beside what it is scored against; what a metric scores, and what a result file stores."""
 
-    prediction: str  #: the decoded text, as the model gave it
+    prediction: str  #: the decoded text, without thinking
     #: references, options, answer_index, question_type: as in `Sample` (references are its `answers`)
     references: tuple[str, ...]
     options: tuple[str, ...] = ()
@@ -106,7 +115,11 @@ class Scoring:
 
 
 class Metric(Protocol):
-    """Scores the answers of a whole run at once; most metrics look at each answer alone, CIDEr at all together."""
+    """Scores the answers of a whole run at once; most metrics look at each answer alone, CIDEr at all together.
+
+    A metric that runs code from elsewhere, which may write files, also has `runs_foreign_code = True` and
+    `scores_of(answers)`: the scores alone.
+    """
 
     name: str
     best: float  #: the highest score; the lowest is 0
@@ -114,6 +127,18 @@ class Metric(Protocol):
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """Pure: no file, clock or network. Raises `SampleError` for an answer without references."""
+
+
+def check_scorable(sample: Sample, metric: Metric) -> None:
+    """Raises SampleError for a sample that no answer could score; code from elsewhere runs only on real answers."""
+    if not getattr(metric, "runs_foreign_code", False):
+        metric.score([answer_to(sample, "")])
+
+
+def scores_of(answers: Sequence[Answer], metric: Metric) -> Sequence[Score]:
+    """The scores of answers, where the figure of the whole is not needed."""
+    alone: Callable[[Sequence[Answer]], Sequence[Score]] | None = getattr(metric, "scores_of", None)
+    return metric.score(answers).scores if alone is None else alone(answers)
 
 
 def require_references(metric: str, references: Sequence[str]) -> None:
@@ -146,14 +171,24 @@ def in_either_order(score: Callable[[str, Sequence[str]], float]) -> EitherOrder
 
 
 def answer_to(sample: Sample, prediction: str) -> Answer:
-    """`prediction` beside what it is scored against."""
+    """The answer in `prediction` beside what it is scored against."""
     return Answer(
-        prediction, sample.answers, sample.options, sample.answer_index, sample.question_type, sample.image_id
+        answer_in(prediction),
+        sample.answers,
+        sample.options,
+        sample.answer_index,
+        sample.question_type,
+        sample.image_id,
     )
 
 
 def answer_of(sample: MeasuredSample) -> Answer:
     """The answer of a sample that was measured."""
     return Answer(
-        sample.prediction, sample.references, sample.options, sample.answer_index, sample.question_type, sample.image_id
+        scored_text(sample.prediction, sample.scored_answer),
+        sample.references,
+        sample.options,
+        sample.answer_index,
+        sample.question_type,
+        sample.image_id,
     )

@@ -3,7 +3,6 @@
 The one place that knows which there are.
 """
 
-import string
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,22 +15,22 @@ from typing import TypeVar
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     ProfilerError,
-    SampleError,
     first_line,
     package_of_extra,
 )
 from experiment_core_utils.primitives.files import check_file_name_part, refuse_unreadable
 from experiment_core_utils.primitives.texts import did_you_mean
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.data_file import OPEN_METRIC, DataFileTask
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
 from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge
+from experiment_core_utils.tasks.datasets.reference_questions import ReferenceQuestions, ReferenceQuestionsChoice
 from experiment_core_utils.tasks.datasets.reference_reading import ReferenceReading
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
-from experiment_core_utils.tasks.interface import Metric, Sample, Task, answer_to
-from experiment_core_utils.tasks.scoring.metrics import METRICS
+from experiment_core_utils.tasks.interface import Metric, Task
+from experiment_core_utils.tasks.scoring.metrics import METRICS, RELAXED
 
 T = TypeVar("T")
 REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
@@ -75,6 +74,15 @@ def _generated(task: type[GeneratedTask]) -> TaskEntry:
     return TaskEntry(metric=task.metric, default_split="validation", open=open_task)
 
 
+def _in_the_package(task: type[ReferenceQuestions]) -> TaskEntry:
+    def open_task(split: str, source: TaskSource) -> Task:
+        if (source.data_dir, source.revision) != (None, None):
+            raise ConfigurationError(f"{task.name} comes with the package and takes no folder or revision: drop it")
+        return task(split, source.prompt_template)
+
+    return TaskEntry(metric=task.metric, default_split="all", open=open_task)
+
+
 def _published(module: str, reader: str, metric: str, default_split: str = "validation") -> TaskEntry:
     def open_task(split: str, source: TaskSource) -> Task:
         # Imported here, for the readers need the `datasets` library, which takes seconds that other tasks need not pay.
@@ -108,6 +116,7 @@ LMMS_EVAL = "lmms_eval:"
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     {
         **{task.name: _generated(task) for task in REFERENCE_TASKS},
+        **{task.name: _in_the_package(task) for task in (ReferenceQuestions, ReferenceQuestionsChoice)},
         "coco_2014_vqa": _published("coco", "Coco2014VQA", "vqa_score"),
         "text_vqa": _published("text_vqa", "TextVQA", "vqa_score"),
         "okvqa": _published("coco", "OKVQA", "vqa_score"),
@@ -223,42 +232,43 @@ def load_data_file(
     data_dir: Path | None = None,
     cache_dir: Path | None = None,
     prompt_template: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    text_only: bool = False,
+    split: str | None = None,
+    revision: str | None = None,
+    has_chat_template: bool = False,
 ) -> Task:
-    """The rows of a JSONL, CSV or Parquet file as a task; arguments as of `DataFileTask`.
+    """The rows of a file, a folder or a dataset of the hub as a task; arguments as of `DataFileTask`.
 
     Args:
-        metric: name of the metric that scores it; None: `mc` where every row has options, `em_lenient` where none has.
+        metric: name of the metric that scores it; None: `mc` where every row has options, and where none has
+            `em_lenient`, or `relaxed` for a model with a chat template.
+        has_chat_template: whether the model that will be asked has one, and so answers in sentences.
 
     Raises:
         ConfigurationError: a file or template that `DataFileTask` refuses, or a metric that cannot score its rows.
     """
-    task = DataFileTask(path, data_dir=data_dir, cache_dir=cache_dir, prompt_template=prompt_template)
+    task = DataFileTask(
+        path,
+        data_dir=data_dir,
+        cache_dir=cache_dir,
+        prompt_template=prompt_template,
+        columns=columns,
+        text_only=text_only,
+        split=split,
+        revision=revision,
+    )
     if task.name in list_tasks():
         raise ConfigurationError(f"--data_file {path} would be called like the task {task.name}; rename the file")
     if metric is None and not task.metric:
         raise ConfigurationError(
             f"--data_file {path} has rows with options and rows without: say which metric scores both, such as "
-            "--metric mmmu_score"
+            "--metric relaxed or --metric mmmu_score"
         )
-    task.metric = metric or task.metric
-    _check_scorable(task.first_usable, get_metric(task.metric), path)
+    by_default = RELAXED if has_chat_template and task.metric == OPEN_METRIC else task.metric
+    task.metric = metric or by_default
+    task.check_scorable(get_metric(task.metric), METRICS)
     return task
-
-
-def _check_scorable(sample: Sample, metric: Metric, path: Path) -> None:
-    """Raises ConfigurationError where the metric cannot score a sample, or gives its own right answer nothing."""
-    right = list(sample.answers[:1])
-    if sample.answer_index is not None:
-        right.append(string.ascii_uppercase[sample.answer_index])
-    try:
-        found = [metric.score([answer_to(sample, each)]).overall for each in right]
-    except SampleError as error:
-        raise ConfigurationError(f"--metric {metric.name} cannot score the rows of {path}: {error}") from error
-    if all(value == 0 for value in found):
-        raise ConfigurationError(
-            f"--metric {metric.name} gives even the right answer {right[0]!r} of {path} 0 (it has "
-            f"{len(sample.answers)} reference answers); choose another, such as em_lenient"
-        )
 
 
 def get_metric_for_dataset(name: str) -> str:

@@ -267,6 +267,8 @@ def fingerprint_parts(
         chat: what is done about the chat template; what counts is whether it is applied.
     """
     left_out = _OF_THE_RUN if model == source.stamp else _OF_THE_RUN | {"model_name"}
+    # Not there yet when earlier results were saved, which still count.
+    left_out |= {name for name in ("stop", "ignore_eos") if not getattr(config, name)}
     # As before there was a layer for the chat template: experiments from then without one still count.
     excluded: dict[str, Any] = {**dict.fromkeys(left_out, True), "prompts": {"chat_template", "system_prompt"}}
     return (

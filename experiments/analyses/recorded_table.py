@@ -28,6 +28,8 @@ class RecordedTable:
     best: float  #: the metric's highest score
     origin: Mapping[str, Any]  #: where it was measured and what its times are not
     prompts: tuple[str, ...] = ()  #: of each sample; empty in a table from before they were kept
+    reference: str | None = None  #: the setting that is the model as it is; None where it was not measured
+    reference_in_grid: bool = True  #: whether the requested values of the knobs make it
 
 
 def named_picture(sample_id: int, image_id: object) -> str:
@@ -66,7 +68,11 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
     }
     keys = tuple(setting_key(result) for result in results)
     best = first.metric_best
-    return RecordedTable(keys, ids, tuple(pictures), scores, seconds, costs, best, origin, tuple(prompts))
+    own = next((result for result in results if result.is_reference), None)
+    return RecordedTable(
+        keys, ids, tuple(pictures), scores, seconds, costs, best, origin, tuple(prompts),
+        None if own is None else setting_key(own), own is None or own.in_grid,
+    )  # fmt: skip
 
 
 def write_table(table: RecordedTable, path: Path) -> None:
@@ -74,6 +80,8 @@ def write_table(table: RecordedTable, path: Path) -> None:
     head = {"origin": table.origin, "best": table.best, "sample_ids": table.sample_ids, "pictures": table.pictures}
     if table.prompts:
         head["prompts"] = table.prompts
+    if table.reference is not None:
+        head |= {"reference": table.reference, "reference_in_grid": table.reference_in_grid}
     lines = [
         json.dumps(key) + ": " + json.dumps(
             {
@@ -107,7 +115,8 @@ def read_table(path: Path) -> RecordedTable:
         pictures = tuple(map(named_picture, ids, content["pictures"]))
         prompts = tuple(content.get("prompts", ()))
         return RecordedTable(
-            tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"], prompts
-        )
+            tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"], prompts,
+            content.get("reference"), content.get("reference_in_grid", True),
+        )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ResultsError(f"{path} is not a table of collect_table.py ({error}); give one that it wrote") from error

@@ -23,6 +23,7 @@ from experiment_core_utils.records.json_record import Record
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.sample_result import RunTimes
 from experiment_core_utils.records.setting_result import SettingResult, knob_values, target_of
+from experiment_core_utils.saved_results.terminal import share_of_reference
 
 # Folders inside a run's folder that contain other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")
@@ -46,7 +47,7 @@ _NO_PEAKS = HardwareUtilisation(
     peak_bytes_per_s=None,
     utilisation_reason="the files are from before peaks of the device were stored",
 )
-_TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "energy_kind")
+_TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "energy_kind", "is_reference", "in_grid")
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,8 @@ def drift_ratios(results: Iterable[SettingResult]) -> list[float]:
     return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
 
 
+# Column of the mean total time over that of the model as it is, on the samples that both have.
+SHARE_OF_REFERENCE = "T_total_share_of_reference"
 # After the columns that the CSV of settings has.
 FURTHER_COLUMNS: Mapping[str, Callable[[SettingResult], float | None]] = {
     "num_total_blocks": lambda result: result.num_total_blocks,
@@ -237,6 +240,12 @@ def settings_frame(sweep: Sweep) -> pd.DataFrame:
     further = {name: [read(each.result) for each in sweep.settings] for name, read in FURTHER_COLUMNS.items()}
     names = {"task": [each.task for each in sweep.settings], "setting": [each.key for each in sweep.settings]}
     frame = pd.concat([pd.DataFrame(names), stored, pd.DataFrame(further)], axis=1)
+    references = {each.task: each.result for each in sweep.settings if each.result.is_reference}
+    frame["is_reference"] = [bool(each.result.is_reference) for each in sweep.settings]
+    frame[SHARE_OF_REFERENCE] = [
+        share_of_reference(each.result, references[each.task]) if each.task in references else None
+        for each in sweep.settings
+    ]
     whole = ("top_k", "num_active_blocks", "num_samples", "num_failed_samples", "num_total_blocks")
     return _typed(frame, _TEXT_OF_SETTINGS, whole)
 

@@ -93,6 +93,9 @@ class RunComparison:
                 f"latency intervals are widened by the drift allowance, {drift:.0%}: the longer over the shorter time "
                 "of a control setting, minus 1"
             )
+        for key in dict.fromkeys(each.key for each in self.runs[0].settings if each.result.is_reference):
+            if any(line.setting == key for line in self.lines):
+                found.append(f"{key} is the reference: the model as it is")
         conditions = other_conditions([each.result for run in self.runs for each in run.settings])
         return [*found, *(f"differs: {condition}" for condition in conditions)]
 

@@ -3,9 +3,10 @@
 python -m experiments.benchmarks.controller_baselines docs/core_exp/pareto_table.json
 
 Each split makes every policy from one half of the pictures and replays it on the other half, at budgets that are
-fractions of the largest setting's mean time in the first half. The figures are means over splits, the budgets that some
-setting meets and requests; the intervals (95 %) are over pictures, a request's difference being its mean over all
-splits that judge it. Of controllers of several training seeds there are intervals over pictures and seeds as well.
+fractions of the reference's mean time in the first half (of the largest setting's without a reference). The figures are
+means over splits, the budgets that some setting meets and requests; the intervals (95 %) are over pictures, a request's
+difference being its mean over all splits that judge it. Of controllers of several training seeds there are intervals
+over pictures and seeds as well.
 """
 
 import sys
@@ -27,7 +28,7 @@ from experiments.controller.evaluation.replay import (
     best_static,
     meetable,
     replay,
-    shares_of_full,
+    shares_of_reference,
 )
 from experiments.controller.lookup import build
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
@@ -63,9 +64,8 @@ def untrained_outcomes(
     calibration: MeasuredGrid, validation: MeasuredGrid, budgets_s: Sequence[float], seed: int
 ) -> list[Outcomes]:
     """The outcomes on the validation half of all policies that need no training."""
-    choices = validation.choices
     policies: list[Policy] = [
-        StaticPolicy(choices[0]), StaticPolicy(choices[-1]), RandomPolicy(choices, seed),
+        *map(StaticPolicy, validation.landmarks), RandomPolicy(validation.choices, seed),
         *baselines(calibration, budgets_s), PerSampleOracle(validation),
     ]  # fmt: skip
     return [*(replay(policy, validation, budgets_s) for policy in policies), best_static(validation, budgets_s)]
@@ -115,7 +115,7 @@ def policy_sums(
     sums, num_budgets = RequestSums(grid), 0
     for split in splits:
         calibration, validation = split_by_picture(grid, 0.5, split)
-        every = shares_of_full(calibration, BUDGET_SHARES)
+        every = shares_of_reference(calibration, BUDGET_SHARES)
         budgets_s = [budget for budget, can in zip(every, meetable(validation, every), strict=True) if can]
         num_budgets += len(budgets_s)
         found = [(-1, each) for each in untrained_outcomes(calibration, validation, budgets_s, split)]
@@ -157,7 +157,7 @@ def _print_streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
     sums = RequestSums(grid)
     for split in splits:
         calibration, validation = split_by_picture(grid, 0.5, split)
-        budgets_s = shares_of_full(calibration, BUDGET_SHARES)
+        budgets_s = shares_of_reference(calibration, BUDGET_SHARES)
         policies = [("one setting by mean", build(calibration, "mean"))]
         for limit, max_late in (("mean", None), ("late", STREAM_LATE)):
             for kind, share in (("mix", None), ("mix by prompts", STREAM_NEIGHBOURS)):

@@ -48,16 +48,16 @@ def synthetic_result(
 ) -> dict[str, Any]:
     """A setting's result with the keys and samples of a real one."""
     made = copy.deepcopy(dict(real))
-    target = token_target(tokens)
     factors = (
         (0.4 + tokens / 1000) * noise.gauss(1, SPREAD),
         (0.3 + blocks / 16) * (0.5 + top_k / 8) * noise.gauss(1, SPREAD),
         (0.3 + blocks / 16) * (0.5 + top_k / 8) * noise.gauss(1, SPREAD),
     )
     made |= {
+        "is_reference": False,
         "tier": None,
         "vision_tokens_target": tokens,
-        "max_crops": target.crops.max_crops,
+        "max_crops": tokens // FEATURES_PER_CROP - 1,
         "top_k": top_k,
         "num_active_blocks": blocks,
         "active_block_indices": list(range(blocks)),

@@ -62,7 +62,7 @@ class PackedPictureScorer:
     processor: MolmoeProcessor
     tasks: Sequence[GeneratedTask]
     pictures: Sequence[int]
-    crops: CropRange
+    crops: CropRange | None
     measure = "mean log-likelihood of the expected answer's tokens"
 
     @torch.inference_mode()

@@ -107,7 +107,7 @@ def _answer_tokens(
     answer = with_answer[shared:]
     if shared < len(before) or not answer:
         raise SampleError(f"sample {sample.sample_id}: the tokenizer does not separate its answer from its prompt")
-    return [*answer, *sorted(model.eos_token_ids)[:1]]
+    return [*answer, *sorted(model.ends.token_ids)[:1]]
 
 
 def _answer_loss(model: StagedModel, inputs: Mapping[str, Any], features: Any, target: Sequence[int]) -> torch.Tensor:

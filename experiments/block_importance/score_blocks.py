@@ -18,7 +18,12 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import ModelSource, find_requested_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import open_tasks
+from experiment_core_utils.c_prompt_processing import (
+    open_tasks,
+    refuse_unseen_pictures,
+    refuse_without_pictures,
+    with_task_named,
+)
 from experiment_core_utils.config.block_choice import BlockChoice, provenance_path, read_importance
 from experiment_core_utils.config.command import reporting_errors
 from experiment_core_utils.config.command_line import OneLineParser
@@ -31,6 +36,7 @@ from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
+from experiment_core_utils.primitives.knobs import VisionTarget
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
@@ -65,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--output", type=Path, required=True, help="file of the scores, or with --select of the block sets"
     )
     parser.add_argument(
-        "--dataset_name", nargs="+", help="tasks, which all have the same weight (default: reference_vqa)"
+        "--dataset_name", nargs="+", help="tasks, which all have the same weight (default: as of a profile)"
     )
     parser.add_argument("--num_samples", type=int, default=200, help="samples of each task; see --measure")
     parser.add_argument(
@@ -126,6 +132,11 @@ class Job:
     top_k: int | None
     counts: tuple[int, ...]
 
+    @property
+    def vision(self) -> VisionTarget:
+        """The first of the requested vision targets, at which the blocks are scored."""
+        return self.config.knobs.targets_and_left_out(self.source.limits.token_unit)[0][0]
+
 
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
@@ -185,8 +196,14 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
         check_writable(path)
     config = config.replaced(execution="eager")
     source = find_requested_model(config)
-    names = own.dataset_name or ([] if config.task.data_file else [config.task.dataset_name])
-    tasks = tuple(open_tasks(config.task, names).values())
+    named = with_task_named(config.task, takes_pictures=source.takes_pictures)
+    names = own.dataset_name or ([named.dataset_name] if named.dataset_name is not None else [])
+    tasks = tuple(open_tasks(config.task, names, has_chat_template=source.has_chat_template).values())
+    for task in tasks:
+        refuse_without_pictures(task, config.task, source.takes_pictures)
+        refuse_unseen_pictures(
+            task, range(len(task)), config.task, takes_pictures=source.takes_pictures, model=source.name
+        )
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
     top_k = model.default_top_k if config.knobs.top_k_list is None else config.knobs.top_k_list[0]
@@ -219,7 +236,7 @@ def samples_of(job: Job) -> Scorers:
         scored_ids[task.name] = tuple(sorted(split[0]))
         for part, chosen in zip(parts, split, strict=True):
             part.append(draw_task(job.model, task, sorted(chosen), budget))
-    vision = job.config.knobs.vision_targets[0]
+    vision = job.vision
     scored, held_out = (AnswerScorer(job.model, part, vision, job.top_k, job.own.batch_size) for part in parts)
     return Scorers(scored, held_out if job.own.held_out else None, tuple(parts[0]), samples, scored_ids)
 
@@ -238,13 +255,12 @@ def pictures_of(job: Job) -> Scorers:
     pictures = np.random.RandomState(job.config.task.seed).choice(in_split, scored + held_out, replace=False).tolist()
     model.model.set_knobs(top_k=job.top_k)
     parts = [sorted(pictures[:scored]), sorted(pictures[scored:])]
-    crops = job.config.knobs.vision_targets[0].crops
+    crops = job.vision.crops
     made: list[BlockSetScorer] = [
         PackedPictureScorer(model.model, model.processor, tasks, part, crops) for part in parts
     ]
     if job.own.check:
-        vision = job.config.knobs.vision_targets[0]
-        made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], vision, job.top_k)
+        made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], job.vision, job.top_k)
     samples = {
         task.name: {"scored": scored * task.questions_per_image, "held_out": held_out * task.questions_per_image}
         for task in tasks
@@ -263,7 +279,7 @@ def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate
     """Each block's score by the requested method, and the score of the whole model, where that was measured."""
     if job.own.method == "leave_one_out":
         return leave_one_out(scorers.scored, job.model.num_total_blocks)
-    vision = job.config.knobs.vision_targets[0]
+    vision = job.vision
     measured = (
         activation_changes(job.model, scorers.drawn, vision, job.own.positions)
         if job.own.method == "activation_change"
@@ -306,7 +322,7 @@ def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
             for task in job.tasks
         },
         "seed": job.config.task.seed,
-        "vision_target": job.config.knobs.vision_targets[0].label,
+        "vision_target": job.vision.label,
         "top_k": job.top_k,
         "model": {
             "name": job.source.name,

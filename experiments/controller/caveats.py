@@ -13,6 +13,11 @@ class ControllerCaveat(Caveat):
         "few_requests": CaveatKind(
             "warning", "{num_requests} requests: too few to compare policies".format_map, "use more samples"
         ),
+        "reference_not_measured": CaveatKind(
+            "note",
+            "budgets are fractions of the time of {setting}, the largest setting: the reference, the model as it is, "
+            "was not measured".format_map,
+        ),
         "lookup_of_the_same": CaveatKind(
             "warning",
             "the lookup was built of {num_seen} of the {num_requests} requests that it is evaluated on".format_map,

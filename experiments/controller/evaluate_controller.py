@@ -18,7 +18,7 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
-from experiment_core_utils.primitives.units import LARGEST_SEED, check_fraction, check_within
+from experiment_core_utils.primitives.units import LARGEST_SEED, check_fraction, check_within, milliseconds
 from experiment_core_utils.records.caveats import caveat_fields
 from experiments.analyses.charts.matplotlib_charts import save_chart
 from experiments.analyses.files import add_output_flags, finding_lines
@@ -41,7 +41,7 @@ from experiments.controller.evaluation.replay import (
     possible,
     replay,
     requests_in,
-    shares_of_full,
+    shares_of_reference,
     spread_budgets,
 )
 from experiments.controller.lookup import Lookup, load
@@ -78,8 +78,8 @@ def build_parser() -> argparse.ArgumentParser:
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS", help="latency budgets in milliseconds")
     budgets.add_argument("--budget_shares", type=float, nargs="+", metavar="SHARE",
-                         help="budgets as fractions of the largest setting's mean latency on the calibration "
-                              "samples")  # fmt: skip
+                         help="budgets as fractions of the reference's mean latency on the calibration samples "
+                              "(without a reference: of the largest setting's)")  # fmt: skip
     budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
                          help="number of budgets, spread over the calibration samples' latencies")  # fmt: skip
     add_policy_flags(parser)
@@ -162,7 +162,7 @@ def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, 
 def budgets_of(given: argparse.Namespace, calibration: MeasuredGrid) -> tuple[float, ...]:
     """Budgets in seconds, ascending."""
     if given.budget_shares is not None:
-        return shares_of_full(calibration, given.budget_shares)
+        return shares_of_reference(calibration, given.budget_shares)
     if given.budgets_ms is None:
         return spread_budgets(calibration.complete(), given.num_budgets)
     for budget_ms in given.budgets_ms:
@@ -192,19 +192,20 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[ControllerCave
     seconds = budgets_of(given, calibration)
     further = further_policies(given, calibration, lookup, seconds)
     policies: list[Policy] = [
-        *policies_of(given, grid.choices, lookup, seed), *further, *learned, PerSampleOracle(grid)
+        *policies_of(given, grid, lookup, seed), *further, *learned, PerSampleOracle(grid)
     ]  # fmt: skip
     outcomes = [best_static(grid, seconds), *(replay(policy, grid, seconds) for policy in policies)]
     could, can = possible(grid, seconds), meetable(grid, seconds)
-    budgets = [Budget(s, can[at], float(could[at].mean())) for at, s in enumerate(seconds)]
+    whole_s = calibration.reference_mean_s
+    budgets = [Budget(s, can[at], float(could[at].mean()), _share(s, whole_s)) for at, s in enumerate(seconds)]
     names = (lookup.name, *[CHOSEN_TABLE] * (CHOSEN_TABLE in [each.name for each in further]), BEST_STATIC)
     evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
-    caveats = [*caveats_of(grid, lookup), *notes]
+    caveats = [*_of_budgets(given, calibration), *caveats_of(grid, lookup), *notes]
     written = write(given, evaluation, grid, grid.caption, {
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
         "num_without_states": num_without_states, **caveat_fields(caveats),
     }, further)  # fmt: skip
-    return evaluation, _seen(lookup, grid.keys), written
+    return evaluation, [*_of_budgets(given, calibration), *_seen(lookup, grid.keys)], written
 
 
 def measured_live(
@@ -234,12 +235,13 @@ def measured_live(
     lookup = lookup_of(given, calibration)
     seconds = budgets_of(given, calibration)
     further = further_policies(given, calibration, lookup, seconds)
-    policies = [*policies_of(given, grid.choices, lookup, seed), *further]
+    policies = [*policies_of(given, grid, lookup, seed), *further]
     job = open_live(flags, policies, grid, given.learned)
     controllers = controllers_of(job, given.learned)
     outcomes = run_live(controllers, job.model, job.metric, job.measured, seconds, seed)
     can = meetable(grid.complete(), seconds)
-    budgets = [Budget(s, can[at], None) for at, s in enumerate(seconds)]
+    whole_s = calibration.reference_mean_s
+    budgets = [Budget(s, can[at], None, _share(s, whole_s)) for at, s in enumerate(seconds)]
     evaluation = evaluate("live", outcomes, job.evaluated, budgets, None, (lookup.name,))
     keys = [(request.features.task, request.features.sample_id) for request in job.measured]
     dots = grid.complete()
@@ -250,11 +252,21 @@ def measured_live(
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
         **caveat_fields([
-            *_few(len(keys)), *_seen(lookup, keys), *task_caveats(grid, job.task.name, job.task.split),
-            *live_caveats(job, given.learned, controllers),
+            *_of_budgets(given, calibration), *_few(len(keys)), *_seen(lookup, keys),
+            *task_caveats(grid, job.task.name, job.task.split), *live_caveats(job, given.learned, controllers),
         ]),
     }, further)  # fmt: skip
-    return evaluation, _seen(lookup, keys), written
+    return evaluation, [*_of_budgets(given, calibration), *_seen(lookup, keys)], written
+
+
+def _share(budget_s: float, whole_s: float | None) -> float | None:
+    return None if whole_s is None else budget_s / whole_s
+
+
+def _of_budgets(given: argparse.Namespace, calibration: MeasuredGrid) -> list[ControllerCaveat]:
+    """That the fractions of --budget_shares are not of the model as it is."""
+    has_none = given.budget_shares is not None and calibration.reference is None
+    return [ControllerCaveat.of("reference_not_measured", setting=calibration.largest.key)] * has_none
 
 
 def shared_content(
@@ -266,6 +278,12 @@ def shared_content(
         "metrics": dict(grid.metrics),
         "settings_left_out": list(grid.left_out),
         "num_calibration_requests": len(calibration),
+        "reference": None
+        if calibration.reference is None
+        else {
+            "setting": calibration.reference.key,
+            "latency_mean_ms": milliseconds(calibration.reference_mean_s),
+        },
         "lookup": asdict(lookup.options),
         "margin": margin_of(given),
         "evaluation_seed": given.evaluation_seed,
@@ -307,6 +325,7 @@ def write(
     statics = [
         {
             "setting": choice.key,
+            "is_reference": choice == grid.reference,
             "accuracy": float(accuracy[row]),
             "latency_mean_ms": 1000 * float(latency_s[row]),
             "latency_p95_ms": 1000 * float(np.percentile(grid.total_s[row], 95)),

@@ -22,8 +22,8 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
-from experiment_core_utils.primitives.knobs import TIERS, own_target, target_of_value, token_target
-from experiment_core_utils.primitives.units import check_at_least, check_fraction
+from experiment_core_utils.primitives.knobs import TIERS, named_tokens, own_target, target_of_value
+from experiment_core_utils.primitives.units import check_at_least, check_fraction, milliseconds
 from experiment_core_utils.records.json_record import Amount, Count, Knob, Share, Time
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
 from experiments.controller.knob_choices import KnobChoice
@@ -67,7 +67,7 @@ class LookupEntry:
     def choice(self) -> KnobChoice:
         """The setting."""
         tokens = self.vision_tokens_target
-        target = own_target() if tokens is None else token_target(tokens)
+        target = own_target() if tokens is None else named_tokens(tokens)
         return KnobChoice(self.tier or target.value, self.top_k, self.num_active_blocks)
 
 
@@ -82,6 +82,7 @@ class _StoredLookup(TypedDict):
     entries: Annotated[tuple[LookupEntry, ...], Field(min_length=1)]
     sample_ids: dict[str, list[Count]]
     source: dict[str, Any]
+    reference_ms: NotRequired[Time | None]
 
 
 _STORED = TypeAdapter(_StoredLookup)
@@ -158,6 +159,7 @@ class Lookup:
     sample_ids: Mapping[str, tuple[int, ...]]  #: task -> the samples that the entries are based on
     source: Mapping[str, Any]  #: provenance of the results
     prompts: tuple[str | None, ...] = ()  #: of each sample, where there is a neighbourhood
+    reference_ms: float | None = None  #: mean `T_total` of the model as it is; None where it was not measured
 
     @property
     def name(self) -> str:
@@ -336,7 +338,7 @@ def build(
     for task, sample_id in zip(grid.tasks, grid.sample_ids, strict=True):
         ids.setdefault(task, []).append(sample_id)
     by_task = {task: tuple(own) for task, own in ids.items()}
-    return Lookup(options, tuple(entries), by_task, grid.source, prompts)
+    return Lookup(options, tuple(entries), by_task, grid.source, prompts, milliseconds(grid.reference_mean_s))
 
 
 def _known(values: np.ndarray) -> tuple[float | None, ...]:
@@ -372,6 +374,7 @@ def save(lookup: Lookup, path: Path) -> None:
             "sample_ids": {task: list(ids) for task, ids in lookup.sample_ids.items()},
             "prompts": list(lookup.prompts),
             "source": dict(lookup.source),
+            "reference_ms": lookup.reference_ms,
         },
         path,
     )
@@ -390,7 +393,8 @@ def load(path: Path) -> Lookup:
         options = LookupOptions(**{name: content[name] for name in LOOKUP_FLAGS if name in content})
     except ConfigurationError as error:
         raise ResultsError(f"{path} is broken: {error}; build it again") from error
-    found = Lookup(options, stored["entries"], by_task, stored["source"], tuple(stored.get("prompts", ())))
+    prompts, reference_ms = tuple(stored.get("prompts", ())), stored.get("reference_ms")
+    found = Lookup(options, stored["entries"], by_task, stored["source"], prompts, reference_ms)
     _check_samples(found, path)
     return found
 
@@ -463,7 +467,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(given.output)
         lookup = built_by_flags(given, load_grid(given.results))
         save(lookup, given.output)
-        print(f"{given.output}: {len(lookup.entries)} settings, {lookup.name}")
+        reference = "the reference was not measured"
+        if lookup.reference_ms is not None:
+            reference = f"the reference, the model as it is, takes {lookup.reference_ms:.1f} ms"
+        print(f"{given.output}: {len(lookup.entries)} settings, {lookup.name}; {reference}")
         return
     lookup = load(given.file)
     if (given.prompt is None) == (lookup.options.neighbourhood is not None):
@@ -484,9 +491,16 @@ def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
     counted = " in time" * (lookup.options.aggregation_method == "in_time")
     word = "" if table.fits[place] else "; no setting fits, this is the nearest"
     return (
-        f"{budget_ms:g} ms: {entry.choice.key}, {table.latency_ms[place]:.1f} ms by {method}, "
+        f"{budget_ms:g} ms: {entry.choice.key}, {table.latency_ms[place]:.1f} ms by {method}, {_against(lookup, entry)}"
         f"accuracy{counted} {table.accuracy[place]:.3f} of the best score{word}"
     )
+
+
+def _against(lookup: Lookup, entry: LookupEntry) -> str:
+    """A setting's mean time as a fraction of that of the model as it is; nothing where this was not measured."""
+    if lookup.reference_ms is None:
+        return ""
+    return f"mean {100 * entry.latency_mean_ms / lookup.reference_ms:.0f} % of the reference's, "
 
 
 if __name__ == "__main__":

@@ -45,9 +45,31 @@ class MeasuredGrid:
     #: task -> the split that its samples are of; without those that the results do not contain
     splits: Mapping[str, str] = field(default_factory=dict)
     prompts: tuple[str | None, ...] | None = None  #: [N], the texts of the prompts; None where there are none
+    reference: KnobChoice | None = None  #: the model as it is; None where not every task measured it
+    reference_in_grid: bool = True  #: whether the requested values of the knobs make it
+    reference_s: np.ndarray | None = None  #: [N], its `T_total`, also where it is no choice; None without `reference`
 
     def __len__(self) -> int:
         return len(self.sample_ids)
+
+    @property
+    def largest(self) -> KnobChoice:
+        """The choice with the largest values of the knobs that were requested."""
+        inside = [choice for choice in self.choices if self.reference_in_grid or choice != self.reference]
+        return (inside or self.choices)[-1]
+
+    @property
+    def landmarks(self) -> tuple[KnobChoice, ...]:
+        """The smallest choice, the largest, and the reference where it can be chosen; each once."""
+        beside = [self.reference] if self.reference in self.choices and self.reference is not None else []
+        return tuple(dict.fromkeys([self.choices[0], self.largest, *beside]))
+
+    @property
+    def reference_mean_s(self) -> float | None:
+        """The mean time of the reference over the samples that were measured there; None without any."""
+        if self.reference_s is None or not np.isfinite(self.reference_s).any():
+            return None
+        return float(np.nanmean(self.reference_s))
 
     @property
     def keys(self) -> tuple[tuple[str, int], ...]:
@@ -83,8 +105,9 @@ class MeasuredGrid:
             if (values := getattr(self, name)) is not None
         }
         return replace(
-            self, scores=self.scores[:, places], best=self.best[places], total_s=self.total_s[:, places], **taken
-        )
+            self, scores=self.scores[:, places], best=self.best[places], total_s=self.total_s[:, places],
+            reference_s=None if self.reference_s is None else self.reference_s[places], **taken,
+        )  # fmt: skip
 
     def with_all_knobs(self) -> "MeasuredGrid":
         """The part with settings of tier, top-k and blocks, among which the two-stage controller chooses.
@@ -142,6 +165,9 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
         raise ResultsError(f"these are {len(study.sweeps)} sweeps ({labels}); give the folders of one")
     grids = study.grids
     choices, left_out = _shared_choices(grids)
+    own = {point.key: point for point in grids[0].points if point.is_reference}
+    reference = next((choice for choice in choices if choice.key in own), None)
+    total_s = _side_by_side(grids, choices, lambda grid: grid.total_ms) / 1000
     made = MeasuredGrid(
         choices=choices,
         tasks=tuple(grid.task for grid in grids for _ in grid.sample_ids),
@@ -149,7 +175,7 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
         pictures=tuple(str(picture) for grid in grids for picture in grid.pictures),
         scores=_side_by_side(grids, choices, lambda grid: grid.scores),
         best=np.array([grid.best for grid in grids for _ in grid.sample_ids]),
-        total_s=_side_by_side(grids, choices, lambda grid: grid.total_ms) / 1000,
+        total_s=total_s,
         requests=None,
         metrics={grid.task: grid.metric for grid in grids},
         left_out=left_out,
@@ -159,6 +185,9 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
         # Tables are of one split.
         splits={grid.task: study.source["split"] for grid in grids} if "split" in study.source else {},
         prompts=_prompts(grids),
+        reference=reference,
+        reference_in_grid=reference is None or own[reference.key].in_grid,
+        reference_s=None if reference is None else total_s[choices.index(reference)],
     )
     return _with_features(made, study.sweeps[0]) if study.sweeps else made
 
@@ -205,9 +234,9 @@ def _shared_choices(grids: Sequence[TaskGrid]) -> tuple[tuple[KnobChoice, ...], 
 
 
 def order_of(choice: KnobChoice) -> tuple[int, ...]:
-    """A sort key of choices: by crops and vision tokens (tiers in their order), then top-k, then blocks."""
+    """A sort key of choices: by crops and vision tokens (tiers in their order, `own` last), then top-k, then blocks."""
     target = target_of_value(choice.vision)
-    return target.crops.max_crops, target.tokens or 0, choice.top_k or 0, choice.num_active_blocks
+    return *target.order[1:3], choice.top_k or 0, choice.num_active_blocks
 
 
 def _features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:

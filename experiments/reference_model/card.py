@@ -6,6 +6,7 @@ from pathlib import Path
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.knobs import OWN
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiments.reference_model.evaluation import Accuracy, Answered, accuracy_by_type, accuracy_of, best_constant
 
@@ -17,7 +18,7 @@ END = "<!-- tables: end -->"
 class CardSetting:
     """A row of the card; the first `blocks` blocks are active."""
 
-    tier: str
+    tier: str  #: or `own`
     top_k: int
     blocks: int
 
@@ -32,12 +33,13 @@ Answers = Mapping[CardSetting, Mapping[str, Sequence[Answered]]]
 
 
 def settings_of_card(top_k: int, blocks: int) -> list[CardSetting]:
-    """The card's settings: every tier at full; at `high` each other knob alone, then both; the cheapest corner.
+    """The card's settings: the model as it is, and every tier, with all experts and blocks; at `high` each other knob
+    alone, then both; the cheapest corner.
 
     Args:
         top_k, blocks: what the model has.
     """
-    tiers = [CardSetting(tier, top_k, blocks) for tier in ("high", "medium", "low")]
+    tiers = [CardSetting(tier, top_k, blocks) for tier in (OWN, "high", "medium", "low")]
     experts = [CardSetting("high", fewer, blocks) for fewer in (top_k * 3 // 4, top_k // 2, top_k // 4, 1)]
     skipped = [CardSetting("high", top_k, blocks - fewer) for fewer in (1, 2, 3, 4)]
     return [*tiers, *experts, *skipped, *(CardSetting(tier, top_k // 2, blocks - 4) for tier in ("high", "low"))]
@@ -58,7 +60,7 @@ def knob_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
 
 def type_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
     """The table with one row a family and type of question: the best constant answer's score, and the model's in each
-    tier and at the fewest blocks, other knobs at full.
+    tier and at the fewest blocks, other knobs at their largest.
     """
     most_k, most_blocks = max(plan.top_k for plan in answers), max(plan.blocks for plan in answers)
     fewest = min(plan.blocks for plan in answers if plan.top_k == most_k)

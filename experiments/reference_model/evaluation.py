@@ -60,7 +60,7 @@ def answer_pictures(
     Raises:
         GenerationFailed: logits are not finite.
     """
-    by_crops: dict[CropRange, list[KnobSetting]] = {}
+    by_crops: dict[CropRange | None, list[KnobSetting]] = {}
     for setting in settings:
         by_crops.setdefault(setting.vision.crops, []).append(setting)
     for picture, alike in product(pictures, same_pictures(tasks)):

@@ -9,13 +9,15 @@ from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
+from experiment_core_utils.primitives.knobs import CropRange
+from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
 
 
 def test_the_published_defaults() -> None:
     config = parse_config([])
     assert config.model.model_path == str(EMBEDDED_MODEL)
     assert config.machine.output_dir == Path("results/core_exp")
-    assert [target.tier for target in config.knobs.vision_targets] == ["low", "medium", "high"]
+    assert [target.tier for target in config.knobs.tiers] == ["low", "medium", "high"]
     assert (config.task.num_samples, config.measuring.num_runs_per_sample, config.task.seed) == (1000, 3, 42)
     assert (config.task.max_new_tokens, config.task.prompt_template, config.task.dataset_revision) == (None, None, None)
     assert (config.task.sample_by, config.task.ids) == ("random", None)
@@ -44,14 +46,27 @@ def test_ids_are_kept_once_and_ascending() -> None:
 
 
 def test_tokens_take_the_place_of_tiers() -> None:
-    config = parse_config(["--vision_tokens_list", "432", "1008", "432"])
-    assert [target.label for target in config.knobs.vision_targets] == ["tokens432", "tokens1008"]
+    knobs = parse_config(["--vision_tokens_list", "432", "1008", "432", "100"]).knobs
+    targets, left_out = knobs.targets_and_left_out(MOLMOE_TOKENS)
+    assert [(target.label, target.crops) for target in targets] == [
+        ("tokens432", CropRange(2, 2)), ("tokens1008", CropRange(6, 6))
+    ]  # fmt: skip
+    assert len(left_out) == 1 and left_out[0].startswith("100 vision tokens are too few")
+    # A model that takes pictures in their own shape.
+    targets, left_out = knobs.targets_and_left_out(TokenUnit(None))
+    assert [target.tokens for target in targets] == [432, 1008, 100] and left_out == ()
+
+
+def test_the_models_own_is_a_tier_beside_the_published_ones() -> None:
+    tiers = parse_config(["--tier_list", "own", "low"]).knobs.tiers
+    assert [(target.value, target.tier) for target in tiers] == [("own", None), ("low", "low")]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tier_list", "low", "giant"], "'giant'.*low, medium, high"),
+        (["--tier_list", "low", "giant"], "'giant'.*own, low, medium, high"),
+        (["--tier_list", "onw"], "'onw'.*own"),
         (["--sampling_strategy", "magic"], "'magic' .*'full', 'balanced', 'stratified', 'boundary', 'lhs'"),
         (["--num_configs", "5"], "--num_configs 5 is for --sampling_strategy lhs, not for balanced"),
         (["--sampling_strategy", "lhs", "--num_configs", "0"], "--num_configs 0.*at least 1"),
@@ -72,14 +87,12 @@ def test_tokens_take_the_place_of_tiers() -> None:
         (["--ids", "3", "--sample_by", "question_type"], "--ids leaves nothing to draw"),
         (["--ids"], "expected at least one argument"),
         (["--top_k_list", "4", "0"], "--top_k_list 0"),
-        (["--vision_tokens_list", "100"], "100 vision tokens are too few"),
         (["--importance_scores_file", "nowhere.json"], "nowhere.json: No such file.*give a JSON object"),
         (["--config_retry_delay", "-1"], "--config_retry_delay"),
         (["--num_latency_samples", "-1"], "--num_latency_samples -1.*at least 0"),
         (["--accuracy_batch_size", "0"], "--accuracy_batch_size 0.*at least 1"),
         (["--request_cache_gb", "-0.5"], "--request_cache_gb -0.5.*at least 0"),
         (["--config_retry_delay", "nan"], "--config_retry_delay nan is not possible"),
-        (["--vision_tokens_list", "99999999"], "too many.*at most 73872"),
         (["--num_threads", "100000"], "more than the [0-9]+ cores"),
         (["--use_magic"], "unrecognized arguments: --use_magic; see --help"),
         (["--tier_list", "low", "--vision_tokens_list", "432"], "not allowed with"),

@@ -78,7 +78,7 @@ def run(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     config = parse_config(
         ["--model_path", str(tiny_checkpoint), "--output_dir", str(folder), "--num_samples", "4", "--tier_list", "low",
          "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "1", "--num_warmup_runs", "0",
-         "--max_repeats", "0", "--max_new_tokens", "4", "--num_threads", "1", "--memory_timeline"]
+         "--max_repeats", "0", "--no_reference", "--max_new_tokens", "4", "--num_threads", "1", "--memory_timeline"]
     )  # fmt: skip
     report = run_profiling(config)
     assert report.csv_path is not None

@@ -117,7 +117,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = knobprof(
         ["profile", "--tier_list", "low", "--top_k_list", "4", "8", "--num_active_blocks_list", "12", "16",
          "--num_samples", "8", "--max_new_tokens", "4", "--num_runs_per_sample", "1", "--num_warmup_runs", "0",
-         "--max_repeats", "0", "--drift_check_every", "0", "--num_threads", "1", "--output_dir", str(mine)]
+         "--max_repeats", "0", "--no_reference",
+         "--drift_check_every", "0", "--num_threads", "1", "--output_dir", str(mine)]
     )  # fmt: skip
     assert code == 0
     for name in ("before", "after", "float32", "bfloat16", "4bit", "quickstart"):

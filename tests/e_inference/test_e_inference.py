@@ -17,6 +17,7 @@ from experiment_core_utils.config.text import TextConfig, published_form
 from experiment_core_utils.e_inference import run_gen_inference, run_staged, staged_run
 from experiment_core_utils.k_results_aggregation import pool_inference_results
 from experiment_core_utils.meters.energy_files import read_windows
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks
@@ -84,7 +85,7 @@ def test_a_generation_ends_at_end_of_sequence_or_at_the_limit(limit: int, tokens
 
 
 def test_every_end_of_sequence_token_ends() -> None:
-    model = ScriptedModel(script=(1, 7, 2), eos_token_ids=frozenset({EOS, 7}))
+    model = ScriptedModel(script=(1, 7, 2), ends=AnswerEnds(frozenset({EOS, 7})))
     assert run_staged(model, TEXT, 16).token_ids == (1, 7)
 
 
@@ -213,6 +214,23 @@ def generated(
 
 def answers_in(results: InferenceResults) -> list[list[int]]:
     return [query["output_token_ids"] for query in results["queries"]]
+
+
+def test_a_text_run_ignores_ends_or_ends_at_stop_texts(model: Any, tokenizer: Any, accelerator: Accelerator) -> None:
+    options = {"batch_size___fixed_batching": 5}
+    natural = generated(model, tokenizer, accelerator, options)
+    ignoring = generated(model, tokenizer, accelerator, options, ignore_eos=True)
+    assert {query["output_tokens"] for query in ignoring["queries"]} == {MAX_OUTPUT_TOKENS}
+    assert ignoring["output_text"] == natural["output_text"]
+    assert [query["ended"] for query in ignoring["queries"]] == [query["ended"] for query in natural["queries"]]
+    texts = natural["output_text"]
+    assert texts is not None
+    stop = max(texts, key=len)[2:4]
+    stopped = generated(model, tokenizer, accelerator, options, stop=[stop])
+    assert stopped["output_text"] == [text.partition(stop)[0] for text in texts]
+    assert stopped["total_output_tokens"] < natural["total_output_tokens"]
+    assert all(query["ended"] for query, text in zip(stopped["queries"], texts, strict=True) if stop in text)
+    assert (stopped["decoding"]["stop"], ignoring["decoding"]["ignore_eos"]) == ([stop], True)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,11 @@ def point(vision: str = "low", top_k: int = 1, blocks: int = 12) -> KnobPoint:
     return KnobPoint(f"tier-{vision}_topk{top_k}_blocks{blocks}", vision, top_k, blocks)
 
 
+def reference(in_grid: bool = False, vision: str = "own") -> KnobPoint:
+    """The model as it is, of 2 experts and 12 blocks."""
+    return KnobPoint(f"{vision}_topk2_blocks12", vision, 2, 12, is_reference=True, in_grid=in_grid)
+
+
 def grid(
     points: Sequence[KnobPoint],
     scores: Numbers,

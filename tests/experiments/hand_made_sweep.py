@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.knobs import KnobSetting, decoder_label, tier_target
+from experiment_core_utils.primitives.knobs import KnobSetting, decoder_label, own_target, tier_target
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.settings import MeasuredSample
 from tests.hand_made_records import measured_sample, part, staged_run, stored_result
@@ -59,6 +59,14 @@ def result(
         "hardware_utilisation": dict(UTILISATION),
         "drift": [{"rank": 0, "control": knobs.key, "before": 1.0, "after": 1.25, "reason": None}],
     }
+
+
+def reference(
+    samples: Sequence[MeasuredSample] | None = None, *, in_grid: bool = False, **provenance: Any
+) -> dict[str, Any]:
+    """The content of the file of the model as it is: its own crops, top-k 4 and all 4 blocks."""
+    stored = result(KnobSetting(own_target(), 4, (0, 1, 2, 3)), samples, **provenance)
+    return stored | {"is_reference": True, "in_grid": in_grid}
 
 
 def write(folder: Path, *results: dict[str, Any]) -> Path:

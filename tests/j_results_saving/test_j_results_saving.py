@@ -97,6 +97,8 @@ def test_every_key_of_a_setting() -> None:
         "share_outlier_runs_reason": "no sample has 3 runs",
         "num_discarded_runs": 0,
         "num_disturbed_samples": 0,
+        "is_reference": None,
+        "in_grid": True,
         "sampling": {"how": "random", "seed": 42, "num_asked": 4, "num_in_split": 100, "num_left_out": 0},
         "sample_ids": [3, 5, 8, 9],
         "theoretical_num_crops": 3,  # of the most frequent geometry
@@ -127,6 +129,7 @@ def test_every_key_of_a_setting() -> None:
         "energy": None,
         "failed_samples": [{"sample_id": 9, "error": "SampleError", "reason": "truncated file"}],
         "drift": [],
+        "T_fixed_length": None,
         "provenance": {"task": {"name": "signs", "split": "validation", "metric": "read_off"}},
     }
     assert [entry["sample_id"] for entry in per_sample] == [3, 5, 8]
@@ -196,6 +199,9 @@ def test_every_key_of_a_sample() -> None:
         "T_first_token": 750.0,
         "T_preprocess": 2.0,
         "T_transfer": 1.0,
+        "answer": None,
+        "thinking_tokens": 0,
+        "T_thinking": None,
         "vision_flops": 700,
         "prefill_flops": 300,
         "decode_flops_per_token": 20.5,
@@ -227,7 +233,7 @@ def test_a_sample_without_picture_and_with_one_token_has_nulls_and_no_zeros() ->
         "actual_tiling", "actual_image_size", "T_vision_total", "T_LLM_decode", "T_decode_per_token", "vision_flops",
         "prefill_flops", "decode_flops_per_token", "accuracy", "outlier_runs", "accuracy_batch_size",
         "accuracy_batch_limit", "energy_j", "energy_bound_j", "energy_method", "energy_source", "energy_reason",
-        "data_sha256", "picture_sha256",
+        "data_sha256", "picture_sha256", "answer", "T_thinking",
     }  # fmt: skip
     assert (result["T_total"], result["T_first_token"], result["output_tokens"]) == (250.0, 250.0, 1)
 

@@ -1,7 +1,8 @@
 """Crops and vision tokens of a setting: each mean over those samples that have what is counted."""
 
 from experiment_core_utils.j_results_saving import typical_geometry, vision_part
-from experiment_core_utils.primitives.knobs import tier_target, token_target
+from experiment_core_utils.primitives.knobs import own_target, tier_target, token_target
+from experiment_core_utils.primitives.vision_tokens import TokenUnit
 from experiment_core_utils.records.requests import VisionGeometry
 from tests.hand_made_records import measured_sample, one_by_two
 
@@ -32,6 +33,17 @@ def test_a_token_target_is_its_own_mean() -> None:
     assert entries.target_vision_tokens_mean == 1008
     # 1008 features are 7 crops with the whole picture: 6 tiles.
     assert ((entries.tier_range or {})["max_crops"], entries.max_crops) == (6, 6)
+
+
+def test_nothing_bounds_the_models_own_crops() -> None:
+    entries = vision_part(own_target(), SAMPLES)
+    assert (entries.tier, entries.tier_range, entries.max_crops, entries.vision_tokens_target) == (None,) * 4
+    assert (entries.selected_crops_mean, entries.target_vision_tokens_mean) == (2.5, (432 + 576 + 100) / 3)
+
+
+def test_a_token_target_of_pictures_in_their_own_shape_is_no_number_of_crops() -> None:
+    entries = vision_part(token_target(256, TokenUnit(None)), SAMPLES[2:])
+    assert (entries.tier_range, entries.max_crops, entries.vision_tokens_target) == (None, None, 256)
 
 
 def test_no_picture_is_no_number() -> None:

@@ -18,6 +18,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
     reorder_csv_columns,
     setting_key,
     settings_frame,
+    table_of_settings,
     write_settings_csv,
     write_tables,
 )
@@ -372,3 +373,9 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_no_text_of_a_setting_is_run_by_a_spreadsheet(results: list[SettingResult], tmp_path: Path) -> None:
     write_settings_csv([results[0].with_keys(metric="=HYPERLINK()")], tmp_path / "settings.csv")
     assert pd.read_csv(tmp_path / "settings.csv")["metric"].tolist() == ["'=HYPERLINK()"]
+
+
+def test_empty_answers_have_a_column_where_there_are_any(results: list[SettingResult]) -> None:
+    first, second = (results[at].model_copy(update={"share_empty": share}) for at, share in enumerate((0.25, 0.0)))
+    assert table_of_settings([first, second])["share_empty"].tolist() == [0.25, 0.0]
+    assert not {"share_empty", "share_one_token"} & set(table_of_settings([second, results[0]]).columns)

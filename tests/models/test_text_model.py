@@ -254,7 +254,8 @@ def test_no_kernel_is_fetched_for_an_attention(llama: Path, tmp_path: Path) -> N
         "    except ConfigurationError as error:\n"
         "        print(error)\n"
     )
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}", "USE_HUB_KERNELS": "NO"}
+    found = os.pathsep.join([str(tmp_path), str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": found, "USE_HUB_KERNELS": "NO"}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     output = ended.stdout.splitlines()
     assert "fetched" not in ended.stdout and len(output) == 7

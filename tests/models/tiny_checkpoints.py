@@ -426,6 +426,16 @@ def write_checkpoint(family: str, folder: Path) -> Path:
     return folder
 
 
+def bounded_pictures(folder: Path, fewest_pixels: int, most_pixels: int) -> None:
+    """Give a checkpoint that takes pictures in their own shape other bounds."""
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        if (folder / name).is_file():
+            content = json.loads((folder / name).read_text())
+            size = {"shortest_edge": fewest_pixels, "longest_edge": most_pixels}
+            content.get("image_processor", content)["size"] = size
+            (folder / name).write_text(json.dumps(content))
+
+
 def _tokenizer(specials: dict[str, str]) -> PreTrainedTokenizerFast:
     """One token for each byte, and the special ones behind."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

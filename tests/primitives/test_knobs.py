@@ -3,15 +3,19 @@ import pytest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import (
     CropRange,
+    KnobLimits,
     KnobSetting,
     VisionTarget,
+    named_tokens,
     own_target,
+    reference_setting,
     select_active_blocks,
     target_of_value,
     tier_target,
     token_target,
     values_of_key,
 )
+from experiment_core_utils.primitives.vision_tokens import TokenUnit
 
 
 def test_tiers_are_the_published_ranges() -> None:
@@ -30,8 +34,31 @@ def test_a_token_target_means_exactly_so_many_crops(tokens: int, crops: int) -> 
 @pytest.mark.parametrize("top_k", [8, None])
 def test_a_key_and_a_value_are_read_back(target: VisionTarget, value: str, top_k: int | None) -> None:
     assert target.value == value
-    assert target_of_value(value) == target
-    assert values_of_key(KnobSetting(target, top_k, (0, 2, 5)).key) == (target, top_k, 3)
+    # How many crops a number of tokens is depends on the model.
+    named = named_tokens(1008) if target.tokens else target
+    assert target_of_value(value) == named
+    assert values_of_key(KnobSetting(target, top_k, (0, 2, 5)).key) == (named, top_k, 3)
+
+
+def test_a_number_of_tokens_that_was_read_from_a_name_is_no_setting() -> None:
+    """It would run as the model's own, which is requested without crops, too."""
+    with pytest.raises(ValueError, match="tokens1008 was read from a name"):
+        KnobSetting(named_tokens(1008), 8, (0,))
+    assert KnobSetting(own_target(), 8, (0,)).key == "own_topk8_blocks1"
+
+
+def test_targets_are_in_order_and_the_models_own_comes_last() -> None:
+    given = [own_target(), tier_target("high"), token_target(1008), tier_target("low"), token_target(288)]
+    assert [each.value for each in sorted(given, key=lambda each: each.order)] == [
+        "288 tokens", "low", "1008 tokens", "high", "own"
+    ]  # fmt: skip
+    pixels = [token_target(tokens, TokenUnit(None)) for tokens in (1000, 70, 256)]
+    assert [each.tokens for each in sorted(pixels, key=lambda each: each.order)] == [70, 256, 1000]
+
+
+def test_the_reference_is_the_model_as_it_is() -> None:
+    assert reference_setting(KnobLimits(4, 8, 3)) == KnobSetting(VisionTarget("own", None, None, None), 3, (0, 1, 2, 3))
+    assert reference_setting(KnobLimits(2, None, None)).key == "own_topknone_blocks2"
 
 
 @pytest.mark.parametrize("key", ["", "low", "tier-low_topk8", "tier-low_topkmany_blocks3", "own_topk1_blocks3 more"])
@@ -41,7 +68,7 @@ def test_what_is_no_key_is_refused(key: str) -> None:
 
 
 def test_an_unknown_tier_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match=r"'huge'.*low, medium, high"):
+    with pytest.raises(ConfigurationError, match=r"'huge'.*own, low, medium, high"):
         tier_target("huge")
 
 

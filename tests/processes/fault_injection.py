@@ -86,7 +86,8 @@ class Injection:
         profile = (
             "--model_path", str(model), "--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "2",
             "--num_samples", "2", "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_warmup_runs", "1",
-            "--max_repeats", "0", "--max_new_tokens", "2", "--num_threads", "1", "--config_retry_delay", "0",
+            "--max_repeats", "0", "--no_reference",
+            "--max_new_tokens", "2", "--num_threads", "1", "--config_retry_delay", "0",
             "--drift_check_every", "0", "--device", "cpu",
         )  # fmt: skip
         self.parts = [

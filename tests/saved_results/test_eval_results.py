@@ -1,4 +1,4 @@
-"""The unmodified setting's accuracy in the hub's form, read back as the hub's library reads it."""
+"""The reference's accuracy in the hub's form, read back as the hub's library reads it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,13 +8,12 @@ import yaml
 from huggingface_hub import EvalResultEntry
 from huggingface_hub._eval_results import parse_eval_result_entries
 
-from experiment_core_utils.primitives.knobs import KnobLimits, KnobSetting, VisionTarget, own_target, tier_target
+from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
 from tests.hand_made_records import failed_sample, measured_sample, part, result_of
 
-LIMITS = KnobLimits(num_total_blocks=4, num_experts=8, default_top_k=4)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -27,34 +26,35 @@ class OnHub:
     source: dict[str, str] = field(default_factory=lambda: {"revision": COMMIT})
 
 
-def result(vision: VisionTarget, top_k: int | None = 4, blocks: int = 4) -> SettingResult:
-    """Two samples that ran, worth 1.0 and 0.0, and one that failed."""
+def result(tier: str | None, *, is_reference: bool | None = False, **variables: object) -> SettingResult:
+    """All experts and blocks; two samples that ran, worth 1.0 and 0.0, and one that failed."""
     samples = measured_sample(0, prediction="1.0"), measured_sample(1, prediction="0.0")
-    setting = KnobSetting(vision, top_k, tuple(range(blocks)))
-    return result_of(part(*samples, failures=(failed_sample(2, "no"),)), setting)
+    setting = KnobSetting(own_target() if tier is None else tier_target(tier), 4, (0, 1, 2, 3))
+    found = result_of(part(*samples, failures=(failed_sample(2, "no"),)), setting)
+    requested = found.provenance.experimental_variables.with_keys(**variables)
+    provenance = found.provenance.with_keys(experimental_variables=requested)
+    return found.with_keys(is_reference=is_reference, provenance=provenance)
 
 
 def entries(path: Path) -> list[EvalResultEntry]:
     return parse_eval_result_entries(yaml.safe_load(path.read_text()))
 
 
-def test_the_whole_model_is_one_entry(tmp_path: Path) -> None:
-    results = [result(tier_target("high"), top_k=2), result(tier_target("high")), result(tier_target("low"))]
-    path = write_eval_results(results, LIMITS, OnHub(), tmp_path)  # type: ignore[arg-type]
+def test_the_reference_is_one_entry(tmp_path: Path) -> None:
+    results = [result("high"), result(None, is_reference=True), result("low")]
+    path = write_eval_results(results, OnHub(), tmp_path)  # type: ignore[arg-type]
     assert path == tmp_path / ".eval_results" / "signs.yaml"
     (entry,) = entries(path)
     assert (entry.dataset_id, entry.task_id, entry.dataset_revision) == ("owner/signs", "default", COMMIT)
     assert entry.value == 0.5
     assert entry.notes == (
-        "read_off, 0 to 1; 2 of 100 samples of validation (by random, seed 42), 1 failed; setting "
-        "tier-high_topk4_blocks4"
+        "read_off, 0 to 1; 2 of 100 samples of validation (by random, seed 42), 1 failed; setting own_topk4_blocks4"
     )
 
 
-def test_a_model_without_the_knobs_is_unmodified(tmp_path: Path) -> None:
-    dense = KnobLimits(num_total_blocks=4, num_experts=None, default_top_k=None)
+def test_a_commit_is_named_where_it_is_known(tmp_path: Path) -> None:
     task = OnHub(HubDataset("owner/signs", "Signs", "main"), source={"read_from": "parquet files"})
-    path = write_eval_results([result(own_target(), top_k=None)], dense, task, tmp_path)  # type: ignore[arg-type]
+    path = write_eval_results([result(None, is_reference=True)], task, tmp_path)  # type: ignore[arg-type]
     assert path is not None
     (entry,) = entries(path)
     assert (entry.task_id, entry.dataset_revision) == ("Signs", None)
@@ -63,14 +63,16 @@ def test_a_model_without_the_knobs_is_unmodified(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("measured", "task"),
     [
-        (result(tier_target("high"), blocks=3), OnHub()),
-        (result(tier_target("medium")), OnHub()),
-        (result(tier_target("high")), OnHub(hub=None)),
+        (result("high"), OnHub()),
+        (result(None, is_reference=None), OnHub()),
+        (result(None, is_reference=True, quantization="8bit"), OnHub()),
+        (result(None, is_reference=True, random_weights=True), OnHub()),
+        (result(None, is_reference=True), OnHub(hub=None)),
     ],
-    ids=["fewer blocks", "fewer crops", "no dataset on the hub"],
+    ids=["the most crops", "an older file", "quantised", "random weights", "no dataset on the hub"],
 )
 def test_nothing_is_said_of_a_changed_model_or_of_own_data(
     measured: SettingResult, task: OnHub, tmp_path: Path
 ) -> None:
-    assert write_eval_results([measured], LIMITS, task, tmp_path) is None  # type: ignore[arg-type]
+    assert write_eval_results([measured], task, tmp_path) is None  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

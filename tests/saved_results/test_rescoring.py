@@ -11,10 +11,13 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget, own_target, tier_target, token_target
+from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.sample_result import Metadata, SampleResult
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore, stored_answer
+from experiment_core_utils.saved_results.tasks_command import main as tasks_command
 from experiment_core_utils.tasks.interface import Answer, Scoring
 from experiment_core_utils.tasks.registry import get_metric
+from tests.experiments import hand_made_sweep as sweep
 from tests.hand_made_records import SETTING, ReadOff, failed_sample, measured_sample, part, stored_result
 
 FULL = KnobSetting(tier_target("low"), 4, (0, 1, 2, 3))
@@ -65,6 +68,17 @@ def test_the_same_metric_gives_the_same_file(results: Path) -> None:
         origin = after.pop("rescored")
         assert after == before
         assert origin == {"file": name, "metric_before": "read_off", "accuracy_before": before["accuracy"]}
+
+
+def test_thinking_is_not_scored_again_either(tmp_path: Path) -> None:
+    """Also in files from before answers were noted; a noted answer counts as it is."""
+    content = write(tmp_path, FULL_FILE, FULL, "1", "1", "0.5")["per_sample_results"]
+    predictions = ("<think>0</think>1", "?", "hm</think> 0.5")
+    first, noted, last = (
+        SampleResult.model_validate(each | {"pred": pred}) for each, pred in zip(content, predictions, strict=False)
+    )
+    answers = [stored_answer(each).prediction for each in (first, noted.with_keys(answer="1"), last)]
+    assert answers == ["1", "1", "0.5"]
 
 
 def test_another_metric_changes_scores_and_nothing_else(results: Path) -> None:
@@ -147,6 +161,16 @@ def test_every_setting_stands_against_the_largest(results: Path) -> None:
     assert (comparison.better, comparison.worse, comparison.equal) == (0, 3, 1)
     (turned,) = compare_folder(results, "tier-low_topk2_blocks3")
     assert turned.comparisons["tier-low_topk4_blocks4"].difference == 0.5
+
+
+def test_every_setting_stands_against_the_reference_where_there_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = sweep.write(tmp_path, sweep.result(sweep.setting("high", 8, 4)), sweep.reference())
+    (found,) = compare_folder(folder, None)
+    assert (found.baseline, list(found.comparisons)) == ("own_topk4_blocks4", ["tier-high_topk8_blocks4"])
+    assert tasks_command(["compare", str(folder)]) == 0
+    assert "read_off: settings against the reference, own_topk4_blocks4, on the" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -234,3 +258,24 @@ def test_captions_are_compared_on_the_same_pictures(tmp_path: Path) -> None:
     (found,) = compare_folder(tmp_path / "anew", None)
     (comparison,) = found.comparisons.values()
     assert (comparison.n, comparison.num_excluded, comparison.difference) == (3, 1, 0.0)
+
+
+def test_answers_in_sentences_are_scored_again_by_the_relaxed_metric(tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    content, path = write(folder, FULL_FILE, FULL, *"00000"), folder / FULL_FILE
+    del content["share_empty"], content["share_one_token"]
+    replies = "It says stop.", "It does not say stop.", "stop or go", "", "The sign says: STOP"
+    for sample, reply in zip(content["per_sample_results"], replies, strict=True):
+        sample["pred"] = reply
+    path.write_text(json.dumps(content))
+    (after,) = rescore(folder, get_metric("relaxed"), None).after
+    assert (after.metric, after.accuracy, after.share_unparsed, after.share_empty) == ("relaxed", 0.4, 0.2, 0.2)
+    assert [sample.accuracy for sample in after.per_sample_results] == [1, 0, 0, 0, 1]
+    assert after.per_sample_results[0].score_details == {"em": 0, "em_lenient": 0}
+    assert [each.kind for each in after.provenance.caveat_records] == ["answers_empty"]
+    # What no longer holds goes.
+    found = [Caveat.of("answers_unparsed", fraction=1.0, metric="mc"), Caveat.of("random_weights")]
+    content["provenance"] |= {"caveat_records": [each.model_dump() for each in found]}
+    path.write_text(json.dumps(content))
+    (again,) = rescore(folder, get_metric("em_lenient"), tmp_path / "again").after
+    assert [each.kind for each in again.provenance.caveat_records] == ["random_weights", "answers_empty"]

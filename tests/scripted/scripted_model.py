@@ -3,11 +3,12 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.interface import Component
@@ -25,6 +26,10 @@ from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 EOS = 9
 VOCABULARY = 10
+
+
+def scripted_text(token_ids: Sequence[int]) -> str:
+    return " ".join(str(token) for token in token_ids if token != EOS)
 
 
 @dataclass
@@ -50,14 +55,15 @@ class ScriptedModel:
     num_total_blocks: int = 2
     num_experts: int = 4
     default_top_k: int = 2
-    eos_token_ids: frozenset[int] = frozenset({EOS})
+    ends: AnswerEnds = field(default_factory=lambda: AnswerEnds(frozenset({EOS}), text_of=scripted_text))
     decoder_blocks: tuple[torch.nn.Module, ...] = ()
     active_setting: tuple[int, tuple[int, ...]] = (2, (0, 1))
     may_run_by_modules: bool = False
     modules_run_because: str | None = None
 
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
-        self.calls.append(f"prepare {prompt!r} {crops.min_crops}-{crops.max_crops}")
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
+        allowed = "own" if crops is None else f"{crops.min_crops}-{crops.max_crops}"
+        self.calls.append(f"prepare {prompt!r} {allowed}")
         inputs = {"input_ids": torch.zeros(1, len(prompt), dtype=torch.long)}
         return PreparedRequest(inputs, RequestShape(None, None, 0, 0, len(prompt), 0.0))
 
@@ -139,7 +145,10 @@ class ScriptedModel:
         return ScriptedModel.follow_batch(self, [inputs], [answer])[0]
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
-        return " ".join(str(token) for token in token_ids if token != EOS)
+        return self.ends.text(token_ids)
+
+    def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
+        self.ends = replace(self.ends, stop=tuple(stop), are_ignored=ignore_eos)
 
     def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
         experts = tuple(self.default_top_k if block == 0 else setting.top_k for block in setting.active_blocks)

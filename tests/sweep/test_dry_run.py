@@ -43,9 +43,10 @@ def test_every_strategy_is_planned_without_weights_and_without_a_trace(
         weights.write_bytes(b"no weights")
     blocks = ("--num_active_blocks_list", "2", "3", "4", "--sampling_strategy", strategy)
     plan = describe_plan(config_of(model, tmp_path / "out", *blocks))
-    assert len(plan.estimates) == settings
-    assert plan.text.startswith(f"plan: {settings} settings by {strategy}, ")
-    assert f"whole: {settings} of {settings} settings to measure" in plan.text
+    # The reference setting stands after the grid.
+    assert [each.work.key for each in plan.estimates].index("own_topk4_blocks4") == settings
+    assert plan.text.startswith(f"plan: {settings} settings by {strategy} and the reference own_topk4_blocks4, ")
+    assert f"whole: {settings + 1} of {settings + 1} settings to measure" in plan.text
     assert plan.whole_s == pytest.approx(sum(each.setting_s for each in plan.estimates))
     assert {each.time_source for each in plan.estimates} == {"matmul"}
     assert not (tmp_path / "out").exists()
@@ -61,11 +62,12 @@ def test_more_tiles_experts_and_blocks_cost_more(tiny_checkpoint: Path, tmp_path
 
 
 def test_settings_that_are_done_are_not_counted_again(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    two = flags(tiny_checkpoint, tmp_path, "--num_active_blocks_list", "4")
+    grid = ("--num_active_blocks_list", "4", "--no_reference")
+    two = flags(tiny_checkpoint, tmp_path, *grid)
     two[two.index("low") : two.index("--top_k_list")] = ["low", "medium"]
     measured = run_profiling(parse_config([*two, "--sampling_strategy", "full"])).results
     assert len(measured) == 8
-    plan = describe_plan(config_of(tiny_checkpoint, tmp_path, "--num_active_blocks_list", "4"))
+    plan = describe_plan(config_of(tiny_checkpoint, tmp_path, *grid))
     # Tier high is new, and is estimated from what the eight reached.
     assert [each.work.is_done for each in plan.estimates] == [True] * 8 + [False] * 4
     assert [each.time_source for each in plan.estimates] == ["measured"] * 8 + ["scaled"] * 4
@@ -73,23 +75,22 @@ def test_settings_that_are_done_are_not_counted_again(tiny_checkpoint: Path, tmp
     assert plan.whole_s == pytest.approx(sum(each.setting_s for each in plan.estimates[8:]))
     assert "whole: 4 of 12 settings to measure" in plan.text
     # Another number of samples is another run: nothing is done, but the times are known.
-    other = describe_plan(config_of(tiny_checkpoint, tmp_path, "--num_active_blocks_list", "4", "--num_samples", "2"))
+    other = describe_plan(config_of(tiny_checkpoint, tmp_path, *grid, "--num_samples", "2"))
     assert [each.work.is_done for each in other.estimates] == [False] * 12
     assert [each.time_source for each in other.estimates] == ["measured"] * 8 + ["scaled"] * 4
 
 
 def test_tokens_are_those_of_the_prompts(tiny_checkpoint: Path, tmp_path: Path) -> None:
     more = ("--num_active_blocks_list", "4", "--ids", "5")
-    (setting,) = {
-        each.work.prompt_tokens
-        for each in describe_plan(config_of(tiny_checkpoint, tmp_path, *more)).estimates
-        if each.work.key.startswith("tier-low")
-    }
+    estimates = describe_plan(config_of(tiny_checkpoint, tmp_path, *more)).estimates
+    (setting,) = {each.work.prompt_tokens for each in estimates if each.work.key.startswith("tier-low")}
+    (own,) = {each.work.prompt_tokens for each in estimates if each.work.key.startswith("own")}
     task = load_task("reference_vqa")
     processor = MolmoeProcessor.from_pretrained(tiny_checkpoint)
     config = config_of(tiny_checkpoint, tmp_path)
-    inputs = processor(task.prompt(task[5]), task[5].image, crops=config.knobs.vision_targets[0].crops)
+    inputs = processor(task.prompt(task[5]), task[5].image, crops=config.knobs.tiers[0].crops)
     assert setting == inputs["input_ids"].shape[1]
+    assert own == processor(task.prompt(task[5]), task[5].image)["input_ids"].shape[1] > setting
 
 
 def test_the_driver_prints_the_plan(

@@ -10,7 +10,7 @@ from transformers import OPTConfig
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.sweep.estimate import (
     MolmoeWork,
@@ -115,3 +115,12 @@ def test_a_question_beyond_molmoes_context_is_no_part_of_its_plan(tiny_checkpoin
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     work = work_of(find_model(str(tiny_checkpoint)), DataFileTask(path), (0, 1), LIMIT)
     assert isinstance(work, MolmoeWork) and work.num_samples == 1
+
+
+def test_a_picture_that_is_too_large_as_it_is_leaves_the_rest_of_the_plan(tmp_path: Path) -> None:
+    """With nothing bounded, a picture of 761 * 457 pixels is 95 * 57 tokens of 8 * 8: more than a context of 4096."""
+    work = work_of(find_model(str(without_weights("qwen3_vl_moe", tmp_path))), TASK, (0, 1), LIMIT)
+    assert work.at(KnobSetting(LOW, 2, (0, 1, 2))).unusable_reason is None
+    own = work.at(KnobSetting(own_target(), 2, (0, 1, 2)))
+    assert (own.prompt_tokens, own.flops, own.elements) == (None, None, None)
+    assert "tokens is longer than the model's context of 4096" in (own.unusable_reason or "")

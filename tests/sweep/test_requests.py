@@ -78,8 +78,8 @@ class NotedModel(ScriptedModel):
 
     task: NotedTask
 
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
-        self.task.note(f"request {sample.sample_id} of {crops.max_crops}")
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
+        self.task.note(f"request {sample.sample_id} of {crops and crops.max_crops}")
         inputs = {
             "pixel_values": torch.full((1, 2, 2), float(sample.sample_id)),
             "none": torch.empty(0, dtype=torch.long),

@@ -55,7 +55,7 @@ def arguments(checkpoint: Path, output_dir: Path) -> tuple[str, ...]:
 
 
 def search_config(checkpoint: Path, output_dir: Path) -> ProfilingConfig:
-    return parse_config(arguments(checkpoint, output_dir))
+    return parse_config([*arguments(checkpoint, output_dir), "--no_reference"])
 
 
 def settings_in(content: dict[str, Any]) -> list[str]:
@@ -166,10 +166,29 @@ def test_a_search_killed_anywhere_resumes_and_measures_nothing_twice(driver: Kil
         assert driver.run() == 0, Path(f"{driver.folder}.log").read_text()
         remember(driver.folder, seen)
         content = json.loads((driver.folder / SEARCH_FILE).read_text())
-        results = [read_setting(path) for path in driver.folder.glob("*topk*.json")]
+        (reference,) = (read_setting(path) for path in driver.folder.glob("*imgsizeown*.json"))
+        assert (reference.is_reference, reference.in_grid, reference.num_samples) == (True, False, NUM_SAMPLES)
+        results = [read_setting(path) for path in driver.folder.glob("*tier-low*.json")]
         assert sorted(setting_key(result) for result in results) == settings_in(content)
         assert sum(result.num_samples for result in results) == sum(sum(each.values()) for each in content["rounds"])
         assert not list((driver.folder / ".parts").glob("*.jsonl"))
+
+
+def test_the_reference_in_the_grid_is_raced_and_then_measured_on_all_samples(
+    searched: tuple[ProfilingConfig, RunReport], tmp_path: Path
+) -> None:
+    config = searched[0].replaced(tier_list=("own",), no_reference=False, output_dir=tmp_path)
+    report = run_profiling(config)
+    assert report.search is not None and len(report.results) == 4
+    assert settings_in(report.search.content()) == sorted(setting_key(result) for result in report.results)
+    by_key = {setting_key(result): result for result in report.results}
+    reference = by_key["own_topk4_blocks4"]
+    assert [key for key, result in by_key.items() if result.is_reference] == ["own_topk4_blocks4"]
+    assert (reference.in_grid, reference.num_samples) == (True, NUM_SAMPLES)
+    in_rounds = sum(each.get("own_topk4_blocks4", 0) for each in report.search.rounds)
+    assert in_rounds < NUM_SAMPLES
+    assert not list((tmp_path / ".parts").glob("*.jsonl"))
+    assert run_profiling(config).experiment_id is None
 
 
 def test_where_every_setting_fails_there_is_no_front_and_the_exit_code_says_so(

@@ -22,12 +22,13 @@ from experiment_core_utils.sweep.dry_run import describe_plan
 from experiments.core_exp.acc_lat_profiling import main
 from tests.documents.test_docs import first_cells
 from tests.given_flags import over
-from tests.models.tiny_checkpoints import write_checkpoint
+from tests.models.tiny_checkpoints import bounded_pictures, write_checkpoint
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 
 Results = Mapping[str, Mapping[str, Any]]
 Written = Callable[[str], Path]
-NO_EXTRAS = ["--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0", "--num_threads", "1",
+NO_EXTRAS = ["--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
+"--drift_check_every", "0", "--num_threads", "1",
              "--max_new_tokens", "4"]  # fmt: skip
 
 
@@ -83,13 +84,23 @@ def assert_whole(result: Mapping[str, Any], experts: Sequence[int | None]) -> No
 @pytest.fixture(scope="module")
 def mixture(folder_of: Written, tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfilingConfig, Results]:
     flags = ["--vision_tokens_list", "288", "576", "--top_k_list", "1", "3", "--num_active_blocks_list", "2", "3"]
-    config = config_for(folder_of("qwen3_vl_moe"), tmp_path_factory.mktemp("mixture"), *flags)
+    model = shutil.copytree(folder_of("qwen3_vl_moe"), tmp_path_factory.mktemp("model") / "bounded")
+    bounded_pictures(model, 256, 40960)
+    config = config_for(model, tmp_path_factory.mktemp("mixture"), *flags).replaced(no_reference=False)
     return config, by_key(run_profiling(config))
 
 
 def test_a_mixture_turns_all_three_knobs(mixture: tuple[ProfilingConfig, Results]) -> None:
-    _, results = mixture
-    assert list(results) == [f"{n} {k} {b}" for n in (288, 576) for k in (1, 3) for b in (2, 3)]
+    *grid, reference = (results := mixture[1])
+    assert grid == [f"{n} {k} {b}" for n in (288, 576) for k in (1, 3) for b in (2, 3)]
+    assert reference == "None 2 3"
+    assert_whole(results[reference], [2, 2, 2])
+    # At most 640 tokens of 8 x 8 pixels, the checkpoint's own bound.
+    for sample in results[reference]["per_sample_results"]:
+        height, width = sample["actual_image_size"]
+        assert sample["actual_vision_tokens"] == height * width // (8 * 8) == sample["theoretical_vision_tokens"]
+        assert 0.9 * 640 < sample["actual_vision_tokens"] <= 640
+    results = {key: results[key] for key in grid}
     for result in results.values():
         # The first of the blocks keeps its 2 experts.
         assert_whole(result, [2] + [result["top_k"]] * (result["num_active_blocks"] - 1))

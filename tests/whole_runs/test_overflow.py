@@ -41,7 +41,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def profiled(monkeypatch: Any, model: Path, out: Path, *flags: str) -> int:
     argv = ["program", "--model_path", str(model), "--output_dir", str(out), "--device", "cpu", "--num_samples", "2"]
-    argv += ["--max_new_tokens", "2", "--num_threads", "1", "--num_warmup_runs", "1", *flags]
+    argv += ["--max_new_tokens", "2", "--num_threads", "1", "--num_warmup_runs", "1", "--no_reference", *flags]
     monkeypatch.setattr(sys, "argv", argv)
     return acc_lat_profiling.main()
 

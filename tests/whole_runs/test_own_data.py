@@ -62,7 +62,7 @@ def data_file(tmp_path: Path) -> Path:
 def config_for(checkpoint: Path, output_dir: Path, **more: object) -> ProfilingConfig:
     given = {
         "model_path": str(checkpoint), "output_dir": output_dir, "num_runs_per_sample": 1, "num_warmup_runs": 0,
-        "max_repeats": 0, "drift_check_every": 0, "num_threads": 1, "max_new_tokens": 4,
+        "max_repeats": 0, "drift_check_every": 0, "num_threads": 1, "max_new_tokens": 4, "no_reference": True,
         "tier_list": ("low", "medium"), "top_k_list": (4,), "num_active_blocks_list": (4,),
     }  # fmt: skip
     return ProfilingConfig.of(**(given | more))
@@ -128,6 +128,58 @@ def test_a_run_on_a_file_has_all_that_a_run_on_a_task_has(
     assert len(rescore(tmp_path / "results", get_metric("em_lenient"), None).after) == 2
     task = open_task(config.task)
     assert [task.question_type(index) for index in range(5)] == ["colour", "sum", "colour", "colour", "all"]
+
+
+def test_a_vision_model_is_not_asked_without_pictures_unless_it_is_said(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"question": "Two and two?", "answer": 4}\n')
+    config = config_for(tiny_checkpoint, tmp_path / "results", data_file=path, tier_list=("low",))
+    for refused in (lambda: run_profiling(config), lambda: describe_plan(config.replaced(dry_run=True))):
+        with pytest.raises(
+            ConfigurationError, match="no picture in any row, and this model takes pictures: .*--text_only"
+        ):
+            refused()
+    assert not (tmp_path / "results").exists()
+    (result,) = run_profiling(config.replaced(text_only=True)).results
+    assert result.provenance.experimental_variables.text_only is True
+    # Of a file with pictures they are left out, which is said.
+    write_picture(tmp_path / "red.png", plain(RED))
+    path.write_text('{"picture": "red.png", "question": "What colour?", "answer": "red"}\n')
+    named = config.replaced(columns={"image": "picture"}, output_dir=tmp_path / "others")
+    (seen,) = run_profiling(named).results
+    assert seen.provenance.experimental_variables.columns == ["image=picture"]
+    assert seen.per_sample_results[0].actual_vision_tokens > 0
+    capsys.readouterr()
+    (blind,) = run_profiling(named.replaced(text_only=True)).results
+    assert "--text_only: the pictures of 1 rows are left out" in capsys.readouterr().err
+    assert blind.per_sample_results[0].actual_vision_tokens == 0 and blind.fingerprint != seen.fingerprint
+    assert "--text_only: the pictures of 1 rows are left out" in describe_plan(named.replaced(text_only=True)).text
+
+
+def test_a_question_about_several_pictures_is_a_failed_sample_of_molmoe(
+    tiny_checkpoint: Path, tmp_path: Path, data_file: Path
+) -> None:
+    both = {"image": ["red.png", "blue.png"], "question": "Which?", "answer": "red"}
+    data_file.write_text(data_file.read_text().splitlines()[0] + "\n" + json.dumps(both))
+    config = config_for(tiny_checkpoint, tmp_path / "results", data_file=data_file, tier_list=("low",))
+    (result,) = run_profiling(config).results
+    assert [each.sample_id for each in result.per_sample_results] == [0]
+    assert [each.reason for each in result.failed_samples] == ["sample 1 has 2 pictures, and MolmoE takes one"]
+    assert describe_plan(config.replaced(dry_run=True)).exit_code == 0
+
+
+def test_flags_of_a_data_file_need_one(data_file: Path) -> None:
+    for flags in (["--text_only"], ["--columns", "image=img"]):
+        with pytest.raises(ConfigurationError, match="is for the rows of --data_file, which is not given; drop it"):
+            parse_config(flags)
+    # Folders and datasets of the hub have splits.
+    assert (
+        parse_config(["--data_file", "owner/name", "--split", "test", "--dataset_revision", "v1"]).task.split == "test"
+    )
+    with pytest.raises(ConfigurationError, match="needs --split"):
+        open_task(parse_config(["--data_file", "owner/name"]).task)
 
 
 def write_solid(path: Path, colour: tuple[int, int, int]) -> None:
@@ -234,12 +286,12 @@ def test_a_file_without_a_usable_row_is_refused_before_anything_is_written(
 
 def test_the_rows_of_the_page_can_be_used(tmp_path: Path) -> None:
     rows = block("json")
-    assert rows.count("\n") == 10
+    assert rows.count("\n") == 4
     for name in set(re.findall(r'"image": "([^"]+)"', rows)):
         write_picture(tmp_path / name, plain(RED))
     (tmp_path / "my.jsonl").write_text(rows)
     task = load_data_file(tmp_path / "my.jsonl")
-    assert [task[index].image is None for index in range(10)] == [False] * 8 + [True] * 2
+    assert [task[index].image is None for index in range(4)] == [False] * 3 + [True]
     (tmp_path / "choice.jsonl").write_text(block("json", 1))
     assert load_data_file(tmp_path / "choice.jsonl")[0].answer_index == 1
 

@@ -74,7 +74,8 @@ def first_sweep(run_server: RunServer, tmp_path_factory: pytest.TempPathFactory)
     arguments = (
         "--model_path", str(model), "--output_dir", str(folder), "--tier_list", "low", "--top_k_list", "2",
         "4", "--num_active_blocks_list", "1", "2", "--num_samples", str(NUM_SAMPLES), "--num_runs_per_sample", "1",
-        "--num_warmup_runs", "0", "--max_warmup_runs", "1", "--max_repeats", "0", "--max_new_tokens", "2",
+        "--num_warmup_runs", "0", "--max_warmup_runs", "1", "--max_repeats", "0", "--no_reference",
+        "--max_new_tokens", "2",
         "--num_threads", "1", "--config_retry_delay", "0",
     )  # fmt: skip
     calls = folder.parent / "calls"
@@ -102,7 +103,8 @@ def remember(folder: Path, seen: Seen) -> None:
             now[key] = tuple(milliseconds(run.total_s) for run in finished.measured.runs)
     for path in folder.glob("*topk*.json"):
         result = json.loads(path.read_text())
-        setting = f"tier-{result['tier']}_topk{result['top_k']}_blocks{result['num_active_blocks']}"
+        vision = "own" if result["tier"] is None else f"tier-{result['tier']}"
+        setting = f"{vision}_topk{result['top_k']}_blocks{result['num_active_blocks']}"
         for sample in result["per_sample_results"]:
             times = tuple(run["T_total"] for run in sample["runs"])
             assert now.setdefault((setting, sample["sample_id"]), times) == times

@@ -26,7 +26,7 @@ def config_for(checkpoint: Path, folder: Path, *more: str) -> ProfilingConfig:
         over(["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
               "--top_k_list", "1", "2", "4", "--num_active_blocks_list", "4", "--num_runs_per_sample", "1",
               "--num_warmup_runs", "1", "--max_warmup_runs", "3", "--drift_check_every", "2", "--num_threads", "1",
-              "--max_repeats", "0", "--max_new_tokens", "2"], more)
+              "--max_repeats", "0", "--no_reference", "--max_new_tokens", "2"], more)
     )  # fmt: skip
 
 

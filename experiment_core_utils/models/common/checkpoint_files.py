@@ -16,10 +16,11 @@ from torch import nn
 from transformers import CONFIG_MAPPING, GenerationConfig
 from transformers.utils import is_kernels_available
 
+from experiment_core_utils.models.common.gguf_files import check_gguf, keep_origin
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.device import most_memory_bytes
 from experiment_core_utils.primitives.errors import ConfigurationError, HubUnreachable, first_line
-from experiment_core_utils.primitives.files import read_json, refuse_unreadable
+from experiment_core_utils.primitives.files import is_gguf, read_json, refuse_unreadable
 
 # What transformers opens in a folder, by the ends of the names; JSON files contain one object each.
 _OPENED = (".json", ".safetensors", ".jinja", ".model", ".txt", ".bin")
@@ -83,9 +84,12 @@ def download(
         ) from error
 
 
+WEIGHT_FILES = ("*.safetensors", "*.bin")
+
+
 def weights_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Name, size and time of change of each file of weights; it differs where the same folder gets other weights."""
-    files = sorted(path for kind in ("*.safetensors", "*.bin") for path in folder.glob(kind))
+    files = [folder] if is_gguf(folder) else sorted(each for kind in WEIGHT_FILES for each in folder.glob(kind))
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 
@@ -119,7 +123,8 @@ def model_digest(folder: Path) -> str:
         ConfigurationError: a file cannot be read.
     """
     digest = hashlib.sha256()
-    for path in sorted({path for pattern in _OF_THE_MODEL for path in folder.glob(pattern) if path.is_file()}):
+    found = {path for pattern in _OF_THE_MODEL for path in folder.glob(pattern) if path.is_file()}
+    for path in [folder] if is_gguf(folder) else sorted(found):
         try:
             size = path.stat().st_size
             digest.update(f"{path.name} {size} ".encode())
@@ -138,7 +143,7 @@ def weights_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for name, _, _ in weights_stamp(folder):
         digest.update(name.encode())
-        with (folder / name).open("rb") as file:
+        with (folder if is_gguf(folder) else folder / name).open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
@@ -147,12 +152,13 @@ def read_raw_config(folder: Path) -> Mapping[str, Any]:
     """`config.json` as written; raises ConfigurationError where there is none that can be read."""
     file = folder / "config.json"
     if not file.exists() and not file.is_symlink():
-        raise ConfigurationError(f"{folder} contains no model: there is no config.json in it")
+        raise ConfigurationError(f"{folder} contains no model: there is no config.json and no GGUF file in it")
     return _object_in(file)
 
 
 def check_files(folder: Path, allow_hub_code: bool = False) -> Mapping[str, Any]:
-    """The content of a folder's `config.json`, once every file that transformers would open can be opened and read.
+    """The content of a folder's `config.json`, once every file that transformers would open can be opened and read;
+    empty for a GGUF file, whose config transformers makes.
 
     Args:
         allow_hub_code: whether the config may name an attention that is code from the hub.
@@ -161,6 +167,9 @@ def check_files(folder: Path, allow_hub_code: bool = False) -> Mapping[str, Any]
         ConfigurationError: a file that is not regular, not readable, or not the JSON that belongs there; more layers
             than `MOST_LAYERS`; no heads; code from the hub.
     """
+    if is_gguf(folder):
+        check_gguf(folder, MOST_LAYERS)
+        return {}
     config = read_raw_config(folder)
     for file in sorted(folder.iterdir()):
         if file.name.endswith(_OPENED):
@@ -321,6 +330,8 @@ def refuse_misfit(found: Mapping[str, Any], folder: Path) -> None:
 
 def refuse_without_weights(folder: Path, name: str) -> None:
     """Raises ConfigurationError for a folder without safetensors."""
+    if is_gguf(folder):
+        return
     if not any(folder.glob("*.safetensors")):
         raise ConfigurationError(
             f"{name} has a config.json but no *.safetensors; give a folder with weights, or --random_weights to "
@@ -344,6 +355,7 @@ def loaded_weights(folder: Path, load: Callable[..., Any], **options: Any) -> An
         model, found = load(output_loading_info=True, ignore_mismatched_sizes=True, **options)
         refuse_misfit(found, folder)
     refuse_not_finite(model, folder)
+    keep_origin(model, folder)
     return model
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.finite_logits import checked_tokens, usable_token
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import Marks, TokenCopies
@@ -37,7 +38,7 @@ def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: 
         token_ids = [usable_token(int(checked_tokens(token, logits)))]
         marks.mark()
         spans.append("prefill")
-        while token_ids[-1] not in model.eos_token_ids and len(token_ids) < max_new_tokens:
+        while len(token_ids) < max_new_tokens and not model.ends.are_reached(token_ids):
             logits = model.decode_step(token, state)
             token = logits.argmax(dim=-1, keepdim=True)
             token_ids.append(usable_token(int(checked_tokens(token, logits))))
@@ -56,20 +57,20 @@ class BatchAnswers:
         GenerationFailed: the logits of a token of an answer that has not ended were not finite.
     """
 
-    def __init__(self, tokens: torch.Tensor, eos_token_ids: frozenset[int]) -> None:
+    def __init__(self, tokens: torch.Tensor, ends: AnswerEnds) -> None:
         self._answers: list[list[int]] = [[] for _ in range(tokens.numel())]
-        self._eos_token_ids = eos_token_ids
+        self._ends = ends
         self._running = set(range(tokens.numel()))
         self.add(tokens)
 
     @property
     def have_ended(self) -> bool:
-        """Whether every answer has its end of sequence."""
+        """Whether every answer has come to its end."""
         return not self._running
 
     @property
     def token_ids(self) -> list[tuple[int, ...]]:
-        """The ids of each answer, end-of-sequence included where it came."""
+        """The ids of each answer, what ended it included."""
         return [tuple(answer) for answer in self._answers]
 
     def add(self, tokens: torch.Tensor) -> None:
@@ -77,7 +78,7 @@ class BatchAnswers:
         chosen = tokens.flatten().tolist()
         for row in tuple(self._running):
             self._answers[row].append(usable_token(chosen[row]))
-            if chosen[row] in self._eos_token_ids:
+            if self._ends.are_reached(self._answers[row]):
                 self._running.remove(row)
 
 
@@ -145,7 +146,7 @@ def generate_async(
     stages: AsyncStages,
     inputs: Mapping[str, Any],
     max_new_tokens: int,
-    eos_token_ids: frozenset[int],
+    ends: AnswerEnds,
     marks: Marks,
 ) -> TimedTokens:
     """The answer of `generate_greedily`, where each step is launched before the token before it is read.
@@ -177,7 +178,7 @@ def generate_async(
         token_ids.append(usable_token(tokens.arrived(len(token_ids))))
         if is_last:
             break
-        if token_ids[-1] in eos_token_ids:
+        if ends.are_reached(token_ids):
             marks.unmark()
             break
         spans.append("decode")

@@ -28,6 +28,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from experiment_core_utils.models.common.answer_ends import AnswerEnds, EosSources, split_stops
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.caveats import Caveat, caveat
@@ -208,14 +209,21 @@ def values_of(generation: GenerationConfig | None) -> Mapping[str, Any]:
 
 
 def decoding_in_force(
-    preferences: Preferences, generation: GenerationConfig, eos_token_ids: Collection[int], template: str | None
+    preferences: Preferences,
+    generation: GenerationConfig,
+    ends: AnswerEnds,
+    eos: EosSources,
+    template: str | None,
 ) -> dict[str, Any]:
     """What decides about prompts and ends, for the record; `template` is the chat template, None without one."""
     return {
         "kept": dict(preferences.kept),
         "left_out": dict(preferences.left_out),
         "bos_token_id": generation.bos_token_id,
-        "eos_token_ids": sorted(eos_token_ids),
+        "eos_token_ids": sorted(ends.token_ids),
+        "eos_sources": eos.content(),
+        "stop": list(ends.stop),
+        "ignore_eos": ends.are_ignored,
         "pad_token_id": generation.pad_token_id,
         "chat_template_sha256": None if template is None else hashlib.sha256(template.encode()).hexdigest(),
     }
@@ -248,9 +256,6 @@ def _stop_tokens(texts: Any, tokenizer: Any) -> tuple[list[str], tuple[int, ...]
     """The stop strings that are special tokens, and their ids."""
     if texts is None or tokenizer is None:
         return [], ()
-    vocabulary = tokenizer.get_added_vocab()
-    special = set(tokenizer.all_special_ids) | {
-        token for token, added in tokenizer.added_tokens_decoder.items() if added.special
-    }
-    stops = [text for text in _as_list(texts) if vocabulary.get(text) in special]
-    return stops, tuple(vocabulary[text] for text in stops)
+    given = _as_list(texts)
+    others, ids = split_stops(given, tokenizer)
+    return [text for text in given if text not in others], ids

@@ -4,6 +4,7 @@ A release may drop any of them. `TRIED_WITH` gives the releases that have them a
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,3 +133,23 @@ def flattened(tree: Any) -> tuple[list[Any], Any]:
 def unflattened(leaves: Sequence[Any], layout: Any) -> Any:
     """The nested whole of leaves and their layout."""
     return pytree.tree_unflatten(leaves, layout)
+
+
+def gguf_header(file: Path) -> tuple[Mapping[str, Any], int]:
+    """The metadata of a GGUF file, arrays of texts as their length, and the byte at which its last tensor ends.
+
+    No tensor is read. What it raises for a file that is none, or is torn, is of many classes.
+    """
+    from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
+
+    metadata, _ = read_gguf_metadata(str(file))
+    header = GgufHeader.from_file(str(file))
+    return metadata, header.data_start + max((each.offset + each.nbytes for each in header.tensors), default=0)
+
+
+def gguf_architectures() -> Sequence[str]:
+    """The architectures that are read as GGUF."""
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    return sorted({*GGUF_SUPPORTED_ARCHITECTURES, *GGUF_CONFIG_ARCHS})

@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, StoppingCriteriaList
 
 from experiment_core_utils.config.text import Batching, Decoding, TextConfig
+from experiment_core_utils.models.common.answer_ends import (
+    AnswerEnds,
+    EosSources,
+    eos_sources,
+    stopping_criteria,
+    text_reader,
+    with_stops,
+)
 from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.primitives.clock import Clock, HostClock
@@ -58,6 +66,7 @@ class TextGenerator:
         model: with `generate()`, not wrapped for distribution.
         clock: that of the power readings taken beside.
         preferences: of the checkpoint, applied to each row without its padding.
+        given_ends: what ends an answer; None for the end-of-sequence tokens of `generation`.
     """
 
     model: Any
@@ -65,6 +74,7 @@ class TextGenerator:
     random_seed: int
     clock: Clock = field(default_factory=HostClock)
     preferences: Preferences = NO_PREFERENCES
+    given_ends: AnswerEnds | None = None
 
     @property
     def device(self) -> torch.device:
@@ -73,10 +83,12 @@ class TextGenerator:
         return device
 
     @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Every token that ends an answer."""
+    def ends(self) -> AnswerEnds:
+        """What ends an answer."""
+        if self.given_ends is not None:
+            return self.given_ends
         ids = self.generation.eos_token_id
-        return frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids)
+        return AnswerEnds(frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids))
 
     def generate(self, prompts: TokenisedPrompts, first_index: int, max_new_tokens: int) -> GeneratedBatch:
         """Tokens and times of one batch.
@@ -89,9 +101,11 @@ class TextGenerator:
             OutOfMemory: it does not fit.
             GenerationFailed: the model broke off.
         """
-        device = self.device
+        device, ends = self.device, self.ends
         generation = copy.copy(self.generation)
         generation.max_new_tokens = max_new_tokens
+        if ends.are_ignored:
+            generation.eos_token_id = None
         with (
             _failures_named(),
             out_of_memory_named(),
@@ -102,11 +116,12 @@ class TextGenerator:
         ):
             ids, mask = prompts["input_ids"].to(device), prompts["attention_mask"].to(device)
             marks = new_marks(device)
-            criteria = StoppingCriteriaList([TokenMarks(marks, len(ids), device)])
+            stops = stopping_criteria(ends, ids.shape[1])
+            criteria = StoppingCriteriaList([TokenMarks(marks, len(ids), device), *stops])
             synchronize(device)
             started_s = self.clock.now_s()
             marks.mark()
-            processors = self.preferences.processors(ids, mask, self.eos_token_ids)
+            processors = self.preferences.processors(ids, mask, ends.token_ids)
             sequences = self.model.generate(
                 input_ids=ids,
                 attention_mask=mask,
@@ -118,7 +133,7 @@ class TextGenerator:
             marks.mark()
             spans = marks.seconds()
             ended_s, rows = self.clock.now_s(), tokens.tolist()
-            lengths = [len(up_to_end(row, self.eos_token_ids)[0]) for row in rows]
+            lengths = [len(ends.generated(row)) for row in rows]
             return _generated(rows, spans, (started_s, ended_s), watch.rows_not_finite(lengths))
 
 
@@ -141,11 +156,11 @@ class TokenMarks(StoppingCriteria):
 def generation_values(
     config: TextConfig, model: Any, tokeniser: Any, preferences: Preferences = NO_PREFERENCES
 ) -> GenerationConfig:
-    """Greedy decoding or sampling as requested, made anew: of the model's own values the ids are kept, with the stop
-    strings of the preferences as ends; other preferences are applied beside it.
+    """Greedy decoding or sampling as requested, made anew: of the model's own values the ids are kept, with the
+    end-of-sequence tokens of `text_ends`; the preferences are applied beside it.
 
-    Where the model has no id, the tokeniser's is taken. A mode uses the temperature (1 where none is given) and the
-    number of its own name; the others are switched off, transformers' default top-k of 50 too.
+    Where the model has no other id, the tokeniser's is taken. A mode uses the temperature (1 where none is given) and
+    the number of its own name; the others are switched off, transformers' default top-k of 50 too.
 
     Raises:
         ConfigurationError: neither has a pad token.
@@ -153,17 +168,23 @@ def generation_values(
     own, requested = model.generation_config, config.decoder_config
     ids = {
         name: getattr(tokeniser if getattr(own, name) is None else own, name)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    }
-    if preferences.stop_token_ids:
-        eos = ids["eos_token_id"]
-        before = [] if eos is None else eos if isinstance(eos, list) else [eos]
-        ids["eos_token_id"] = list(dict.fromkeys([*before, *preferences.stop_token_ids]))
+        for name in ("bos_token_id", "pad_token_id")
+    } | {"eos_token_id": text_ends(config, model, tokeniser, preferences)[1].eos_token_id}
     if ids["pad_token_id"] is None:
         raise ConfigurationError("neither the model nor the tokeniser has a pad token; set tokeniser.pad_token")
     return GenerationConfig(
         max_new_tokens=config.max_output_tokens, use_cache=True, num_beams=1, **ids, **_choice_of_tokens(requested)
     )
+
+
+def text_ends(
+    config: TextConfig, model: Any, tokeniser: Any, preferences: Preferences
+) -> tuple[AnswerEnds, EosSources]:
+    """What ends the answers of a text experiment, and where its end-of-sequence tokens are from."""
+    template = getattr(tokeniser, "chat_template", None)
+    eos = eos_sources(model.generation_config, model.config, tokeniser, template, preferences.stop_token_ids)
+    ends = AnswerEnds(frozenset(eos.token_ids), text_of=text_reader(tokeniser) if config.stop else None)
+    return with_stops(ends, eos, config.stop, config.ignore_eos, tokeniser)
 
 
 def _choice_of_tokens(requested: Decoding) -> dict[str, Any]:
@@ -369,14 +390,6 @@ def _adaptive_places(lengths: Sequence[int], most_tokens: int, most_prompts: int
         longest = grown
     if places:
         yield tuple(places)
-
-
-def up_to_end(token_ids: Sequence[int], eos_token_ids: Collection[int]) -> tuple[list[int], bool]:
-    """A generated row up to its first end-of-sequence, that one included, and whether there was one."""
-    for place, token in enumerate(token_ids):
-        if token in eos_token_ids:
-            return list(token_ids[: place + 1]), True
-    return list(token_ids), False
 
 
 def results_of_records(

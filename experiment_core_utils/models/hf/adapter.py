@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
 from experiment_core_utils.models.common.decode_kernels import ExecutedExperts
@@ -36,6 +37,7 @@ from experiment_core_utils.models.common.engine_proof import (
     judging,
 )
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
+from experiment_core_utils.models.common.gguf_files import quantised_file_of
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
@@ -68,7 +70,7 @@ UNANNOUNCED_TOKENS = 64
 PROOF_STEPS = 7
 
 
-class TransformersModel:
+class TransformersModel(HasEnds):
     """The staged interface of an image-text-to-text or causal language model of transformers.
 
     Args:
@@ -95,13 +97,21 @@ class TransformersModel:
         self._requested = execution
         self.knobs = DecoderKnobs(model)
         self.preferences = preferences_of(values_of(model.generation_config), requests.tokenizer, name)
-        model.generation_config = greedy_config(model, self.preferences)
+        self._eos = eos_sources(
+            model.generation_config,
+            model.config,
+            requests.tokenizer,
+            requests.chat_template,
+            self.preferences.stop_token_ids,
+        )
+        model.generation_config = greedy_config(model, self._eos)
+        self.ends = AnswerEnds(
+            frozenset(self._eos.token_ids), text_of=requests.text_of, is_thinking_open=requests.opens_thinking
+        )
         self.device = model.device
         self.num_total_blocks = self.knobs.num_total_blocks
         self.num_experts = self.knobs.num_experts
         self.default_top_k = self.knobs.default_top_k
-        eos = model.generation_config.eos_token_id
-        self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
         self._vision_fields = AttributeChanges()
         self._stages = GenerateStages(model, self.preferences)
         self._graphed, self._unsupported_reason = None, eager_reason
@@ -140,7 +150,7 @@ class TransformersModel:
         """See `StagedModel.prompt_family`."""
         return self.requests.prompt_family
 
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """See `StagedModel.prepare`."""
         return self.requests.make(sample, prompt, crops)
 
@@ -240,14 +250,14 @@ class TransformersModel:
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """See `StagedModel.generate_timed`."""
         if self._graphed is None:
-            return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences)
+            return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences, self.ends)
         self._graphed.warm_up(self.active_setting, inputs, max_new_tokens)
         requests = AsyncRequests(self._graphed, self._stages, self.active_setting)
-        return generate_async(requests, inputs, max_new_tokens, self.eos_token_ids, marks)
+        return generate_async(requests, inputs, max_new_tokens, self.ends, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        return answer_together(self.model, inputs_list, self.eos_token_ids, max_new_tokens, self.preferences)
+        return answer_together(self.model, inputs_list, self.ends, max_new_tokens, self.preferences)
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
@@ -262,7 +272,13 @@ class TransformersModel:
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""
-        return self.requests.decode_text(token_ids)
+        return self.ends.text(token_ids)
+
+    def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
+        """See `StagedModel.end_answers_at`."""
+        self.ends, self._eos = with_stops(self.ends, self._eos, stop, ignore_eos, self.requests.tokenizer)
+        self.model.generation_config.eos_token_id = None if ignore_eos else self._eos.eos_token_id
+        self._stages.end_tokens = self.ends
 
     def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
         """See `StagedModel.expected_experts`; the first block with experts keeps the model's own number."""
@@ -421,6 +437,7 @@ class TransformersModel:
             "dtype": computing_dtype(self.model),
             **implementations(self.model),
             "quantisation": quantisation_in_force(self.model),
+            "quantised_file": quantised_file_of(self.model),
             "device_map": device_map_of(self.model),
             "first_block_top_k": self.default_top_k,
             "first_routed_block": first_routed,
@@ -443,7 +460,7 @@ class TransformersModel:
             "execution_stages": self._execution_stages(),
             "timed_inside": "generate" if self._graphed is None else "stages",
             "decoding": decoding_in_force(
-                self.preferences, self.model.generation_config, self.eos_token_ids, self.requests.chat_template
+                self.preferences, self.model.generation_config, self.ends, self._eos, self.requests.chat_template
             ),
         }
 

@@ -10,22 +10,20 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from experiment_core_utils.models.common.answer_ends import AnswerEnds, stopping_criteria
 from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.models.common.greedy import BatchFollower
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
-from experiment_core_utils.models.common.text_generation import up_to_end
 from experiment_core_utils.models.hf.generate import processors_for
+from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT
 from experiment_core_utils.records.requests import FollowedAnswer
-
-# Along the prompt, with the padding value of each; the ids get the pad token.
-_ALONG_THE_PROMPT = {"attention_mask": 0, "mm_token_type_ids": 0, "token_type_ids": 0}
 
 
 @torch.inference_mode()
 def answer_together(
     model: PreTrainedModel,
     requests: Sequence[Mapping[str, Any]],
-    eos_token_ids: frozenset[int],
+    ends: AnswerEnds,
     max_new_tokens: int,
     preferences: Preferences = NO_PREFERENCES,
 ) -> list[tuple[int, ...]]:
@@ -44,12 +42,17 @@ def answer_together(
     for places in _alike(requests):
         merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
         prompt_tokens = merged["input_ids"].shape[1]
-        processors = processors_for(model, merged, preferences)
+        processors = processors_for(model, merged, preferences, ends)
         with logits_watched(model) as watch:
-            answered = model.generate(**merged, max_new_tokens=max_new_tokens, logits_processor=processors)
+            answered = model.generate(
+                **merged,
+                max_new_tokens=max_new_tokens,
+                logits_processor=processors,
+                stopping_criteria=stopping_criteria(ends, prompt_tokens),
+            )
         rows = answered[:, prompt_tokens:].tolist()
         # Rows that ended before the longest are padded after their end.
-        ended = [up_to_end(row, eos_token_ids)[0] for row in rows]
+        ended = [ends.generated(row) for row in rows]
         watch.refuse_not_finite([len(row) for row in ended])
         answers |= {place: tuple(row) for place, row in zip(places, ended, strict=True)}
     return [answers[place] for place in range(len(requests))]
@@ -97,7 +100,7 @@ def _kind(request: Mapping[str, Any]) -> tuple[Any, ...]:
         sorted(
             (name, tensor.dim(), tuple(tensor.shape[2 if _has_crops(tensor) else 1 :]))
             for name, tensor in request.items()
-            if name != "input_ids" and name not in _ALONG_THE_PROMPT
+            if name != "input_ids" and name not in ALONG_THE_PROMPT
         )
     )
 
@@ -109,7 +112,7 @@ def _has_crops(tensor: torch.Tensor) -> bool:
 
 def merge_requests(requests: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, torch.Tensor]:
     """The tensors of a batch: prompts end together, pictures have as many crops as the largest."""
-    fillings = {"input_ids": pad_token_id, **_ALONG_THE_PROMPT}
+    fillings = {"input_ids": pad_token_id, **ALONG_THE_PROMPT}
     merged = {}
     for name in requests[0]:
         tensors = [request[name] for request in requests]

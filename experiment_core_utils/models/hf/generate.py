@@ -19,6 +19,7 @@ from torch import nn
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import BaseStreamer
 
+from experiment_core_utils.models.common.answer_ends import NO_ENDS, AnswerEnds, EosSources, stopping_criteria
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
 from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
@@ -29,23 +30,23 @@ from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.records.requests import StageName, TimedTokens
 
 
-def greedy_config(model: PreTrainedModel, preferences: Preferences = NO_PREFERENCES) -> GenerationConfig:
-    """A config of greedy decoding only, with the checkpoint's special tokens and, as ends of an answer, the stop
-    strings that are kept; other preferences are applied beside it (`Preferences.processors`).
+def greedy_config(model: PreTrainedModel, eos: EosSources | None = None) -> GenerationConfig:
+    """A config of greedy decoding only, with the checkpoint's special tokens; its preferences are applied beside it
+    (`Preferences.processors`).
+
+    Args:
+        eos: of the checkpoint; None for those of its generation config alone.
     """
     own = model.generation_config
-    eos = own.eos_token_id if own is not None else None
-    if preferences.stop_token_ids:
-        before = [] if eos is None else eos if isinstance(eos, list) else [eos]
-        eos = list(dict.fromkeys([*before, *preferences.stop_token_ids]))
+    ids = own.eos_token_id if eos is None and own is not None else None if eos is None else eos.eos_token_id
     pad = own.pad_token_id if own is not None else None
-    first_eos = eos[0] if isinstance(eos, list) else eos
+    first_eos = ids[0] if isinstance(ids, list) else ids
     return GenerationConfig(
         do_sample=False,
         num_beams=1,
         use_cache=True,
         bos_token_id=own.bos_token_id if own is not None else None,
-        eos_token_id=eos,
+        eos_token_id=ids,
         pad_token_id=pad if pad is not None else first_eos if first_eos is not None else 0,
     )
 
@@ -91,14 +92,16 @@ def generate_timed(
     max_new_tokens: int,
     marks: Marks,
     preferences: Preferences = NO_PREFERENCES,
+    ends: AnswerEnds = NO_ENDS,
 ) -> TimedTokens:
     """The greedy answer of at most `max_new_tokens` tokens, end-of-sequence included where it came.
 
-    The model's generation config must be one of `greedy_config`.
+    The model's generation config must be one of `greedy_config`, without end-of-sequence where ends are ignored.
 
     Args:
         inputs: tensors of one request, as `generate()` takes them.
         preferences: of the checkpoint; applied inside `generate()`, and so inside what is timed.
+        ends: with the stop texts, which are looked for after each token.
 
     Raises:
         GenerationFailed: logits are not finite.
@@ -107,17 +110,29 @@ def generate_timed(
     tokens = _TokenMarks(stages)
     with _vision_marked(model, stages), logits_watched(model) as watch:
         stages.begin()
-        processors = processors_for(model, inputs, preferences)
-        model.generate(**inputs, max_new_tokens=max_new_tokens, streamer=tokens, logits_processor=processors)
+        processors = processors_for(model, inputs, preferences, ends)
+        model.generate(
+            **inputs,
+            max_new_tokens=max_new_tokens,
+            streamer=tokens,
+            logits_processor=processors,
+            stopping_criteria=stopping_criteria(ends, inputs["input_ids"].shape[1]),
+        )
     watch.refuse_not_finite([len(tokens.token_ids)])
     return TimedTokens(tuple(tokens.token_ids), tuple(stages.spans))
 
 
-def processors_for(model: PreTrainedModel, inputs: Mapping[str, Any], preferences: Preferences) -> LogitsProcessorList:
-    """What the preferences apply to the logits of a request or of a batch, padded on the left."""
+def processors_for(
+    model: PreTrainedModel, inputs: Mapping[str, Any], preferences: Preferences, ends: AnswerEnds = NO_ENDS
+) -> LogitsProcessorList:
+    """What the preferences apply to the logits of a request or of a batch, padded on the left.
+
+    Args:
+        ends: with the end-of-sequence tokens; without any, those of the model's generation config.
+    """
     eos: Any = model.generation_config.eos_token_id
-    ends = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    return preferences.processors(inputs["input_ids"], inputs.get("attention_mask"), ends)
+    own = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    return preferences.processors(inputs["input_ids"], inputs.get("attention_mask"), ends.token_ids or own)
 
 
 def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
@@ -192,6 +207,8 @@ class GenerateStages:
     def __init__(self, model: PreTrainedModel, preferences: Preferences = NO_PREFERENCES) -> None:
         self._model: Any = model
         self.preferences = preferences
+        #: with the end-of-sequence tokens; without any, those of the model's generation config count
+        self.end_tokens = NO_ENDS
         self._kernels = DecodeKernels(model)
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
@@ -231,7 +248,7 @@ class GenerateStages:
             outputs = model(**prepared, return_dict=True)
         state = GenerationState([(ids, self._next_kwargs(outputs, kwargs))])
         if self.preferences.change_logits:
-            state.processors = processors_for(model, inputs, self.preferences)
+            state.processors = processors_for(model, inputs, self.preferences, self.end_tokens)
         return _processed(ids, outputs.logits[:, -1], state), state
 
     def decoding(self) -> AbstractContextManager[None]:

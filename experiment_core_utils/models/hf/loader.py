@@ -14,7 +14,6 @@ import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedConfig,
@@ -29,6 +28,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_without_weights,
 )
 from experiment_core_utils.models.common.describe import computing_dtype, implementations, quantisation_in_force
+from experiment_core_utils.models.common.gguf_files import config_in, loading_options, refuse_quantised_again, source_of
 from experiment_core_utils.models.common.private_apis import owns_experts
 from experiment_core_utils.models.common.quantisation import (
     QuantisationOptions,
@@ -93,7 +93,7 @@ def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any], chat: ChatOpt
     """
     refuse_own_code(raw, name, "which is not run here; give a model that transformers has")
     with vendor_errors_named(f"the config in {folder} cannot be used"):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        config = config_in(folder)
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ConfigurationError(
             f"{name} is a {config.model_type}, which transformers has neither as an image-text-to-text nor as a causal "
@@ -136,6 +136,7 @@ def limits_of(source: HFSource) -> KnobLimits:
         top_k_unsupported_reason=knobs.top_k_unsupported_reason,
         blocks_unsupported_reason=knobs.blocks_unsupported_reason,
         untried_reason=knobs.untried_reason,
+        token_unit=source.requests.token_unit,
     )
 
 
@@ -182,6 +183,7 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
     if random_weights:
         return _random(source, load_options)
     refuse_without_weights(source.folder, source.name)
+    refuse_quantised_again(source.folder, load_options.quantisation.quantization_config.quantization)
     refuse_impossible(load_options.quantisation, source.quant_method, load_options.device)
     refuse_wrong_4bit_weights(
         load_options.quantisation, source.config, load_options.device, partial(skeleton_of, source)
@@ -189,7 +191,7 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
     quantised_by = transformers_config(load_options.quantisation, load_options.dtype)
     if quantised_by is not None:
         refuse_files_not_finite(source.folder)
-    options: dict[str, Any] = {} if quantised_by is None else {"quantization_config": quantised_by}
+    options = loading_options(source.folder) | ({} if quantised_by is None else {"quantization_config": quantised_by})
     if load_options.attn_implementation is not None:
         options["attn_implementation"] = load_options.attn_implementation
     # A quantised checkpoint says itself what it is multiplied in.
@@ -198,10 +200,9 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
         refuse_too_large(_weight_bytes(source, load_options), source.name, load_options.device)
     model = loaded_weights(
         source.folder,
-        partial(source.auto_class.from_pretrained, source.folder),
+        partial(source.auto_class.from_pretrained, **source_of(source.folder)),
         dtype="auto" if keeps_own else load_options.dtype,
         device_map={"": load_options.device},
-        use_safetensors=True,
         trust_remote_code=False,
         **options,
     )

@@ -6,7 +6,6 @@ from typing import Any
 from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     PROCESSOR_MAPPING,
-    AutoConfig,
     AutoProcessor,
     AutoTokenizer,
     PreTrainedConfig,
@@ -16,6 +15,7 @@ from transformers import (
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
+from experiment_core_utils.models.common.gguf_files import config_in, source_of
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 
 _FROM_FOLDER: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -33,14 +33,16 @@ def load_hf_processor(folder: Path) -> ProcessorMixin | PreTrainedTokenizerBase:
     """
     needed = "; give a folder with config.json, the tokenizer's files and, with vision, preprocessor_config.json"
     with vendor_errors_named(f"the processor or tokenizer in {folder} cannot be read", needed):
-        config = AutoConfig.from_pretrained(folder, **_FROM_FOLDER)
+        config = config_in(folder)
         if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             return _tokenizer(folder)
         return _processor(folder, config)
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, padding_side="left", **_FROM_FOLDER)
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        **source_of(folder), padding_side="left", **_FROM_FOLDER
+    )
     return tokenizer
 
 

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -13,17 +15,23 @@ from jinja2 import TemplateError
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+from experiment_core_utils.models.common.answer_ends import TextOf, text_reader, without_appended_eos
 from experiment_core_utils.models.common.text_generation import context_fault, context_length, is_surely_longer
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
+from experiment_core_utils.models.hf.several_pictures import joined, options_of_all, placed
 from experiment_core_utils.models.hf.vision_tokens import kind_of, known_kinds, vision_options_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut, first_line
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
+from experiment_core_utils.tasks.answers import is_thinking_opened_by
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
+# Tensors [1, T] beside the ids, with the padding value of each.
+ALONG_THE_PROMPT = {"attention_mask": 0, "mm_token_type_ids": 0, "token_type_ids": 0}
 _PROBE = "probe of the template"
 # A template takes milliseconds; one that takes so long never ends.
 RENDERING_S = 10.0
@@ -107,21 +115,54 @@ class PromptLayout:
     system_message: Any = None  #: as the template takes it, a text or parts; None for what the template adds by itself
     after_picture: str = "\n"  #: what follows the placeholder where no template says it
 
-    def text(self, prompt: str, has_picture: bool) -> str:
-        """The text to tokenise, with one placeholder in front of the prompt for a picture.
+    def text(self, prompt: str, num_pictures: int) -> str:
+        """The text to tokenise, with a placeholder for each picture where `places` says.
 
         Raises:
-            SampleError: the prompt itself has a placeholder in it.
+            SampleError: the prompt itself has a placeholder in it, or the template has no place for so many pictures.
         """
         if self.image_token is not None and self.image_token in prompt:
             raise SampleError(f"the prompt has the picture's placeholder {self.image_token} in it; leave that out")
-        marked = f"{self.image_token}{self.after_picture}{prompt}" if has_picture else prompt
-        if self.template is None:
-            return marked
-        if not self.takes_parts:
-            return self._render(marked)
-        picture = [{"type": "image"}] if has_picture else []
-        return self._render([*picture, {"type": "text", "text": prompt}])
+        places = self.places(prompt, num_pictures)
+        if self.template is None or not self.takes_parts:
+            in_front = sum(1 for _ in takewhile(lambda each: isinstance(each, int), places))
+            marks = [f"{self.image_token}{self.after_picture}"] * in_front + [str(self.image_token)] * (
+                num_pictures - in_front
+            )
+            marked = "".join(each if isinstance(each, str) else marks.pop(0) for each in places)
+            return marked if self.template is None else self._render(marked)
+        parts = [{"type": "text", "text": each} if isinstance(each, str) else {"type": "image"} for each in places]
+        text = self._render(parts)
+        if num_pictures > 1 and text.count(str(self.image_token)) != num_pictures:
+            raise SampleError(f"its {num_pictures} pictures have no place in the chat template, which takes fewer")
+        return text
+
+    def places(self, prompt: str, num_pictures: int) -> list[str | int]:
+        """The prompt's texts and pictures in their order; see `several_pictures.placed`.
+
+        Where a template puts all pictures in front of the text, so they are, and the prompt's marks stay.
+        """
+        places = placed(prompt, num_pictures)
+        return places if num_pictures < 2 or self._keeps_places else [*range(num_pictures), prompt]
+
+    @cached_property
+    def _keeps_places(self) -> bool:
+        """Whether pictures stay between the texts around them."""
+        if self.template is None or not self.takes_parts:
+            return True
+        try:
+            text = self._render(
+                [
+                    {"type": "text", "text": _PROBE},
+                    {"type": "image"},
+                    {"type": "text", "text": _PROBE},
+                    {"type": "image"},
+                ]
+            )
+        except (TemplateError, TypeError, ValueError):
+            return False
+        first, second = text.find(_PROBE), text.rfind(_PROBE)
+        return 0 <= first < text.find(str(self.image_token)) < second < text.rfind(str(self.image_token))
 
     def has_begin_mark(self, text: str) -> bool:
         """Whether the template adds the begin-of-sequence token that the tokenizer would add."""
@@ -184,7 +225,7 @@ def prompt_layout_of(
     for takes_parts in (image_token is not None, image_token is None):
         layout = PromptLayout(tokenizer, template, image_token, takes_parts)
         try:
-            text = layout.text(_PROBE, has_picture=image_token is not None)
+            text = layout.text(_PROBE, num_pictures=int(image_token is not None))
         except SampleTimedOut as error:
             raise ConfigurationError(f"{name}: {error}") from error
         except (TemplateError, TypeError, ValueError) as error:
@@ -206,7 +247,7 @@ def _with_system_prompt(layout: PromptLayout, system_prompt: str, name: str) -> 
     for message in (system_prompt, [{"type": "text", "text": system_prompt}]):
         found = replace(layout, system_message=message)
         try:
-            text = found.text(_PROBE, has_picture=layout.image_token is not None)
+            text = found.text(_PROBE, num_pictures=int(layout.image_token is not None))
         except SampleTimedOut as error:
             raise ConfigurationError(f"{name}: {error}") from error
         except (TemplateError, TypeError, ValueError) as error:
@@ -304,37 +345,43 @@ class HFRequests:
         return self._tokenizer
 
     @property
+    def token_unit(self) -> TokenUnit:
+        """What a number of vision tokens is made of; of no meaning where it cannot be set."""
+        return MOLMOE_TOKENS if self._options is None else self._options.unit
+
+    @property
     def chat_template(self) -> str | None:
         """The chat template that prompts are put into; None where they are taken as they are."""
         return self._layout.template
 
-    def config_for(self, crops: CropRange) -> Mapping[str, Any]:
+    def config_for(self, crops: CropRange | None) -> Mapping[str, Any]:
         """Fields of the model's config that must be in force while requests with these crops run; mostly none."""
-        return {} if self._options is None else self._options.config_for(crops)
+        return {} if self._options is None or crops is None else self._options.config_for(crops)
 
-    def make(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+    def make(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """The request's tensors on the host, as `generate()` takes them; a text model gets the prompt without the
         picture.
 
-        Where the number of vision tokens cannot be set, `crops` changes nothing.
+        Where the number of vision tokens cannot be set, `crops` changes nothing; None leaves the processor as it is.
 
         Raises:
             SampleError: a picture or a prompt that cannot be used, a prompt with a placeholder in it, without any
                 token, or longer than the model's context.
         """
-        image = sample.image if self.has_vision else None
+        images = sample.images if self.has_vision else ()
         clock = HostClock()
         started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its prompt"):
             check_prompt(prompt, self._tokenizer, self._config)
-            text = self._layout.text(prompt, has_picture=image is not None)
-            inputs = self._text_inputs(text) if image is None else self._picture_inputs(text, image, crops)
+            text = self._layout.text(prompt, num_pictures=len(images))
+            images = tuple(images[each] for each in self._layout.places(prompt, len(images)) if isinstance(each, int))
+            inputs = self._picture_inputs(text, images, crops) if images else self._text_inputs(text)
         preprocess_s = clock.now_s() - started_s
         tokens = inputs["input_ids"].shape[1]
         if tokens == 0:
             raise SampleError(f"sample {sample.sample_id}: its prompt has no token")
         refuse_longer_prompt(sample.sample_id, tokens, self._config)
-        if image is None:
+        if not images:
             return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s), text)
         features = int((inputs["input_ids"] == self._placeholder).sum())
         if features == 0:
@@ -342,16 +389,28 @@ class HFRequests:
         markers = int(torch.isin(inputs["input_ids"], self._markers).sum())
         expected = None
         if self._options is not None:
-            expected = self._options.geometry_for(crops, image.width, image.height)
-        actual = self._counted_geometry(inputs, expected, features)
+            sizes, rule = [each.size for each in images], self._options
+            own = [rule.own_geometry(*size) if crops is None else rule.geometry_for(crops, *size) for size in sizes]
+            known = [each for each in own if each is not None]
+            expected = joined(known) if len(known) == len(own) else None
+        actual = self._counted_geometry(inputs, expected, features, len(images))
         text_tokens = tokens - features - markers
         shape = RequestShape(expected or actual, actual, features, markers, text_tokens, preprocess_s)
         return PreparedRequest(inputs, shape, text)
 
+    @cached_property
+    def text_of(self) -> TextOf:
+        """See `text_reader`."""
+        return text_reader(self._tokenizer)
+
+    @cached_property
+    def opens_thinking(self) -> bool:
+        """Whether prompts end inside thinking."""
+        return is_thinking_opened_by(self._layout.text(_PROBE, num_pictures=0))
+
     def decode_text(self, token_ids: Sequence[int]) -> str:
-        """Text of generated ids, special tokens left out."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return text.strip()
+        """Text of ids, special tokens left out but those around thinking."""
+        return self.text_of(token_ids).strip()
 
     def _text_inputs(self, text: str) -> dict[str, Any]:
         if not self.has_vision:
@@ -362,30 +421,40 @@ class HFRequests:
         else:
             special = not self._layout.has_begin_mark(text)
             encoded = self._processor(text=[text], return_tensors="pt", add_special_tokens=special)
-        return _tensors(encoded)
+        return self._without_appended_eos(_tensors(encoded), text)
 
-    def _picture_inputs(self, text: str, image: Image.Image, crops: CropRange) -> dict[str, Any]:
-        width, height = image.size
-        if max(width, height) > LONGEST_ASPECT * min(width, height):
-            raise SampleError(
-                f"its picture of {width} x {height} pixels cannot be used: one side is more than {LONGEST_ASPECT} "
-                "times the other"
-            )
+    def _picture_inputs(self, text: str, images: Sequence[Image.Image], crops: CropRange | None) -> dict[str, Any]:
+        for width, height in (each.size for each in images):
+            if max(width, height) > LONGEST_ASPECT * min(width, height):
+                raise SampleError(
+                    f"its picture of {width} x {height} pixels cannot be used: one side is more than {LONGEST_ASPECT} "
+                    "times the other"
+                )
         try:
-            options = {} if self._options is None else self._options.options_for(crops, width, height)
+            options = options_of_all(self._options, crops, [each.size for each in images])
             with self._in_force(crops):
                 encoded = self._processor(
-                    images=[image],
+                    images=list(images),
                     text=[text],
                     return_tensors="pt",
                     add_special_tokens=not self._layout.has_begin_mark(text),
                     images_kwargs=dict(options),
                 )
         except UNUSABLE as error:
-            raise SampleError(f"its picture cannot be used ({shown(first_line(error))})") from error
-        return _tensors(encoded)
+            what = "its picture" if len(images) == 1 else f"its {len(images)} pictures together"
+            raise SampleError(f"{what} cannot be used ({shown(first_line(error))})") from error
+        return self._without_appended_eos(_tensors(encoded), text)
 
-    def _in_force(self, crops: CropRange) -> AbstractContextManager[None]:
+    def _without_appended_eos(self, inputs: dict[str, Any], text: str) -> dict[str, Any]:
+        """The inputs of a prompt that its tokenizer does not end."""
+        ids = inputs["input_ids"][0].tolist()
+        kept = len(without_appended_eos(ids, text, self._tokenizer))
+        if kept == len(ids):
+            return inputs
+        along = {"input_ids", *ALONG_THE_PROMPT}
+        return {name: value[:, :kept] if name in along else value for name, value in inputs.items()}
+
+    def _in_force(self, crops: CropRange | None) -> AbstractContextManager[None]:
         """A context with the image processor's fields for the crops: processors count placeholders by these fields,
         whatever a call says.
         """
@@ -393,23 +462,31 @@ class HFRequests:
         return fields_in_force(self._processor.image_processor, fields) if fields else nullcontext()
 
     def _counted_geometry(
-        self, inputs: Mapping[str, Any], expected: VisionGeometry | None, features: int
+        self, inputs: Mapping[str, Any], expected: VisionGeometry | None, features: int, num_pictures: int
     ) -> VisionGeometry:
         """Crops and patches counted from the tensors; the places of crops are as expected if there are as many."""
         if "image_grid_thw" in inputs:
-            frames, rows, cols = inputs["image_grid_thw"][0].tolist()
-            patch = self._processor.image_processor.patch_size
-            size, grid = (rows * patch, cols * patch), (rows, cols) if frames == 1 else None
-            return VisionGeometry(0, None, size, features, patches=frames * rows * cols, patch_grid=grid)
+            images = self._processor.image_processor
+            merged, found = getattr(images, "merge_size", 1) ** 2, []
+            for frames, rows, cols in inputs["image_grid_thw"].tolist():
+                size = (rows * images.patch_size, cols * images.patch_size)
+                grid, patches = (rows, cols) if frames == 1 else None, frames * rows * cols
+                own = features if num_pictures == 1 else patches // merged
+                found.append(VisionGeometry(0, None, size, own, patches=patches, patch_grid=grid))
+            return replace(joined(found), pooled_features=features)
         pixels = inputs.get("pixel_values")
         if pixels is None or pixels.dim() not in (4, 5):
             return VisionGeometry(0, None, None, features)
         crops, height, width = math.prod(pixels.shape[:-3]), pixels.shape[-2], pixels.shape[-1]
+        if pixels.dim() == 5 and num_pictures > 1:
+            # Pictures of fewer crops than others are filled up with zeros, which models leave out.
+            crops = int(pixels.flatten(2).any(2).sum())
         if expected is not None and expected.total_crops == crops:
             return replace(expected, pooled_features=features)
-        if crops == 1:
-            return VisionGeometry(0, None, (height, width), features)
-        has_overview = expected is not None and expected.has_overview
+        if crops == num_pictures:
+            one = VisionGeometry(0, None, (height, width), features // crops)
+            return replace(joined([one] * crops), pooled_features=features)
+        has_overview = num_pictures == 1 and expected is not None and expected.has_overview
         return VisionGeometry(crops - has_overview, None, None, features, has_overview)
 
     def _validate_processor(self) -> None:

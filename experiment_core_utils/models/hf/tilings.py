@@ -5,14 +5,14 @@ Each class is the rule of one kind of processor.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers.image_processing_utils import select_best_resolution
 
 from experiment_core_utils.primitives.knobs import CropRange
-from experiment_core_utils.primitives.vision_tokens import tokens_of_crops
+from experiment_core_utils.primitives.vision_tokens import TokenUnit, tokens_of_crops
 from experiment_core_utils.records.requests import VisionGeometry
 
 # Both are limits that the processors have in their code.
@@ -23,6 +23,11 @@ Tiling = tuple[int, int]
 
 class VisionOptions(ABC):
     """The options that set the number of vision tokens of one processor; pictures are width x height pixels."""
+
+    @property
+    @abstractmethod
+    def unit(self) -> TokenUnit:
+        """What a number of vision tokens is made of."""
 
     @abstractmethod
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
@@ -39,6 +44,10 @@ class VisionOptions(ABC):
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
         """The geometry that the processor's rule gives under those options."""
 
+    def own_geometry(self, width: int, height: int) -> VisionGeometry | None:
+        """The geometry that the processor's rule gives without any option; None where that is not known before."""
+        return None
+
 
 @dataclass(frozen=True)
 class PinpointTiles(VisionOptions):
@@ -46,6 +55,11 @@ class PinpointTiles(VisionOptions):
 
     tile: int  #: side of a tile in pixels
     features_per_crop: int  #: before the rows and columns of padding are dropped and row ends added
+    own_canvases: tuple[Tiling, ...] = ()  #: (height, width) in pixels of those that the checkpoint chooses from
+
+    @property
+    def unit(self) -> TokenUnit:
+        return TokenUnit(self.features_per_crop)
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         return self.config_for(crops)
@@ -54,7 +68,12 @@ class PinpointTiles(VisionOptions):
         return {"image_grid_pinpoints": _canvases(crops, self.tile)}
 
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        return _best_canvas(crops, self.tile, width, height, self.features_per_crop, has_overview=True)
+        return _best_canvas(_canvases(crops, self.tile), self.tile, width, height, self.features_per_crop, True)
+
+    def own_geometry(self, width: int, height: int) -> VisionGeometry | None:
+        if not self.own_canvases or any(side % self.tile for canvas in self.own_canvases for side in canvas):
+            return None
+        return _best_canvas(self.own_canvases, self.tile, width, height, self.features_per_crop, True)
 
 
 @dataclass(frozen=True)
@@ -62,6 +81,10 @@ class SplitTiles(VisionOptions):
     """The rule of Aria: crops of 490 pixels and no crop of the whole picture."""
 
     features_per_crop: int
+
+    @property
+    def unit(self) -> TokenUnit:
+        return TokenUnit(self.features_per_crop, "never")
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         return {
@@ -71,7 +94,8 @@ class SplitTiles(VisionOptions):
         }
 
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        return _best_canvas(crops, ARIA_SMALL_CROP, width, height, self.features_per_crop, has_overview=False)
+        canvases = _canvases(crops, ARIA_SMALL_CROP)
+        return _best_canvas(canvases, ARIA_SMALL_CROP, width, height, self.features_per_crop, False)
 
 
 @dataclass(frozen=True)
@@ -82,6 +106,11 @@ class AspectTiles(VisionOptions):
 
     tile: tuple[int, int]  #: (height, width) of a tile in pixels
     features_per_crop: int
+    own_crops: CropRange | None = None  #: what the checkpoint chooses from; None where it does not cut pictures
+
+    @property
+    def unit(self) -> TokenUnit:
+        return TokenUnit(self.features_per_crop, "beside several")
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         return {"crop_to_patches": True, "min_patches": crops.min_crops, "max_patches": crops.max_crops}
@@ -103,6 +132,9 @@ class AspectTiles(VisionOptions):
         features = tokens_of_crops(rows * cols, self.features_per_crop, has_overview=has_overview)
         return VisionGeometry(rows * cols, best, (rows * tile_height, cols * tile_width), features, has_overview)
 
+    def own_geometry(self, width: int, height: int) -> VisionGeometry | None:
+        return None if self.own_crops is None else self.geometry_for(self.own_crops, width, height)
+
 
 @dataclass(frozen=True)
 class LongestEdgeTiles(VisionOptions):
@@ -112,6 +144,11 @@ class LongestEdgeTiles(VisionOptions):
 
     tile: int
     features_per_crop: int
+    own_edge: int | None = None  #: longer side in pixels that the checkpoint scales to; None where it does not cut
+
+    @property
+    def unit(self) -> TokenUnit:
+        return TokenUnit(self.features_per_crop, "beside several")
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         return {
@@ -120,7 +157,12 @@ class LongestEdgeTiles(VisionOptions):
         }
 
     def geometry_for(self, crops: CropRange, width: int, height: int) -> VisionGeometry:
-        rows, cols = self._grid(crops, width, height)
+        return self._geometry(*self._grid(crops, width, height))
+
+    def own_geometry(self, width: int, height: int) -> VisionGeometry | None:
+        return None if self.own_edge is None else self._geometry(*self._grid_at(self.own_edge, width, height))
+
+    def _geometry(self, rows: int, cols: int) -> VisionGeometry:
         canvas = (rows * self.tile, cols * self.tile)
         if (rows, cols) == (1, 1):
             return VisionGeometry(0, None, canvas, self.features_per_crop)
@@ -130,10 +172,13 @@ class LongestEdgeTiles(VisionOptions):
     def _grid(self, crops: CropRange, width: int, height: int) -> tuple[int, int]:
         """The largest grid of at most `max_crops` tiles."""
         most = min(crops.max_crops, max(_IDEFICS_LONGEST_EDGE // self.tile, 1))
-        grids = (self._grid_of(along, width, height) for along in range(most, 0, -1))
+        grids = (self._grid_at(along * self.tile, width, height) for along in range(most, 0, -1))
         return next(grid for grid in grids if grid[0] * grid[1] <= crops.max_crops)
 
-    def _grid_of(self, along: int, width: int, height: int) -> tuple[int, int]:
+    def _grid_at(self, edge: int, width: int, height: int) -> tuple[int, int]:
+        """The grid of a picture whose longer side is first scaled to `edge`, then up to whole tiles."""
+        edge = min(edge, _IDEFICS_LONGEST_EDGE)
+        along = math.ceil(edge / self.tile)
         longer = along * self.tile
         # In floating point as the processor does it: one pixel decides over a row of tiles.
         shorter = int(longer / (width / height)) if width >= height else int(longer * (width / height))
@@ -158,10 +203,10 @@ def _canvases(crops: CropRange, tile: int) -> list[list[int]]:
 
 
 def _best_canvas(
-    crops: CropRange, tile: int, width: int, height: int, features_per_crop: int, has_overview: bool
+    canvases: Sequence[Sequence[int]], tile: int, width: int, height: int, features_per_crop: int, has_overview: bool
 ) -> VisionGeometry:
     """The canvas that keeps most of the picture's pixels, of several the one with the least padding."""
-    canvas = select_best_resolution((height, width), _canvases(crops, tile))
+    canvas = select_best_resolution((height, width), [list(canvas) for canvas in canvases])
     tiling = (canvas[0] // tile, canvas[1] // tile)
     num_crops = math.prod(tiling)
     features = tokens_of_crops(num_crops, features_per_crop, has_overview=has_overview)

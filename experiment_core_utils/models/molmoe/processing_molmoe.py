@@ -14,7 +14,15 @@ from experiment_core_utils.models.molmoe.image_processing_molmoe import (
     MolmoeImageProcessor,
     ProcessedImage,
 )
+from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.knobs import CropRange
+from experiment_core_utils.tasks.interface import Sample
+
+
+def refuse_several_pictures(sample: Sample) -> None:
+    """Raises SampleError for a question about more pictures than the one that a prompt of MolmoE has."""
+    if len(sample.images) > 1:
+        raise SampleError(f"sample {sample.sample_id} has {len(sample.images)} pictures, and MolmoE takes one")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
@@ -37,7 +38,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
-from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor, refuse_several_pictures
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
@@ -58,7 +59,7 @@ from experiment_core_utils.tasks.interface import PromptFamily, Sample
 T = TypeVar("T")
 
 
-class MolmoeStagedModel:
+class MolmoeStagedModel(HasEnds):
     """The staged interface of MolmoE; one request at a time.
 
     Args:
@@ -90,8 +91,8 @@ class MolmoeStagedModel:
         self.default_top_k = model.default_top_k
         # Of the whole model: knobs change what its config says.
         self._architecture = Architecture("molmoe", *shapes_of(model.config))
-        eos = model.generation_config.eos_token_id
-        self.eos_token_ids = frozenset(eos if isinstance(eos, list) else [eos]) - {None}
+        self._eos = eos_sources(model.generation_config, model.config, processor.tokenizer, None)
+        self.ends = AnswerEnds(frozenset(self._eos.token_ids), text_of=processor.decode)
         self._requested = execution
         self._eager = EagerStages(model)
         self._engine_stages, self._executed = engine_stages(model, execution, eager_reason)
@@ -117,8 +118,9 @@ class MolmoeStagedModel:
         """See `StagedModel.prompt_family`."""
         return "molmo"
 
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """See `StagedModel.prepare`."""
+        refuse_several_pictures(sample)
         clock = HostClock()
         started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its picture or prompt"):
@@ -279,7 +281,7 @@ class MolmoeStagedModel:
         stages = self._stages
         if isinstance(stages, EngineStages) and stages.is_graphed:
             self.warm_up(inputs, max_new_tokens)
-            return generate_async(stages.async_stages(self._knobs), inputs, max_new_tokens, self.eos_token_ids, marks)
+            return generate_async(stages.async_stages(self._knobs), inputs, max_new_tokens, self.ends, marks)
         return generate_greedily(self, inputs, max_new_tokens, marks)
 
     def rewind(self, state: DecodeState | PrefilledRequest[EngineKnobs], steps: int) -> None:
@@ -291,7 +293,7 @@ class MolmoeStagedModel:
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        knobs, ends = self._knobs, self.eos_token_ids
+        knobs, ends = self._knobs, self.ends
         return self._together(lambda stages: stages.answer_batch(knobs, inputs_list, max_new_tokens, ends))
 
     def follow_batch(
@@ -317,7 +319,11 @@ class MolmoeStagedModel:
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""
-        return self.processor.decode(list(token_ids)).strip()
+        return self.ends.text(token_ids)
+
+    def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
+        """See `StagedModel.end_answers_at`."""
+        self.ends, self._eos = with_stops(self.ends, self._eos, stop, ignore_eos, self.processor.tokenizer)
 
     def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
         """See `StagedModel.expected_experts`; block 0 keeps the model's own number."""
@@ -382,7 +388,8 @@ class MolmoeStagedModel:
             "decoding": decoding_in_force(
                 preferences_of(values_of(self.model.generation_config), None, self.name).nothing_kept(),
                 self.model.generation_config,
-                self.eos_token_ids,
+                self.ends,
+                self._eos,
                 template=None,
             ),
         }

@@ -1,25 +1,18 @@
-"""A task made from your own JSONL, CSV or Parquet file; see docs/datasets.md."""
+"""A task made from your own file, folder or dataset of the hub; see docs/datasets.md."""
 
-import codecs
-import csv
-import hashlib
-import io
 import re
-import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.errors import (
-    LIBRARY_ERRORS,
-    ConfigurationError,
-    SampleError,
-    first_line,
-    package_of_extra,
-)
-from experiment_core_utils.primitives.files import parse_json, read_given, refuse_unreadable
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, SampleError, first_line
+from experiment_core_utils.primitives.files import parse_json
 from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.tasks.datasets.columns import LETTERS, Columns, is_empty
+from experiment_core_utils.tasks.datasets.file_rows import read_rows
+from experiment_core_utils.tasks.datasets.picture_cells import pictures_in
 from experiment_core_utils.tasks.datasets.pictures import PictureFolders
 from experiment_core_utils.tasks.datasets.questions import (
     UNTYPED,
@@ -27,49 +20,41 @@ from experiment_core_utils.tasks.datasets.questions import (
     RowTask,
     check_template,
     check_texts,
+    is_list_literal,
     literal_list,
-    picture_file,
 )
 from experiment_core_utils.tasks.datasets.tables import Row
-from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.interface import Answer, Metric, Sample
 
-COLUMNS = ("image", "question", "answer", "answers", "options", "type")
-# What spreadsheets write in place of commas, and its name.
-_OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
-# A file of another encoding shows that within these.
-_INSPECTED_BYTES = 1000
 # Molmo's names of short answers and of multiple choice.
 OPEN_STYLE, CHOICE_STYLE = "vqa2", "a_okvqa_mc"
 OPEN_METRIC, CHOICE_METRIC = "em_lenient", "mc"
-
-
-@dataclass(frozen=True)
-class FileRows:
-    """What a file contains."""
-
-    rows: Sequence[Row | str]  #: each a row by column, or the reason why it is none
-    lines: Sequence[int]  #: where each begins, counted from 1: its line, or in Parquet its row
-    #: the `image` of the row at an index; Parquet may contain pictures that are too many to be kept
-    image: Callable[[int], Any]
+# What is advised in place of a metric that cannot score the rows, the first that can.
+_ADVISED = ("relaxed", "em_lenient", "anls", "mc", "mmmu_score")
 
 
 class DataFileTask(RowTask):
     """The rows of a file. Implements `Task`.
 
     Args:
-        path: a .jsonl, .csv or .parquet file.
+        path: a file, a folder or a dataset of the hub; see `file_rows.read_rows`.
         data_dir: what the paths of pictures are relative to, and where they have to lie; None: the file's folder.
-        cache_dir: where the `datasets` library keeps what it converts of a Parquet file; None: its own place.
+        cache_dir: where the `datasets` library keeps what it converts or downloads; None: its own place.
         prompt_template: instead of Molmo's; its fields are {question}, {style} and {options}.
+        columns: the file's columns by our names, where they are called otherwise.
+        text_only: whether the pictures are left out.
+        split, revision: of a folder or a dataset of the hub.
 
     Attributes:
         metric: `mc` where every row has options, `em_lenient` where none has; "" where only some have.
+        has_pictures: whether any row has a picture that is read.
+        remarks: what to know of the rows before their scores are read, a sentence each.
 
     Raises:
-        ConfigurationError: no such file, no row that can be used, or a template that cannot be filled.
+        ConfigurationError: no such file, no row that can be used, columns that would not be read, or a template that
+            cannot be filled.
     """
 
-    split = "all"
     style = f"{OPEN_STYLE}, with options {CHOICE_STYLE}"
     max_new_tokens = 64
 
@@ -80,22 +65,34 @@ class DataFileTask(RowTask):
         data_dir: Path | None = None,
         cache_dir: Path | None = None,
         prompt_template: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        text_only: bool = False,
+        split: str | None = None,
+        revision: str | None = None,
     ) -> None:
-        self.name = re.sub(r"[^A-Za-z0-9]+", "_", path.stem).strip("_")[:60] or "data_file"
-        folder = path.parent if data_dir is None else data_dir
-        if not folder.is_dir():
-            raise ConfigurationError(f"--data_dir {folder} is not a folder; give the folder of the pictures")
-        self._pictures = PictureFolders((folder,), (folder,), exactly=True)
-        self._file = read_rows(path, cache_dir)
-        self._where = [f"{path.name} {'row' if path.suffix == '.parquet' else 'line'} {at}" for at in self._file.lines]
-        self._questions = [
-            _question_or_reason(row, where) for row, where in zip(self._file.rows, self._where, strict=True)
-        ]
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        # Not its folder: a copy elsewhere is the same data.
-        self.source: Mapping[str, str] = {"read_from": "data file", "file": path.name, "sha256": digest}
-        self.first_usable = self._first_usable(path)
+        if data_dir is not None and not data_dir.is_dir():
+            raise ConfigurationError(f"--data_dir {data_dir} is not a folder; give the folder of the pictures")
+        self._path = path
+        self._file = file = read_rows(path, cache_dir, split, revision)
+        self.name = re.sub(r"[^A-Za-z0-9]+", "_", file.name).strip("_")[:60] or "data_file"
+        self.split = file.split
+        self.source: Mapping[str, str] = file.source
+        folders = file.folders if data_dir is None else (data_dir,)
+        self._pictures = PictureFolders(folders, folders, exactly=True)
+        self._columns = Columns.of(file.columns, {**file.mapping, **(columns or {})}, path)
+        self._columns.refuse_near(file.inspected, lambda name: any(file.filled(name)), text_only=text_only)
+        num_pictures = sum(map(any, zip(*map(file.filled, self._columns.pictures), strict=True)))
+        self.has_pictures = num_pictures > 0 and not text_only
+        left_out = text_only and num_pictures > 0
+        self.remarks: list[str] = [f"--text_only: the pictures of {num_pictures} rows are left out"] * left_out
+        texts = file.select([each for each in file.columns if each not in self._columns.pictures])
+        self._questions = [self._question_or_reason(row, where) for row, where in zip(texts, file.where, strict=True)]
+        self._types = [None if isinstance(row, str) else self._columns.cell(row, "type") for row in texts]
+        # As in VLMEvalKit's files: rows that share a picture name the row that has it.
+        self._row_of_index = {
+            str(row["index"]): at for at, row in enumerate(texts) if not isinstance(row, str) and "index" in row
+        }
+        self.first_usable = self._first_usable()
         has_options = {bool(question.options) for question in self._questions if isinstance(question, QuestionRow)}
         self.metric = "" if len(has_options) > 1 else CHOICE_METRIC if True in has_options else OPEN_METRIC
         self._template = prompt_template
@@ -106,46 +103,167 @@ class DataFileTask(RowTask):
         return len(self._questions)
 
     def __getitem__(self, index: int) -> Sample:
-        """See `Task`; the picture is read and decoded here and not before."""
+        """See `Task`; the pictures are read and decoded here and not before."""
         try:
             question = self.row_at(index)
-            opened = None if question.picture is None else self._pictures.opened(question.picture, question.image_id)
+            opened = [self._pictures.opened(each, question.image_id) for each in question.pictures]
         except SampleError as error:
             # Of its own class: a sample that is out of time says so.
-            raise type(error)(f"{self._where[index]}: {error}") from error
+            raise type(error)(f"{self._file.where[index]}: {error}") from error
         return question.sample(index, opened, self.question_type(index))
 
     def faults(self, indices: Iterable[int]) -> Iterator[str]:
         """Of each of these rows that cannot be used, where it is and why; only the headers of pictures are read."""
         for index in indices:
+            where = self._file.where[index]
             try:
                 question = self.row_at(index)
-                if question.picture is not None:
-                    self._pictures.check(question.picture, question.image_id)
+                for picture in question.pictures:
+                    self._pictures.check(picture, question.image_id)
             except SampleError as error:
-                yield f"{self._where[index]}: {error}"
+                yield f"{where}: {error}"
             except LIBRARY_ERRORS as error:
-                yield f"{self._where[index]}: it cannot be read ({type(error).__name__}: {shown(first_line(error))})"
+                yield f"{where}: it cannot be read ({type(error).__name__}: {shown(first_line(error))})"
 
     def row_at(self, index: int) -> QuestionRow:
         """See `RowTask`."""
         question = self._questions[self._checked(index)]
         if isinstance(question, str):
             raise SampleError(question)
-        picture = _picture(self._file.image(index))
-        return replace(question, image_id=_name_of(picture) or question.image_id, picture=picture)
+        if not self.has_pictures:
+            return question
+        cells, shared = self._picture_cells(index)
+        pictures = [each for cell in cells for each in pictures_in(cell)]
+        name = _name_of(pictures[0]) if pictures else None
+        return replace(
+            question,
+            image_id=name or self._file.where[shared],
+            picture=pictures[0] if pictures else None,
+            further_pictures=tuple(pictures[1:]),
+        )
 
     def question_type(self, index: int) -> str:
         """See `Task`; a row that cannot be read or has no type is of type `all`."""
-        row = self._file.rows[self._checked(index)]
-        found = None if isinstance(row, str) else _text(row.get("type"))
+        found = _text(self._types[self._checked(index)])
         return found if is_text(found) and found else UNTYPED
 
     def style_of(self, sample: Sample) -> str:
         """See `RowTask`."""
         return CHOICE_STYLE if sample.options else OPEN_STYLE
 
-    def _first_usable(self, path: Path) -> Sample:
+    def check_scorable(self, metric: Metric, known: Sequence[Metric]) -> None:
+        """Score each row's own right answer. A row in which it scores 0 cannot be used from now on.
+
+        Args:
+            known: the project's metrics, of which one that suits is advised; of others, what is their best is not
+                questioned.
+
+        Raises:
+            ConfigurationError: the metric gives no row's right answer its best score, or can score none.
+        """
+        usable = {at: each for at, each in enumerate(self._questions) if isinstance(each, QuestionRow)}
+        if not metric.scores_each_answer:
+            usable = dict(list(usable.items())[:1])
+        least = metric.best if metric in known and metric.scores_each_answer else 0.0
+        faults, below = dict[int, str](), dict[int, float]()
+        # Rows of equal references score alike.
+        score_of = cache(lambda *of_row: _best_score(metric, *of_row))
+        for at, question in usable.items():
+            try:
+                value = score_of(question.answers, question.options, question.answer_index, self.question_type(at))
+            except SampleError as error:
+                faults[at] = f"--metric {metric.name} cannot score it: {error}"
+                continue
+            if value == 0:
+                faults[at] = f"--metric {metric.name} gives even its right answer {_shown_answer(question)} 0"
+            elif value is not None and value < least:
+                below[at] = value
+        first = min((*faults, *below), default=None)
+        if first is not None and len(faults) + len(below) == len(usable):
+            raise ConfigurationError(self._unscorable(first, faults.get(first), below.get(first), metric, known))
+        if below:
+            at = min(below)
+            self.remarks.append(
+                f"{len(below)} of {len(usable)} rows cannot reach {metric.best:g} by {metric.name}: even the right "
+                f"answer gets less, the first is {self._file.where[at]} ({below[at]:.3g}, of "
+                f"{len(usable[at].answers)} answers)"
+            )
+        if faults:
+            self._questions = [faults.get(at, each) for at, each in enumerate(self._questions)]
+            self.first_usable = self._first_usable()
+
+    def _unscorable(
+        self, at: int, fault: str | None, value: float | None, metric: Metric, known: Sequence[Metric]
+    ) -> str:
+        """Why a metric scores no row, by the row at `at`, and which metric does."""
+        question, where = self._questions[at], self._file.where[at]
+        assert isinstance(question, QuestionRow)
+        suited = [each.name for each in known if each.name in _ADVISED and _scores_best(each, question)]
+        names = sorted(suited, key=_ADVISED.index)
+        advice = f"give another, such as --metric {names[0]}" if names else "correct the answers"
+        if fault is not None and "cannot score" in fault:
+            reason = fault.partition("cannot score it: ")[2]
+            return f"--metric {metric.name} cannot score the rows of {self._path}: {where}: {reason}; {advice}"
+        return (
+            f"--metric {metric.name} gives even the right answer {_shown_answer(question)} of {where} {value or 0:.3g} "
+            f"instead of {metric.best:g} (it has {len(question.answers)} reference answers); {advice}"
+        )
+
+    def _picture_cells(self, index: int) -> tuple[list[Any], int]:
+        """The cells of a row's pictures, and the row that they are in."""
+        row = self._file.row(index)
+        filled = [each for each in self._columns.pictures if not is_empty(row.get(each))]
+        for name in filled:
+            _check_utf8(name, row[name])
+        if not filled and (near := self._columns.near_pictures(row)):
+            raise SampleError(f"it has no image, and its {shown(', '.join(near))} would not be read; call it image")
+        if filled != list(self._columns.pictures[: len(filled)]) and "image" not in self._columns.by_name:
+            raise SampleError(f"its pictures are {', '.join(filled)}, with an empty one before the last; close the gap")
+        if len(filled) > 1 and self._columns.by_name.get("image") in filled:
+            raise SampleError(f"it has pictures in {', '.join(filled)}; give image or image_1, image_2, ...")
+        cells = [row[name] for name in filled]
+        at = self._row_of_index.get(str(cells[0]), index) if len(cells) == 1 else index
+        return (cells if at == index else [self._file.row(at).get(filled[0])]), at
+
+    def _question_or_reason(self, row: Row | str, where: str) -> QuestionRow | str:
+        try:
+            return row if isinstance(row, str) else self._question(row, where)
+        except SampleError as error:
+            return str(error)
+
+    def _question(self, row: Row, where: str) -> QuestionRow:
+        """The row without its pictures; raises SampleError for one that is no question."""
+        given = self._columns.own(row)
+        for name, value in given.items():
+            _check_utf8(name, value)
+        if "question" not in given:
+            raise SampleError(f"it has no question; its columns are {shown(', '.join(row))}")
+        if len(given.keys() & {"answer", "answers"}) != 1:
+            raise SampleError(
+                f"it has {'both answer and' if 'answer' in given else 'neither answer nor'} answers; give one of them"
+            )
+        if isinstance(given.get("answer"), list):
+            raise SampleError("its answer is a list; call the column answers")
+        answers = (_text(given["answer"]),) if "answer" in given else _texts(given["answers"], "answers")
+        if not answers:
+            raise SampleError("its answers are an empty list; give at least one")
+        if any(isinstance(each, str) and not each.strip() for each in answers):
+            raise SampleError("an answer of it is empty; leave that out, or the row where nothing is right")
+        options, index = _texts(given.get("options", []), "options"), None
+        if options:
+            index = _right_option(options, answers, has_letters=bool(self._columns.letters))
+            answers = (options[index],)
+        elif near := self._columns.near_options(row):
+            raise SampleError(f"it has no options, and its {shown(', '.join(near))} would not be read; call it options")
+        asked, hint = given["question"], row.get("hint")
+        if self._columns.letters and is_text(hint) and not is_empty(hint):
+            asked = f"{hint}\n{asked}"
+        others = {name: row[name] for name in self._columns.others if name in row and _is_metadata(row[name])}
+        question = QuestionRow(where, where, asked, answers, None, others | {"row": where}, options, index)
+        check_texts(question)
+        return question
+
+    def _first_usable(self) -> Sample:
         reason = ""
         for index in range(len(self)):
             try:
@@ -153,132 +271,49 @@ class DataFileTask(RowTask):
             except SampleError as error:
                 reason = reason or f": {error}"
         raise ConfigurationError(
-            f"--data_file {path} has {len(self)} rows and none can be used{reason}; see docs/datasets.md for its form"
+            f"--data_file {self._path} has {len(self)} rows and none can be used{reason}; see docs/datasets.md for its "
+            "form"
         )
 
 
-def read_rows(path: Path, cache_dir: Path | None) -> FileRows:
-    """The rows of a file by its ending; raises ConfigurationError where it cannot be read."""
-    refuse_unreadable(path, "--data_file")
-    if path.suffix == ".parquet":
-        return _parquet_rows(path, cache_dir)
-    if path.suffix not in (".jsonl", ".csv"):
-        raise ConfigurationError(f"--data_file {path} is read by its ending: give a .jsonl, .csv or .parquet file")
-    data = read_given(path, "--data_file")
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in data[:_INSPECTED_BYTES]:
-        raise ConfigurationError(
-            f"--data_file {path} has zero bytes or the mark of UTF-16, and is read as UTF-8; save it as UTF-8"
-        )
-    # What is no UTF-8 is reported with its row.
-    text = data.decode("utf-8-sig", errors="surrogateescape")
-    found = list(_jsonl_rows(text) if path.suffix == ".jsonl" else _csv_rows(text, path))
-    images = [None if isinstance(row, str) else row.get("image") for _, row in found]
-    return FileRows([row for _, row in found], [line for line, _ in found], images.__getitem__)
+def _best_score(
+    metric: Metric, answers: tuple[str, ...], options: tuple[str, ...], answer_index: int | None, question_type: str
+) -> float | None:
+    """What the best of a row's own right answers scores; None where one answer alone has no score."""
+    right = [each.strip() for each in dict.fromkeys(answers)]
+    if answer_index is not None:
+        right.append(LETTERS[answer_index])
+    given = [Answer(each, answers, options, answer_index, question_type, image_id="any") for each in right]
+    return max((each for answer in given if (each := metric.score([answer]).overall) is not None), default=None)
 
 
-def _jsonl_rows(text: str) -> Iterator[tuple[int, Row | str]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            content = parse_json(line, "it")
-            yield number, content if isinstance(content, dict) else f"it is {shown(line)}, not an object"
-        except ConfigurationError as error:
-            yield number, str(error)
-
-
-def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, Row | str]]:
-    _check_separator(text.lstrip().split("\n")[0].strip(), path)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header: list[str] = []
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield line, f"it is not CSV ({error})"
-            continue
-        if not header:
-            header = [name.strip() for name in cells]
-            if len(set(header)) < len(header):
-                raise ConfigurationError(f"--data_file {path} has two columns of one name in line {line}; rename one")
-        elif len(cells) == len(header):
-            yield line, dict(zip(header, cells, strict=True))
-        elif cells:
-            yield line, f"it has {len(cells)} cells, and the first line has {len(header)}"
-
-
-def _check_separator(header: str, path: Path) -> None:
-    """Raises ConfigurationError for a first line whose columns something else than commas separates."""
-
-    def has_columns(mark: str) -> bool:
-        return bool({each.strip(" \"'") for each in header.split(mark)} & set(COLUMNS))
-
-    other = next((name for mark, name in _OTHER_SEPARATORS.items() if mark in header and has_columns(mark)), None)
-    if other is not None and not has_columns(","):
-        raise ConfigurationError(
-            f"--data_file {path} separates its columns by {other} ({shown(header)}), and is read with commas; save it "
-            "with commas"
-        )
-
-
-def _parquet_rows(path: Path, cache_dir: Path | None) -> FileRows:
-    # The library behind it takes seconds to import, and no other form needs it.
-    with package_of_extra("datasets", "datasets"):
-        from experiment_core_utils.tasks.datasets.hub_tables import read_parquet
+def _scores_best(metric: Metric, question: QuestionRow) -> bool:
     try:
-        table = read_parquet(path, cache_dir)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--data_file {path} cannot be read as Parquet: {error}") from error
-    texts = table.select(sorted(table.columns - {"image"}))
-    image = (lambda index: table.row(index)["image"]) if "image" in table.columns else lambda index: None
-    return FileRows(texts, range(1, len(texts) + 1), image)
+        of_row = question.answers, question.options, question.answer_index, UNTYPED
+        return _best_score(metric, *of_row) == metric.best
+    except SampleError:
+        return False
 
 
-def _question_or_reason(row: Row | str, where: str) -> QuestionRow | str:
-    try:
-        return row if isinstance(row, str) else _question(row, where)
-    except SampleError as error:
-        return str(error)
+def _shown_answer(question: QuestionRow) -> str:
+    return shown(repr(question.answers[0]))
 
 
-def _question(row: Row, where: str) -> QuestionRow:
-    """The row without its picture; raises SampleError for one that is no question."""
-    given = {name: row[name] for name in COLUMNS if row.get(name) not in (None, "", [])}
-    for name, value in given.items():
-        odd = [ord(each) - 0xDC00 for each in value if "\udc80" <= each <= "\udcff"] if isinstance(value, str) else []
-        if odd:
-            raise SampleError(
-                f"its {name} has a byte that is not UTF-8 (0x{odd[0]:02x}), as of Windows-1252 or Latin-1; save the "
-                "file as UTF-8"
-            )
-    if "question" not in given:
-        raise SampleError(f"it has no question; its columns are {shown(', '.join(row))}")
-    if len(given.keys() & {"answer", "answers"}) != 1:
+def _check_utf8(name: str, value: Any) -> None:
+    odd = [ord(each) - 0xDC00 for each in value if "\udc80" <= each <= "\udcff"] if isinstance(value, str) else []
+    if odd:
         raise SampleError(
-            f"it has {'both answer and' if 'answer' in given else 'neither answer nor'} answers; give one of them"
+            f"its {name} has a byte that is not UTF-8 (0x{odd[0]:02x}), as of Windows-1252 or Latin-1; save the file "
+            "as UTF-8"
         )
-    if isinstance(given.get("answer"), list):
-        raise SampleError("its answer is a list; call the column answers")
-    answers = (_text(given["answer"]),) if "answer" in given else _texts(given["answers"], "answers")
-    if not answers:
-        raise SampleError("its answers are an empty list; give at least one")
-    options, index = _texts(given.get("options", []), "options"), None
-    if options:
-        index = _right_option(options, answers)
-        answers = (options[index],)
-    others = {name: value for name, value in row.items() if name not in COLUMNS and _is_metadata(value)}
-    question = QuestionRow(where, where, given["question"], answers, None, others | {"row": where}, options, index)
-    check_texts(question)
-    return question
 
 
 def _texts(value: Any, what: str) -> tuple[Any, ...]:
-    """A list, also one written as text in JSON or as Python shows it (a cell of a CSV file); one answer is a list."""
+    """A list, also one written as text in JSON or as Python or numpy shows it (a cell of a CSV file); one answer is a
+    list.
+    """
     if isinstance(value, str):
-        if not value.lstrip().startswith("["):
+        if not is_list_literal(value):
             if what == "options":
                 raise SampleError(f"its options are {shown(repr(value))}, not a list")
             return (value,)
@@ -296,35 +331,29 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _right_option(options: Sequence[Any], answers: Sequence[Any]) -> int:
-    """The place of the one answer among the options, of which it is the text or, where none is, the letter."""
+def _right_option(options: Sequence[Any], answers: Sequence[Any], *, has_letters: bool) -> int:
+    """The place of the one answer among the options, of which it is the text or, where none is, the letter.
+
+    Args:
+        has_letters: whether the options stand in columns of their letters, where an answer is first of all a letter.
+    """
     (answer, *more) = answers
-    letters = string.ascii_uppercase[: len(options)]
+    letters = LETTERS[: len(options)]
+    letter = answer.strip().upper() if isinstance(answer, str) and len(answer.strip()) == 1 else None
+    if has_letters and not more and letter is not None and letter in letters:
+        return letters.index(letter)
     if more or options.count(answer) > 1:
         raise SampleError(f"{shown(repr(answer))} is not the one right answer: it has several, or equal options")
     if answer in options:
         return options.index(answer)
-    if isinstance(answer, str) and len(answer) == 1 and answer in letters:
-        return letters.index(answer)
+    if letter is not None and letter in letters:
+        return letters.index(letter)
     raise SampleError(f"its answer is {shown(repr(answer))}, which is neither one of its options nor a letter of one")
 
 
 def _is_metadata(value: Any) -> bool:
     """Whether a cell of a further column can be in a result file: a text or a number."""
     return is_text(value) or (isinstance(value, int | float) and value - value == 0)
-
-
-def _picture(image: Any) -> Mapping[str, Any] | None:
-    """The picture in the form of the hub: a path, bytes, or both; raises SampleError for anything else."""
-    if image is None or image == "":
-        return None
-    if isinstance(image, str):
-        return picture_file(image)
-    if isinstance(image, bytes):
-        return {"bytes": image, "path": None}
-    if not isinstance(image, Mapping):
-        raise SampleError(f"its image is {shown(repr(image))}, neither a path nor bytes")
-    return image if image.get("bytes") is not None or image.get("path") is not None else None
 
 
 def _name_of(picture: Mapping[str, Any] | None) -> str | None:

@@ -45,6 +45,10 @@ class HubTable:
         # format that it knows.
         self._rows = rows.with_format("arrow")
         self.columns = frozenset(rows.column_names)
+        #: names of the classes, of the columns that contain their numbers
+        self.class_names: Mapping[str, Sequence[str]] = {
+            name: each.names for name, each in rows.features.items() if isinstance(each, datasets.ClassLabel)
+        }
         self.roots = roots
         self.source = source
 
@@ -150,6 +154,18 @@ def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | Non
     return None
 
 
+def read_saved(folder: Path, split: str | None) -> HubTable:
+    """A folder written by `save_to_disk`; None is the only split of one that has no several.
+
+    Raises:
+        ConfigurationError: it cannot be read, or has no such split.
+    """
+    try:
+        return _saved(folder, split)
+    except _UNREADABLE as error:
+        raise ConfigurationError(f"{folder} cannot be read: {shown(first_line(error.__cause__ or error))}") from error
+
+
 def read_parquet(path: Path, cache_dir: Path | None) -> HubTable:
     """One Parquet file; raises ConfigurationError with the reason where it cannot be read."""
     try:
@@ -181,7 +197,7 @@ def _without_progress() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _saved(folder: Path, split: str) -> HubTable:
+def _saved(folder: Path, split: str | None) -> HubTable:
     for path in (each for pattern in ("*.json", "*.arrow") for each in folder.rglob(pattern)):
         # Reading a pipe or a device may never end.
         if not path.is_file() and not path.is_dir():
@@ -192,14 +208,15 @@ def _saved(folder: Path, split: str) -> HubTable:
         _refuse_files_elsewhere(state)
     saved = datasets.load_from_disk(str(folder))
     if isinstance(saved, datasets.DatasetDict):
-        if split not in saved:
+        if split is None or split not in saved:
             raise ConfigurationError(f"{folder} was saved without split {split!r}: it has {', '.join(saved)}")
         rows = saved[split]
     else:
         rows = saved
-        if rows.split is not None and str(rows.split) != split:
+        if split is not None and rows.split is not None and str(rows.split) != split:
             raise ConfigurationError(f"{folder} was saved from split {str(rows.split)!r}, and {split!r} was requested")
-    stated = split if rows.split is not None else f"{split}, as requested; the folder does not state it"
+    named = "all" if split is None else f"{split}, as requested; the folder does not state it"
+    stated = str(rows.split) if rows.split is not None else named
     source = {"read_from": "saved dataset", "path": str(folder), "split": stated, "fingerprint": rows._fingerprint}
     return HubTable(rows.flatten_indices() if rows._indices is not None else rows, (folder,), source)
 

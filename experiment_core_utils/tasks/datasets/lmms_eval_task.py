@@ -1,24 +1,56 @@
 """A task of lmms-eval, by its task API: its prompts, limits and scoring; see docs/datasets.md.
 
-The only file that imports lmms-eval, which is an optional extra.
+With `lmms_eval_code`, which looks into the code of a task, the only module that imports lmms-eval, an optional extra.
+Prompts and scores are those of lmms-eval's own runner (version 0.7.3: `Task.build_all_requests`,
+`evaluator._process_document_results`, `TaskOutput.calculate_aggregate_metric`) for the same rows and answers.
 """
 
+import inspect
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+import tempfile
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.metadata import version
 from typing import Any
 
+from lmms_eval.api.reasoning import parse_reasoning_tags_config, strip_reasoning_tags
+from lmms_eval.filters.transformation import StripThinkingFilter
 from lmms_eval.tasks import TaskManager, get_task_dict
+from loguru import logger
 from PIL import Image
 
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, SampleError, first_line
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.tasks.answers import up_to_stop
+from experiment_core_utils.tasks.datasets.lmms_eval_code import (
+    CodeState,
+    contacted_server,
+    definition_digest,
+    failure,
+    failure_in_a_copy,
+    where_defined,
+)
 from experiment_core_utils.tasks.datasets.questions import UNTYPED, check_template, fill
 from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
 
 # Where a task names no limit of its own.
 MAX_NEW_TOKENS = 128
+# Of these first samples one at least must be readable and scorable.
+_TRIED_SAMPLES = 3
+
+# loguru's own sink, number 0, shows lmms-eval's debugging lines.
+try:
+    logger.remove(0)
+except ValueError:  # not counted: who imports this has set up sinks of their own
+    pass
+else:
+    logger.add(sys.stderr, level="WARNING")
 
 
 class LmmsEvalTask:
@@ -32,9 +64,13 @@ class LmmsEvalTask:
 
     Attributes:
         scorer: scores its answers, by lmms-eval.
+        filters: those of each of its pipelines, by name.
+        score_key: where a result that is a record has its score.
+        state: of its code, before anything was scored.
 
     Raises:
-        ConfigurationError: no such task, a group, another split, answers that are not generated, or it cannot be read.
+        ConfigurationError: no such task, a group, another split, one that cannot be run here or needs a judge, or its
+            data or its code fail.
     """
 
     def __init__(self, name: str, split: str, include_path: str | None, prompt_template: str | None) -> None:
@@ -47,13 +83,19 @@ class LmmsEvalTask:
         self.split = str(config.test_split or config.validation_split)
         if split not in ("", self.split):
             raise ConfigurationError(f"lmms-eval evaluates {name} on {self.split}, not on {split!r}; drop --split")
-        if config.output_type != "generate_until":
-            raise ConfigurationError(
-                f"{name} of lmms-eval is of output type {config.output_type}; only generate_until can be run here"
-            )
+        reason = _unsupported_reason(self._task)
+        if reason is not None:
+            raise ConfigurationError(f"{name} of lmms-eval {reason}; choose another task")
         self._docs = self._task.eval_docs
+        # The rows as its runner gives them to prompts and scoring.
+        self._words = getattr(self._task, "eval_docs_no_media", self._docs)
         self._generation: Mapping[str, Any] = config.generation_kwargs or {}
+        self.filters = _filters(self._task)
+        self.score_key = str(config.score_key)
+        self.state = CodeState(self._task)
         self.max_new_tokens = int(self._generation.get("max_new_tokens", MAX_NEW_TOKENS))
+        until = self._generation.get("until") or ()
+        self.stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
         self.name = f"lmms_eval_{name}"
         self.scorer = LmmsEvalMetric(f"{self.name}.{next(iter(self._task.aggregation()))}", self)
         self.metric = self.scorer.name
@@ -63,34 +105,41 @@ class LmmsEvalTask:
             "config": str(config.dataset_name or "default"),
             "split": self.split,
             "fingerprint": str(getattr(self._docs, "_fingerprint", "unknown")),
+            "lmms_eval": version("lmms_eval"),
+            "definition": definition_digest(self._task),
         }
+        self._check_first_samples()
 
     def __len__(self) -> int:
         return len(self._docs)
 
     def __getitem__(self, index: int) -> Sample:
-        """See `Task`; the question is lmms-eval's whole text."""
+        """See `Task`; the question is lmms-eval's whole text, its pictures are as its functions make them."""
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name} has samples 0 to {len(self) - 1}, not {index}")
-        try:
-            doc = self._docs[index]
-            text = self._task.fewshot_context(doc, 0)
+        with self._named(index, "its row"):
+            doc, words = self._docs[index], self._words[index]
+        with self._named(index, "doc_to_text"):
+            text = self._task.fewshot_context(words, 0)
+        with self._named(index, "doc_to_visual"):
             pictures = list(self._task.doc_to_visual(doc) or [])
-            target = self._task.doc_to_target(doc)
-        except Exception as error:  # whatever the code of a task raises
-            raise SampleError(f"{self.name} sample {index}: {type(error).__name__}: {first_line(error)}") from error
+        with self._named(index, "doc_to_target"):
+            target = self._task.doc_to_target(words)
         if not is_text(text) or not text.strip():
             raise SampleError(f"{self.name} sample {index}: its text is {shown(repr(text))}")
-        if len(pictures) > 1 or not all(isinstance(each, Image.Image) for each in pictures):
-            kinds = ", ".join(type(each).__name__ for each in pictures)
-            raise SampleError(f"{self.name} sample {index} shows {shown(kinds)}, and the models here take one picture")
+        if not all(isinstance(each, Image.Image) for each in pictures):
+            kinds = ", ".join(sorted({type(each).__name__ for each in pictures}))
+            raise SampleError(f"{self.name} sample {index} shows {shown(kinds)}, and the models here take pictures")
+        with self._named(index, "its pictures"):
+            first, *others = [each.convert("RGB") for each in pictures] or [None]
         return Sample(
             sample_id=index,
             # Which samples share a picture is not known.
             image_id=str(index),
             question=text,
             answers=tuple(map(str, target if isinstance(target, list | tuple) else [target])),
-            image=pictures[0].convert("RGB") if pictures else None,
+            image=first,
+            further_images=tuple(each for each in others if each is not None),
             question_type=UNTYPED,
         )
 
@@ -102,69 +151,158 @@ class LmmsEvalTask:
         """See `Task`."""
         return fill(self._template, "", sample.question, ())
 
-    def aggregation(self) -> Mapping[str, Any]:
+    def aggregation(self) -> Mapping[str, Callable[..., Any]]:
         """What makes a run's figure of the results of its samples, by metric."""
         found: Mapping[str, Any] = self._task.aggregation()
         return found
 
-    def results_of(self, index: int, prediction: str) -> Mapping[str, Any]:
-        """What lmms-eval says of one answer, by metric: cut at the task's stop texts, filtered, scored.
+    def results_of(self, index: int, prediction: str) -> Mapping[str, Mapping[str, Any]]:
+        """What lmms-eval says of one answer, by filter and metric: cut at the task's stop texts, filtered, scored.
 
         Raises:
             SampleError: its code fails.
         """
-        for stop in self._generation.get("until") or ():
-            prediction = prediction.split(stop)[0] if stop else prediction
-        try:
-            doc = self._docs[index]
-            kept: Any = [[prediction]]
-            # The first of several pipelines, as each would be a score of its own.
-            for each in self._task._filters[0].filters:
-                kept = list(each.apply(kept, [doc]))
-            found: Mapping[str, Any] = self._task.process_results(doc, kept)
-        except Exception as error:  # whatever the code of a task raises
-            raise SampleError(f"{self.name} sample {index}: {type(error).__name__}: {first_line(error)}") from error
+        prediction = up_to_stop(prediction, self.stop)
+        tags = parse_reasoning_tags_config(task_value=self._task.config.reasoning_tags)
+        # Without the five attempts, two seconds apart, around it: nothing is contacted that may answer later.
+        process_results = inspect.unwrap(type(self._task).process_results)
+        found: dict[str, Mapping[str, Any]] = {}
+        for name, filters in self.filters.items():
+            with self._named(index, "its row"):
+                # Its code may change it.
+                doc = self._words[index]
+            with self._named(index, f"filter {name}"):
+                kept: Any = [[prediction]]
+                for each in filters:
+                    kept = list(each.apply(kept, [doc]))
+                (answer,) = kept
+                if tags is not None and isinstance(answer, str):
+                    answer = strip_reasoning_tags(answer, tags)
+                elif tags is not None:
+                    answer = [strip_reasoning_tags(each, tags) if isinstance(each, str) else each for each in answer]
+            with self._named(index, "process_results"):
+                found[name] = dict(process_results(self._task, doc, [answer]))
         return found
+
+    def _check_first_samples(self) -> None:
+        """Raises ConfigurationError where none of the first samples can be read, or none can be scored.
+
+        They are scored in a copy of this process, with their own first target as the answer.
+        """
+        samples, reasons = [], []
+        for index in range(min(_TRIED_SAMPLES, len(self))):
+            try:
+                samples.append(self[index])
+            except SampleError as error:
+                reasons.append(str(error))
+        if reasons and not samples:
+            raise ConfigurationError(f"{reasons[0]}; correct the task or choose another")
+
+        def score() -> str | None:
+            failures = []
+            for sample in samples:
+                try:
+                    self.results_of(sample.sample_id, next(filter(None, sample.answers), "A"))
+                except SampleError as error:
+                    failures.append(str(error))
+            return failures[0] if len(failures) == len(samples) else None
+
+        reason = failure_in_a_copy(score) if samples else None
+        if reason is not None:
+            raise ConfigurationError(f"{reason}; correct the task or choose another")
+
+    @contextmanager
+    def _named(self, index: int, function: str) -> Iterator[None]:
+        """What the code of the task raises becomes a SampleError of one line that names task, function and error."""
+        try:
+            yield
+        except ProfilerError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise SampleError(f"{self.name} sample {index}: {function} fails: {failure(error)}") from error
 
 
 @dataclass
 class LmmsEvalMetric:
     """The scoring of one task of lmms-eval. Implements `Metric`.
 
-    A sample's score is the first metric of the task where that is a number from 0 to 1; else it has none. The figures
-    of all its metrics, aggregated as lmms-eval does, are in the details.
+    A sample's score is the first metric of the task, by the first of its filters, where that is a number from 0 to 1,
+    or a record with such a number as its `score`; else it has none. The figures of all its metrics, aggregated as
+    lmms-eval does, are in the details. The task's code runs once for each answer, and aggregates once.
     """
 
     name: str
     task: LmmsEvalTask
     best: float = 1.0
     scores_each_answer: bool = True
+    runs_foreign_code: bool = True
+    _known: dict[tuple[str, str], Score] = field(default_factory=dict)
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
-        """Raises SampleError where the code of the task fails."""
-        found = [self.task.results_of(int(answer.image_id), answer.prediction) for answer in answers]
+        """An answer whose scoring fails has no score, and the details say why, as of a figure that cannot be made."""
+        self.task.state.restore()
+        found = [self._results(answer) for answer in answers]
+        failed = [each for each in found if isinstance(each, str)]
+        scores = tuple(map(self._score, found))
+        items: dict[tuple[str, str], list[Any]] = defaultdict(list)
+        for results in found:
+            for kind, by_metric in {} if isinstance(results, str) else results.items():
+                for metric, value in by_metric.items():
+                    items[metric, kind].append(value)
+        first, figures = next(iter(self.task.filters)), dict[str, Any]()
+        for (metric, kind), values in items.items():
+            if (aggregate := self.task.aggregation().get(metric)) is None:
+                continue
+            key = metric if kind == first else f"{metric},{kind}"
+            try:
+                figures[key] = _figure(_aggregated(aggregate, values, self.task.name))
+            except (Exception, SystemExit) as error:
+                figures[key] = None
+                failed.append(f"{self.task.name}: aggregation of {metric} fails: {failure(error)}")
+        details: dict[str, Any] = {"lmms_eval": figures}
+        if failed:
+            details["lmms_eval_failed"] = failed
+        return Scoring(scores, mean_of([score.value for score in scores]), details)
+
+    def scores_of(self, answers: Sequence[Answer]) -> tuple[Score, ...]:
+        """The scores of the answers alone; those of an answer that was given before are remembered."""
+        for answer in answers:
+            key = answer.image_id, answer.prediction
+            if key not in self._known:
+                self._known[key] = self._score(self._results(answer))
+        return tuple(self._known[answer.image_id, answer.prediction] for answer in answers)
+
+    def _score(self, results: Mapping[str, Mapping[str, Any]] | str) -> Score:
+        if isinstance(results, str):
+            return Score(None, parse_status="scoring_failed")
         first = next(iter(self.task.aggregation()))
-        scores = tuple(Score(_from_0_to_1(each.get(first))) for each in found)
-        figures = {
-            name: _number(aggregate([each[name] for each in found if name in each]))
-            for name, aggregate in self.task.aggregation().items()
-            if found
-        }
-        return Scoring(scores, mean_of([score.value for score in scores]), {"lmms_eval": figures})
+        return Score(_from_0_to_1(next(iter(results.values())).get(first), self.task.score_key))
+
+    def _results(self, answer: Answer) -> Mapping[str, Mapping[str, Any]] | str:
+        """By filter and metric; the reason where the code of the task fails."""
+        try:
+            return self.task.results_of(int(answer.image_id), answer.prediction)
+        except SampleError as error:
+            return str(error)
+
+
+@lru_cache(maxsize=1)
+def _own_tasks() -> TaskManager:
+    # Its two thousand take long to list.
+    return TaskManager("ERROR")
 
 
 def _open(name: str, include_path: str | None) -> Any:
     try:
         manager = None
         if include_path is not None:
-            # Its own two thousand take long to list.
             manager = TaskManager("ERROR", include_path=include_path, include_defaults=False)
         if manager is None or name not in manager.all_tasks:
-            manager = TaskManager("ERROR", include_path=include_path)
+            manager = _own_tasks()
         (found,) = get_task_dict([name], manager).items()
-    except Exception as error:  # KeyError for an unknown name, and whatever reading its data raises
+    except (Exception, SystemExit) as error:  # KeyError for an unknown name, and whatever its data and code raise
         raise ConfigurationError(
-            f"lmms-eval cannot open the task {name} ({type(error).__name__}: {shown(first_line(error))}); "
+            f"lmms-eval cannot open the task {name} ({failure(error)}); "
             "`python -m lmms_eval --tasks list` names those that there are, and --data_dir a folder of further ones"
         ) from error
     if isinstance(found[1], Mapping):
@@ -173,8 +311,66 @@ def _open(name: str, include_path: str | None) -> Any:
     return found[1]
 
 
-def _from_0_to_1(value: Any) -> float | None:
-    number = _number(value)
+def _unsupported_reason(task: Any) -> str | None:
+    """Why a task cannot be run here as lmms-eval runs it; None where it can."""
+    config = task.config
+    if config.output_type != "generate_until":
+        return f"is of output type {config.output_type}, and only generate_until can be run here"
+    if config.num_fewshot:
+        return f"begins each prompt with {config.num_fewshot} examples, drawn in the order of its requests"
+    if (config.repeats or 1) > 1:
+        return f"asks each question {config.repeats} times with sampling, and decoding is greedy here"
+    if not task.aggregation():
+        return "has no metric"
+    functions = {"process_results": config.process_results}
+    functions |= {f"aggregation of {name}": each for name, each in task.aggregation().items()}
+    for name, function in functions.items():
+        client = contacted_server(function)
+        if client is not None:
+            return f"needs a server for its scores: {name} ({where_defined(function)}) uses {client}"
+        if name != "process_results" and (problem := _call_problem(function)) is not None:
+            return f"cannot be scored: {name} ({where_defined(function)}): {problem}"
+    return None
+
+
+def _call_problem(aggregate: Callable[..., Any]) -> str | None:
+    try:
+        inspect.signature(aggregate).bind([], **_arguments(aggregate, "", ""))
+    except TypeError as error:
+        return first_line(error)
+    except ValueError:  # not counted: a built-in function without a signature
+        return None
+    return None
+
+
+def _arguments(aggregate: Callable[..., Any], task_name: str, folder: str) -> Mapping[str, Any]:
+    """The command line of lmms-eval, for an aggregation that asks for it, as lmms-eval's evaluator gives it."""
+    if "args" not in inspect.signature(aggregate).parameters:
+        return {}
+    args = Namespace(output_path=folder, tasks=task_name, model="", model_args="", log_samples_suffix="", limit=None)
+    return {"args": args}
+
+
+def _aggregated(aggregate: Callable[..., Any], values: list[Any], task_name: str) -> Any:
+    # What it writes is for a server that keeps the answers; those are in the results.
+    with tempfile.TemporaryDirectory() as folder:
+        return aggregate(values, **_arguments(aggregate, task_name, folder))
+
+
+def _filters(task: Any) -> Mapping[str, Sequence[Any]]:
+    """The filters of each pipeline of a task, the first first, as lmms-eval's evaluator prepares them."""
+    config = task.config
+    strips = config.auto_strip_thinking and parse_reasoning_tags_config(task_value=config.reasoning_tags) is None
+    first = [StripThinkingFilter()] if strips else []
+    return {each.name: [*first, *each.filters] for each in task._filters}
+
+
+def _as_list(value: Any) -> Sequence[str]:
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+def _from_0_to_1(value: Any, score_key: str) -> float | None:
+    number = _number(value.get(score_key) if isinstance(value, Mapping) else value)
     return number if number is not None and 0 <= number <= 1 else None
 
 
@@ -183,4 +379,13 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError):
         return None
-    return number if math.isfinite(number) else None
+    return number if math.isfinite(number) and not isinstance(value, str) else None
+
+
+def _figure(value: Any) -> Any:
+    """An aggregated figure as JSON: most are numbers, some are tables of numbers."""
+    if isinstance(value, Mapping):
+        return {str(name): _figure(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_figure(each) for each in value]
+    return shown(value) if isinstance(value, str) else _number(value)

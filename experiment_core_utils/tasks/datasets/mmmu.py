@@ -1,6 +1,6 @@
 """MMMU (arXiv 2311.16502): college questions with one to seven pictures, multiple-choice and open.
 
-The models here take one picture, so a question with several is a failed sample, counted with its reason.
+A question with several is a failed sample for models that take one, counted with its reason.
 """
 
 import string
@@ -33,7 +33,10 @@ def subject_of(question_id: str) -> str:
 
 
 class MMMU(PublishedTask):
-    """The marks ``<image 1>`` stay in the text. There are no official files besides those on the hub."""
+    """The marks ``<image 1>`` stay in the text; of several pictures each takes its mark's place in a prompt.
+
+    There are no official files besides those on the hub.
+    """
 
     name = "mmmu"
     metric = "mmmu_score"
@@ -50,15 +53,22 @@ class MMMU(PublishedTask):
 
     def question_of(self, row: Row, place: Place) -> QuestionRow:
         """See `PublishedTask`."""
-        pictures = [row[name] for name in _PICTURES if row[name] is not None]
-        if len(pictures) != 1:
-            raise SampleError(f"question {row['id']} has {len(pictures)} pictures, and the models here take one")
+        filled = [name for name in _PICTURES if row[name] is not None]
+        if not filled or (len(filled) > 1 and filled != list(_PICTURES[: len(filled)])):
+            raise SampleError(f"question {row['id']} has {', '.join(filled) or 'no'} pictures, not those from 1 on")
+        pictures = [row[name] for name in filled]
         metadata = {
             **present(row, _METADATA_KEYS),
             "question_format": row["question_type"],
             "num_images": len(pictures),
         }
-        fields = {"question_id": row["id"], "image_id": row["id"], "question": row["question"], "picture": pictures[0]}
+        fields = {
+            "question_id": row["id"],
+            "image_id": row["id"],
+            "question": row["question"],
+            "picture": pictures[0],
+            "further_pictures": tuple(pictures[1:]),
+        }
         form = row["question_type"].replace("_", "-").lower()
         if form not in ("multiple-choice", "open"):
             raise SampleError(f"question {row['id']} is of type {row['question_type']!r}, not multiple-choice or open")

@@ -191,11 +191,12 @@ class PublishedTask(RowTask):
             raise SampleError(f"{where} has no reference answers")
         try:
             check_texts(question_row)
-            opened = self._pictures.opened(question_row.picture, question_row.image_id)
+            first = self._pictures.opened(question_row.picture, question_row.image_id)
+            further = [self._pictures.opened(each, question_row.image_id) for each in question_row.further_pictures]
         except SampleError as error:
             raise type(error)(f"{where}: {error}") from error
         named = replace(question_row, metadata={"question_id": question_row.question_id, **question_row.metadata})
-        return named.sample(index, opened, self.question_type(index))
+        return named.sample(index, (first, *further), self.question_type(index))
 
     def row_at(self, index: int) -> QuestionRow:
         """See `RowTask`."""

@@ -1,15 +1,18 @@
 """Questions read from rows of a table: texts that are checked, a picture that is opened, a prompt that is filled in."""
 
 import ast
+import io
 import json
+import re
 import string
+import tokenize
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.texts import is_text, shown
-from experiment_core_utils.tasks.content import sample_digest
+from experiment_core_utils.tasks.content import joined_digests, sample_digest
 from experiment_core_utils.tasks.datasets.pictures import OpenedPicture, PictureFolders
 from experiment_core_utils.tasks.interface import Sample
 
@@ -68,12 +71,25 @@ class QuestionRow:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     answer_index: int | None = None
+    further_pictures: tuple[Mapping[str, Any], ...] = ()
 
-    def sample(self, sample_id: int, picture: OpenedPicture | None, question_type: str) -> Sample:
-        """The question as a sample, with its opened picture."""
-        own = {name: value for name, value in vars(self).items() if name not in ("question_id", "picture")}
-        image, digest = (None, None) if picture is None else (picture.image, picture.sha256)
-        return Sample(sample_id=sample_id, image=image, question_type=question_type, picture_sha256=digest, **own)
+    @property
+    def pictures(self) -> tuple[Mapping[str, Any], ...]:
+        """All pictures, in their order."""
+        return () if self.picture is None else (self.picture, *self.further_pictures)
+
+    def sample(self, sample_id: int, pictures: Sequence[OpenedPicture], question_type: str) -> Sample:
+        """The question as a sample, with its opened pictures."""
+        of_row = ("question_id", "picture", "further_pictures")
+        own = {name: value for name, value in vars(self).items() if name not in of_row}
+        return Sample(
+            sample_id=sample_id,
+            image=pictures[0].image if pictures else None,
+            question_type=question_type,
+            picture_sha256=joined_digests(each.sha256 for each in pictures),
+            further_images=tuple(each.image for each in pictures[1:]),
+            **own,
+        )
 
 
 def check_texts(row: QuestionRow) -> None:
@@ -101,18 +117,57 @@ def listed(values: Any, what: str) -> tuple[Any, ...]:
     return tuple(values)
 
 
+# A list as numpy and pandas show it: `array([...], dtype=object)`, and its texts as `np.str_(...)`.
+_ARRAY = re.compile(r"(?:np\.|numpy\.)?array\((\[.*\])(?:,\s*dtype=[\w.'<>|]+)?\)", re.DOTALL)
+_SCALAR = re.compile(r"\b(?:np|numpy)\.(?:str_|u?int\d*|float\d*)\(([^()]*|'[^']*'|\"[^\"]*\")\)")
+_BESIDE = (tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.ENCODING, tokenize.INDENT, tokenize.DEDENT)
+
+
+def is_list_literal(text: str) -> bool:
+    """Whether a text is a list, or a tuple of texts, in the notation of Python, numpy or pandas."""
+    text = text.strip()
+    return text.startswith("[") or bool(_ARRAY.fullmatch(text)) or bool(re.match(r"\(\s*['\"].*['\"]\s*,?\s*\)$", text))
+
+
 def literal_list(text: str, what: str) -> list[Any]:
-    """The list that a string contains in Python's notation; raises SampleError for anything else. Runs nothing."""
+    """The list that a string contains in Python's notation, or in numpy's, which has no commas. Runs nothing.
+
+    Raises:
+        SampleError: it is something else, or a list of which some entries only are separated by commas: Python would
+            join the texts between them.
+    """
+    text = text.strip()
+    bare = array[1] if (array := _ARRAY.fullmatch(text)) else text
     try:
-        found = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        found = ast.literal_eval(_with_commas(bare, what))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError) as error:
         raise SampleError(f"{what} is not a list: {shown(repr(text))}") from error
-    if not isinstance(found, list):
+    if not isinstance(found, list | tuple):
         raise SampleError(f"{what} is not a list: {shown(repr(text))}")
     odd = [each for each in found if not isinstance(each, str | int | float)]
     if odd:
         raise SampleError(f"{what} contains {shown(repr(odd[0]))}, neither a text nor a number")
-    return found
+    return list(found)
+
+
+def _with_commas(text: str, what: str) -> str:
+    """A list of texts and numbers with commas between them; any other text as it is."""
+    text = _SCALAR.sub(r"\1", text)
+    tokens = [each for each in tokenize.generate_tokens(io.StringIO(text).readline) if each.type not in _BESIDE]
+    is_value = [each.type in (tokenize.STRING, tokenize.NUMBER) for each in tokens]
+    signs = [each.string in "+-" and bool(each.string) for each in tokens]
+    # A value, or its sign, that follows a value.
+    joined = [at for at in range(1, len(tokens)) if is_value[at - 1] and (is_value[at] or signs[at])]
+    if not joined:
+        return text
+    # Doubled quotes within a text look like two texts without a gap.
+    has_gaps = all(tokens[at - 1].end != tokens[at].start for at in joined)
+    if not has_gaps or any(each.string == "," for each in tokens):
+        raise SampleError(
+            f"{what} is a list with a comma missing between {shown(tokens[joined[0] - 1].string)} and "
+            f"{shown(tokens[joined[0]].string)}: {shown(repr(text))}; write it in JSON"
+        )
+    return "".join(f",{each.string}" if at in joined else each.string for at, each in enumerate(tokens))
 
 
 def picture_file(path: str) -> Mapping[str, Any]:
@@ -140,7 +195,7 @@ class RowTask:
         """See `Task`."""
         try:
             row = self.row_at(index)
-            digest = None if row.picture is None else self._pictures.digest(row.picture, row.image_id)
+            digest = joined_digests(self._pictures.digest(each, row.image_id) for each in row.pictures)
         except SampleError:  # not counted: it is a failed sample where it is requested
             return None
         return sample_digest(row, digest)
@@ -148,11 +203,11 @@ class RowTask:
     def file_of(self, index: int) -> str | None:
         """See `Task`."""
         try:
-            picture = self.row_at(index).picture
+            pictures = self.row_at(index).pictures
         except SampleError:  # not counted: it is a failed sample where it is requested
             return None
-        path = picture.get("path") if isinstance(picture, Mapping) else None
-        return path if is_text(path) else None
+        paths = [each.get("path") if isinstance(each, Mapping) else None for each in pictures]
+        return ", ".join(each for each in paths if is_text(each)) or None
 
     def style_of(self, sample: Sample) -> str:
         """Molmo's style for this sample."""

@@ -5,6 +5,7 @@ to P. Rajpurkar et al., "SQuAD", EMNLP 2016, whose dropping of articles and punc
 """
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -37,6 +38,7 @@ ARTICLES = frozenset({"a", "an", "the"})
 _AROUND = " \"'“”‘’`()[]{}"
 _AFTER = ".,;:!?"
 _GROUPED = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
+_DRAWN_ALIKE = str.maketrans(dict.fromkeys("‘’‚‛′`´", "'") | dict.fromkeys("“”„‟″", '"') | {"−": "-"})
 _WHOLE_NUMBER_WITH_ZEROS = re.compile(r"([+-]?\d+)\.0+")
 
 
@@ -70,15 +72,25 @@ def em_lenient(prediction: str, references: Sequence[str]) -> float:
     return float(any(answer == normalize_leniently(reference) for reference in references))
 
 
+def folded(text: str) -> str:
+    """The text with one form for what looks alike.
+
+    Unicode's NFKC, which composes accents and makes full-width and circled characters plain; straight quotes; no
+    characters without width.
+    """
+    composed = unicodedata.normalize("NFKC", text.translate(_DRAWN_ALIKE))
+    return "".join(each for each in composed if unicodedata.category(each) != "Cf")
+
+
 def normalize_leniently(text: str) -> str:
     """What `em_lenient` compares.
 
-    In this order: lower case and single spaces; quotes and brackets around the text, the marks . , ; : ! ? after it and
-    a leading article a, an, the where something follows are dropped, as long as there are any; commas that group
-    digits by three are dropped (1,000 is 1000); the words zero to twenty become digits; a number of nothing but zeros
-    after its point becomes whole (3.0 is 3). Signs, units and "about" stay.
+    In this order: lower case, `folded`, and single spaces; quotes and brackets around the text, the marks . , ; : ! ?
+    after it and a leading article a, an, the where something follows are dropped, as long as there are any; commas that
+    group digits by three are dropped (1,000 is 1000); the words zero to twenty become digits; a number of nothing but
+    zeros after its point becomes whole (3.0 is 3). Signs, units and "about" stay.
     """
-    flat = " ".join(text.lower().split())
+    flat = " ".join(folded(text.lower()).lower().split())
     while (bare := _without_article(flat.strip(_AROUND).rstrip(_AFTER))) != flat:
         flat = bare
     words = _GROUPED.sub(lambda found: found[1].replace(",", ""), flat).split()

@@ -12,9 +12,12 @@ from experiment_core_utils.tasks.scoring.cider_score import BEST, DocumentFreque
 from experiment_core_utils.tasks.scoring.em import em, em_lenient
 from experiment_core_utils.tasks.scoring.mc import UNPARSED, mc, mc_molmo, select_mc_option
 from experiment_core_utils.tasks.scoring.mmmu_score import mmmu_open_score
-from experiment_core_utils.tasks.scoring.vqa_score import vqa_score, vqa_score_molmo
+from experiment_core_utils.tasks.scoring.relaxed import relaxed
+from experiment_core_utils.tasks.scoring.vqa_score import matching_fraction, vqa_score, vqa_score_molmo
 
-EMPTY = "empty"
+EMPTY, RELAXED = "empty", "relaxed"
+# References from which on an answer can have the full VQA accuracy.
+VQA_LEAST, VQA_MOLMO_LEAST = 4, 3
 
 
 @dataclass
@@ -26,14 +29,18 @@ class AnswerMetric:
     score_answer: Callable[[Answer], Score]  #: the score of one answer
     best: float = 1.0
     scores_each_answer: bool = True
+    least_references: int = 0  #: with fewer the score is over the most that so many can give
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """The scores of a run, their mean, the means of their details, and `unparsed`: how many could not be read.
 
+        `few_references` is how many answers have fewer than `least_references`; not there where none has.
+
         Raises:
             SampleError: an answer has no references, or a choice no options or right one.
         """
-        return _scoring([self.score_answer(answer) for answer in answers], {})
+        few = sum(len(answer.references) < self.least_references for answer in answers)
+        return _scoring([self.score_answer(answer) for answer in answers], {"few_references": few} if few else {})
 
 
 @dataclass
@@ -105,10 +112,16 @@ def _text_score(value_of: Callable[[str, Sequence[str]], float]) -> Callable[[An
 
 
 def _vqa_score(answer: Answer) -> Score:
-    return Score(
-        vqa_score(answer.prediction, answer.references),
-        details={"vqa_score_molmo": vqa_score_molmo(answer.prediction, answer.references)},
+    rules = (vqa_score, VQA_LEAST), (vqa_score_molmo, VQA_MOLMO_LEAST)
+    value, molmo = (
+        (rule if len(answer.references) >= least else matching_fraction)(answer.prediction, answer.references)
+        for rule, least in rules
     )
+    return Score(value, details={"vqa_score_molmo": molmo})
+
+
+def _vqa_score_molmo(answer: Answer) -> Score:
+    return Score(_vqa_score(answer).details["vqa_score_molmo"])
 
 
 def _ansl_em_score(answer: Answer) -> Score:
@@ -138,13 +151,29 @@ def _mmmu_score(answer: Answer) -> Score:
     return _mc_score(answer) if answer.options else _text_score(mmmu_open_score)(answer)
 
 
+def _open_score(decides: Callable[[str, Sequence[str]], float]) -> Callable[[Answer], Score]:
+    """An open answer by `decides`, with what the other rules for exact and contained answers say beside it."""
+
+    def scored(answer: Answer) -> Score:
+        rules = {"em": em, "em_lenient": em_lenient, RELAXED: relaxed}
+        values = {name: rule(answer.prediction, answer.references) for name, rule in rules.items() if rule != decides}
+        return Score(decides(answer.prediction, answer.references), details=values)
+
+    return _unless_empty(scored)
+
+
+def _relaxed_score(answer: Answer) -> Score:
+    return _mc_score(answer) if answer.options else _open_score(relaxed)(answer)
+
+
 METRICS: tuple[Metric, ...] = (
-    AnswerMetric("vqa_score", _unless_empty(_vqa_score)),
-    AnswerMetric("vqa_score_molmo", _text_score(vqa_score_molmo)),
+    AnswerMetric("vqa_score", _unless_empty(_vqa_score), least_references=VQA_LEAST),
+    AnswerMetric("vqa_score_molmo", _unless_empty(_vqa_score_molmo), least_references=VQA_MOLMO_LEAST),
     AnswerMetric("mc", _mc_score),
     AnswerMetric("mc_molmo", _mc_molmo_score),
     AnswerMetric("em", _text_score(em)),
-    AnswerMetric("em_lenient", _text_score(em_lenient)),
+    AnswerMetric("em_lenient", _open_score(em_lenient)),
+    AnswerMetric(RELAXED, _relaxed_score),
     AnswerMetric("ansl_em", _unless_empty(_ansl_em_score)),
     AnswerMetric("anls", _text_score(anls)),
     CiderMetric(),

@@ -70,7 +70,8 @@ def vqa_score(prediction: str, references: Sequence[str]) -> float:
     """VQA accuracy: the mean over references of min(matches among the *other* references / 3, 1).
 
     A reference is set aside by its position, so equal answers of different annotators count separately. With ten
-    references 1, 2, 3, 4 matches give 0.3, 0.6, 0.9, 1; with a single reference the score is 0 by construction.
+    references 1, 2, 3, 4 matches give 0.3, 0.6, 0.9, 1. With fewer than four no answer reaches 1, and with a single
+    one the score is 0 by construction; the metric of this name then gives `matching_fraction`.
     Prediction and references are always normalised, also where all references agree (the benchmark's script skips
     it there, which scores "Yes" against ten times "yes" as 0). Both orders of the arguments are taken, as the published
     `vqa_score(answers, pred_text)` has the other one: the text is the prediction.
@@ -90,12 +91,25 @@ def vqa_score(prediction: str, references: Sequence[str]) -> float:
 def vqa_score_molmo(prediction: str, references: Sequence[str]) -> float:
     """The simplified VQA accuracy used by Molmo's evaluation: min(matches / 3, 1) over all references.
 
-    Normalises as `vqa_score` does; with ten references the two differ by at most 0.1.
+    Normalises as `vqa_score` does; with ten references the two differ by at most 0.1. With fewer than three no answer
+    reaches 1; the metric of this name then gives `matching_fraction`.
 
     Raises:
         SampleError: there are no references.
     """
     return min(_matches(prediction, references) / ANNOTATORS_FOR_FULL_CREDIT, 1.0)
+
+
+def matching_fraction(prediction: str, references: Sequence[str]) -> float:
+    """The fraction of references that the prediction matches.
+
+    With n < 4 references this is `vqa_score` over the most that n references can give, (n - 1) / 3, and with n < 3
+    `vqa_score_molmo` over n / 3, so that a perfect answer has 1.
+
+    Raises:
+        SampleError: there are no references.
+    """
+    return _matches(prediction, references) / len(references)
 
 
 def _matches(prediction: str, references: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from experiments.analyses.charts.chart import (
     flop_unit,
     thinned,
 )
-from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, QUIET, SKY, VERMILION, YELLOW
+from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, SKY, VERMILION, YELLOW
 from experiments.analyses.files import MOST_DRAWN, MOST_SETTINGS
 from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import Effects, LevelMean, Term, is_beyond_noise
@@ -65,7 +65,7 @@ def _knob_charts(analysis: TaskAnalysis, with_accuracy: bool) -> list[Chart]:
     """What holding a knob loses, and what the knobs do to each figure, of one task."""
     found = present(analysis)
     charts = []
-    if with_accuracy and found and found[0].fixed and found[0].front.hypervolume.value > 0:
+    if with_accuracy and found and found[0].fixed and found[0].found.of_grid.accuracy.any():
         charts.append(coupling_chart(found[0]))
     return [*charts, *effects_charts(analysis, with_accuracy)]
 
@@ -73,7 +73,8 @@ def _knob_charts(analysis: TaskAnalysis, with_accuracy: bool) -> list[Chart]:
 def short_name(point: KnobPoint) -> str:
     """A setting's name in pictures, such as `high k8 b16`, beside other sweeps `bfloat16 high k8 b16`."""
     experts = "" if point.top_k is None else f" k{point.top_k}"
-    return f"{point.sweep} {point.vision}{experts} b{point.num_active_blocks}".strip()
+    name = f"{point.sweep} {point.vision}{experts} b{point.num_active_blocks}".strip()
+    return f"{name}, reference" if point.is_reference else name
 
 
 def _scale(found: Objectives) -> tuple[float, str]:
@@ -112,11 +113,23 @@ def _front_panel(each: FrontAnalysis) -> Panel:
             _steps(found, np.arange(len(found.points)), BLUE, None, 1.8, 0.55),
             *_sweep_steps(found),
             *(_status_dots(own, labels, scale, unit) for own in by_status if own),
+            *_reference_mark(each, scale),
         ],
         f"{len(front.points)} settings, {found.num_score_samples} samples with a score, {found.num_cost_samples} with "
         f"the cost. Bars are 95 % intervals.{thin}",
         height_px=430,
     )
+
+
+def _reference_mark(each: FrontAnalysis, scale: float) -> list[Dots]:
+    """A mark around each setting that is the model as it is, with its name where the front does not name it."""
+    names = {point.key: short_name(point) for point in each.found.points if point.is_reference}
+    own = [point for point in each.front.points if point.key in names]
+    costs, heights = [point.cost / scale for point in own], [point.accuracy for point in own]
+    labels = ["" if point.on_front else names[point.key] for point in own]
+    name = "reference: the model as it is"
+    texts = [(point.key, name) for point in own]
+    return [Dots(costs, heights, INK, name, texts, labels, "open diamond", 13)] if own else []
 
 
 def _sweep_steps(found: Objectives) -> list[Line]:
@@ -200,7 +213,8 @@ def coupling_chart(each: FrontAnalysis) -> Chart:
     """For each knob, fronts with it held at each value, and below what that loses of the joint front."""
     knobs = list(dict.fromkeys(row.knob for row in each.fixed))
     rows = [[row for row in each.fixed if row.knob == knob] for knob in knobs]
-    panels = [*(_held_panel(each.found, own) for own in rows), *(_loss_panel(each.found, own) for own in rows)]
+    inside = each.found.of_grid
+    panels = [*(_held_panel(inside, own) for own in rows), *(_loss_panel(inside, own) for own in rows)]
     return Chart(f"e2_coupling_{each.found.task}", panels, len(knobs), (3.9, 3.1))
 
 

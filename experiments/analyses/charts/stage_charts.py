@@ -1,6 +1,6 @@
 """The charts of E1 (stages): fractions, settings, growth, operations and parts of the decoder."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -61,7 +61,7 @@ def stage_charts(found: StageAnalysis, peak_flops_per_s: float | None) -> list[C
     """All charts of E1; operations and parts of the decoder only where they are known."""
     charts = [
         fractions_chart(found.by_regime),
-        settings_chart(found.by_setting),
+        settings_chart(found.by_setting, found.references),
         stages_over_tokens_chart(found.generations),
         scaling_chart(found.generations, found.lines),
     ]
@@ -128,11 +128,15 @@ def _regime_text(name: str, regime: Regime, stage: str) -> tuple[str, ...]:
     )
 
 
-def settings_chart(settings: Sequence[Regime]) -> Chart:
-    """A stacked bar in ms for each setting, fastest first."""
+def settings_chart(settings: Sequence[Regime], references: Mapping[str, str]) -> Chart:
+    """A stacked bar in ms for each setting, fastest first; the reference of each task has its name marked."""
     ordered = sorted(settings, key=lambda each: each.total_ms)
     has_tasks = len({each.task for each in settings}) > 1
-    names = [f"{each.task} {each.setting}" if has_tasks else str(each.setting) for each in ordered]
+    names = [
+        (f"{each.task} " if has_tasks else "")
+        + f"{each.setting}{', reference' if each.setting == references.get(each.task) else ''}"
+        for each in ordered
+    ]
     parts = [[each.stages[stage].mean_ms for each in ordered] for stage in STAGES]
     x, note = Axis("time (ms)", from_zero=True), "Each generation counts with its own length."
     panel = _stage_bars("Mean time of a request at each setting, fastest first", x, names, ordered, parts, note)

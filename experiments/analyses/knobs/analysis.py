@@ -37,21 +37,22 @@ def _analyse_task(grid: TaskGrid, costs: Sequence[Cost], num_draws: int, seed: i
         if isinstance(found, NoObjectives):
             fronts.append(found)
         else:
-            fronts.append(
-                FrontAnalysis(found, front(found), fixed_values(found), single_knobs(found), couplings(found))
-            )
+            inside = found.of_grid
+            knobs = (fixed_values(inside), single_knobs(inside), couplings(inside)) if inside.points else ((), (), ())
+            fronts.append(FrontAnalysis(found, front(found), *knobs))
     split: dict[str, Effects] = {}
     for each in fronts:
         if isinstance(each, FrontAnalysis):
-            levels = {knob: [point.value(knob) for point in each.found.points] for knob in KNOBS}
+            inside = each.found.of_grid
+            levels = {knob: [point.value(knob) for point in inside.points] for knob in KNOBS}
             if "accuracy" not in split:
-                split["accuracy"] = effects(levels, each.found.accuracy, each.found.accuracy_draws)
+                split["accuracy"] = effects(levels, inside.accuracy, inside.accuracy_draws)
             split[each.found.of.name] = effects(
                 levels,
-                each.found.cost,
-                each.found.cost_draws,
-                allows_verdict=each.found.no_verdict is None,
-                drift_allowance=each.found.drift_allowance,
+                inside.cost,
+                inside.cost_draws,
+                allows_verdict=inside.no_verdict is None,
+                drift_allowance=inside.drift_allowance,
             )
     return TaskAnalysis(grid, fronts, split)
 

@@ -11,7 +11,7 @@ import numpy as np
 from experiment_core_utils.sweep.statistical_power import accuracy_shown, samples_for_accuracy
 from experiments.analyses.charts.chart import milliseconds, thinned
 from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_drift, is_beyond_noise
-from experiments.analyses.knobs.grid import KNOB_NAMES
+from experiments.analyses.knobs.grid import KNOB_NAMES, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 
@@ -25,6 +25,8 @@ NOTHING_RIGHT = (
     "no answer was right at any setting; compare pred with answers in the CSV of samples (--metric changes the "
     "scoring, of own data --prompt_template the prompt)"
 )
+# Above this fraction of answers that are empty or could not be read, accuracy says nothing of the settings.
+_MOST_UNREADABLE = 0.5
 FRONT_WORDS = {"established": "established", "within_noise": "within noise", "possible": "possible", "dominated": "-"}
 
 
@@ -40,14 +42,18 @@ def conclusion(analysis: TaskAnalysis, random_weights: bool) -> list[str]:
         reasons = [found.reason for found in analysis.fronts if not isinstance(found, FrontAnalysis)]
         return [f"no conclusion: {reasons[0]}"] if reasons else []
     lines = []
-    if not random_weights and not each.found.accuracy.any():
+    unreadable = None if random_weights else unreadable_answers(analysis.grid)
+    no_accuracy = random_weights or unreadable is not None
+    if unreadable is not None:
+        lines.append(f"no conclusion: {unreadable}")
+    elif not random_weights and not each.found.accuracy.any():
         lines.append(f"no conclusion: {NOTHING_RIGHT}")
     elif not random_weights and each.found.no_verdict is None:
         lines.append(f"conclusion: {_fastest_near_best(each.found)}")
     if each.found.no_verdict is None:
-        changes = _knob_changes(analysis, each.found.drift_allowance, random_weights)
+        changes = _knob_changes(analysis, each.found.drift_allowance, no_accuracy)
         lines += [f"knobs: {'; '.join(changes)}"] if changes else []
-    unknown = list(_not_shown(each.found, random_weights))
+    unknown = [] if unreadable is not None else list(_not_shown(each.found, random_weights))
     return [*lines, f"not shown: {'; '.join(unknown)}"] if unknown else lines
 
 
@@ -56,7 +62,8 @@ def study_findings(analyses: Sequence[TaskAnalysis], random_weights: bool) -> li
     lines = []
     for analysis in analyses:
         own = conclusion(analysis, random_weights)
-        own += [] if random_weights else [front_counts(each) for each in present(analysis)]
+        is_void = random_weights or unreadable_answers(analysis.grid) is not None
+        own += [] if is_void else [front_counts(each) for each in present(analysis)]
         lines += [f"{analysis.grid.task}: {each}" for each in own] if len(analyses) > 1 else own
     return lines
 
@@ -68,9 +75,32 @@ def front_places(analysis: TaskAnalysis) -> Mapping[str, str]:
 
 
 def mean_latency_front(analysis: TaskAnalysis) -> FrontAnalysis | None:
-    """The front that a column of tables is of; None without mean latencies, and where no answer was right."""
+    """The front that a column of tables is of; None without mean latencies, and where accuracy says nothing."""
     each = _by_mean_latency(analysis)
-    return each if each is not None and each.found.accuracy.any() else None
+    if each is None or accuracy_says_nothing(analysis.grid) is not None:
+        return None
+    return each if each.found.accuracy.any() else None
+
+
+def unreadable_answers(grid: TaskGrid) -> str | None:
+    """Why accuracy says nothing where most answers, of all settings or of the most accurate one, could not be read."""
+    fractions = np.array(grid.unreadable)
+    if not fractions.size:
+        return None
+    totals = np.nansum(grid.scores, axis=1)
+    if max(fractions.mean(), fractions[totals.argmax()]) <= _MOST_UNREADABLE:
+        return None
+    low, high = (f"{100 * each:.0f}" for each in (fractions.min(), fractions.max()))
+    return (
+        f"{low if low == high else f'{low} to {high}'} % of the answers could not be read as an answer; read pred in "
+        "the CSV of samples and the final prompt in --dry_run, then change the prompt, or the scoring by `rescore`"
+    )
+
+
+def accuracy_says_nothing(grid: TaskGrid) -> str | None:
+    """Why nothing can be concluded from a task's accuracy, of one setting or of several; None where something can."""
+    nothing_right = np.isfinite(grid.scores).any() and not np.nansum(grid.scores)
+    return unreadable_answers(grid) or (NOTHING_RIGHT if nothing_right else None)
 
 
 def _by_mean_latency(analysis: TaskAnalysis) -> FrontAnalysis | None:
@@ -83,23 +113,38 @@ def _best(found: Objectives) -> int:
 
 
 def _fastest_near_best(found: Objectives) -> str:
-    """The fastest setting that loses little, against the slowest; whether others that lose little are surely slower."""
+    """The fastest setting that loses little, against the reference; whether others that lose little are surely slower.
+
+    Where the reference was not measured, against the slowest setting, with a word on that.
+    """
     best, margin = _best(found), ACCURACY_MARGIN * found.best
     near = np.flatnonzero(found.accuracy >= found.accuracy[best] - margin)
     fastest = int(near[np.argmin(found.cost[near])])
-    time, part = milliseconds(float(found.cost[fastest])), 100 * found.cost[fastest] / found.cost.max()
-    against = f"{part:.0f} % of the slowest setting's time" if part < 100 else "and no setting is slower"
+    time = milliseconds(float(found.cost[fastest]))
     text = (
         f"the fastest within {margin:g} of the best accuracy ({found.accuracy[best]:.3f}) is "
         f"{found.points[fastest].key} with {found.accuracy[fastest]:.3f} and {time} a "
-        f"request, {against}"
+        f"request, {_against(found, fastest)}"
     )
     slower = found.cheaper(fastest, len(found.points))[near]
     unsure = len(near) - 1 - int(slower.sum())
     return f"{text}; {unsure} of {len(near) - 1} others as accurate are not surely slower" if unsure else text
 
 
-def _knob_changes(analysis: TaskAnalysis, drift: float, random_weights: bool) -> list[str]:
+def _against(found: Objectives, at: int) -> str:
+    """A setting's mean latency as a fraction of the reference's."""
+    if found.reference is None:
+        part, whole = 100 * found.cost[at] / found.cost.max(), "the slowest setting's time"
+        text = f"{part:.0f} % of {whole}" if part < 100 else "and no setting is slower"
+        return f"{text} (the reference, the model as it is, was not measured)"
+    if at == found.reference:
+        return "the reference, which is the model as it is"
+    part, own = 100 * found.cost[at] / found.cost[found.reference], found.points[found.reference].key
+    accuracy = f"{found.accuracy[found.reference]:.3f}"
+    return f"{part:.0f} % of the time of the reference ({own}, {accuracy})"
+
+
+def _knob_changes(analysis: TaskAnalysis, drift: float, no_accuracy: bool) -> list[str]:
     """What each knob's way from its smallest value to its largest changes in mean latency and in accuracy."""
     scale, decimals, unit = (100.0, 1, " points") if analysis.grid.best == 1 else (1.0, 3, "")
     latency, accuracy = analysis.effects[LATENCY_MEAN.name], analysis.effects["accuracy"]
@@ -107,7 +152,7 @@ def _knob_changes(analysis: TaskAnalysis, drift: float, random_weights: bool) ->
     for knob in dict.fromkeys(mean.knob for mean in latency.level_means):
         first, last = ends(latency, knob)
         text = f"{KNOB_NAMES[knob]} {first.value} → {last.value}: {last.change:+.0f} ms{_noise(latency, knob, drift)}"
-        if not random_weights:
+        if not no_accuracy:
             # Not minus zero.
             change = round(scale * ends(accuracy, knob)[1].change, decimals) + 0.0
             text += f", accuracy {change:+.{decimals}f}{unit}{_noise(accuracy, knob)}"
@@ -173,14 +218,18 @@ def change_sentences(analysis: TaskAnalysis) -> Iterator[str]:
         drift = each.found.drift_allowance
         larger = [(first, last) for first, last in between if is_beyond_drift(first.mean, last.mean, drift)]
         if larger:
-            yield f"What changes the {label}: {'; '.join(_between(first, last) for first, last in larger)}."
+            at = each.found.reference
+            whole = None if at is None else float(each.found.cost[at])
+            beside = "" if whole is None else f" (in % of the reference's {milliseconds(whole)})"
+            changes = "; ".join(_between(first, last, whole or first.mean) for first, last in larger)
+            yield f"What changes the {label}{beside}: {changes}."
         elif effects.terms and not knobs:
             yield f"No knob changes the {label} beyond noise."
 
 
-def _between(first: LevelMean, last: LevelMean) -> str:
+def _between(first: LevelMean, last: LevelMean, whole: float) -> str:
     low, high = last.change_ci95
-    share = 100 * last.change / first.mean
+    share = 100 * last.change / whole
     return (
         f"{KNOB_NAMES[last.knob]} {first.value} → {last.value}: {last.change:+.0f} ms, {share:+.0f} % "
         f"[{low:+.0f} to {high:+.0f} ms]"
@@ -196,8 +245,9 @@ def front_sentences(analysis: TaskAnalysis) -> Iterator[str]:
     each = _by_mean_latency(analysis) or next(iter(found), None)
     if each is None or len(each.found.points) < 2:
         return
-    if not each.found.accuracy.any():
-        yield f"No setting is the most accurate: {NOTHING_RIGHT}."
+    reason = accuracy_says_nothing(analysis.grid)
+    if reason is not None or not each.found.accuracy.any():
+        yield f"No setting is the most accurate: {reason or NOTHING_RIGHT}."
         return
     yield _best_and_cheaper(each)
     yield front_counts(each)
@@ -227,7 +277,9 @@ def _best_and_cheaper(each: FrontAnalysis) -> str:
         return f"{text}; {f'none has a {lower}' if is_cheapest else f'all of {lower} are confidently less accurate'}."
     if not each.found.cheaper(places[cheapest.key], len(places))[places[best.key]]:
         return f"{text}; none of those not confidently less accurate has surely a lower {each.found.of.label}."
+    at = each.found.reference
+    whole, of = (best.cost, "its") if at is None else (float(each.found.cost[at]), "the reference's")
     return (
         f"{text}; the cheapest that is not confidently less accurate is {cheapest.key} ({cheapest.accuracy:.3f}), at "
-        f"{100 * cheapest.cost / best.cost:.0f} % of its {each.found.of.label}."
+        f"{100 * cheapest.cost / whole:.0f} % of {of} {each.found.of.label}."
     )

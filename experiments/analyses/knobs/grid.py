@@ -9,7 +9,9 @@ import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.knobs import values_of_key
+from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
+from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
@@ -31,6 +33,8 @@ class KnobPoint:
     top_k: int | None  #: None in a dense model, where it is not a knob
     num_active_blocks: int
     sweep: str = ""  #: label of its sweep beside others; empty alone
+    is_reference: bool = False  #: whether it is the model as it is
+    in_grid: bool = True  #: False for a reference beside the requested values of the knobs, which is no part of effects
 
     def value(self, knob: str) -> str | int:
         """Value of one of KNOBS."""
@@ -56,6 +60,8 @@ class TaskGrid:
     #: as much shorter); None where none was read
     drift: float | None
     prompts: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
+    #: fraction of each setting's answers that are empty or could not be read; empty where it is not known
+    unreadable: tuple[float, ...] = ()
 
 
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[str | int, ...]:
@@ -117,7 +123,14 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         flops=_matrix(rows, ids, request_flops),
         drift=largest_drift(settings),
         prompts=tuple(metadata[sample_id].prompt or metadata[sample_id].question for sample_id in ids),
+        unreadable=tuple(unreadable_fraction(each.result) for each in settings),
     )
+
+
+def unreadable_fraction(result: SettingResult) -> float:
+    """The fraction of a result's answers that are empty or could not be read as an answer; 0 without samples."""
+    empty = fraction_of(sum(not each.pred.strip() for each in result.per_sample_results), result.num_samples)
+    return max(empty or 0.0, result.share_unparsed or 0.0)
 
 
 def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:
@@ -159,7 +172,10 @@ def picture_of(sample: SampleResult) -> str:
 
 def _point(setting: StoredSetting) -> KnobPoint:
     result = setting.result
-    return KnobPoint(setting.name, vision_label(result), result.top_k, result.num_active_blocks, setting.sweep)
+    return KnobPoint(
+        setting.name, vision_label(result), result.top_k, result.num_active_blocks, setting.sweep,
+        bool(result.is_reference), result.in_grid,
+    )  # fmt: skip
 
 
 def _matrix(
@@ -229,7 +245,7 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
         task=table.origin["task"],
         metric=table.origin["metric"],
         best=float(table.best),
-        points=tuple(map(_recorded_point, table.settings)),
+        points=tuple(_recorded_point(key, table) for key in table.settings),
         sample_ids=table.sample_ids,
         pictures=table.pictures,
         scores=table.scores,
@@ -241,12 +257,14 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
     )
 
 
-def _recorded_point(key: str) -> KnobPoint:
+def _recorded_point(key: str, table: RecordedTable) -> KnobPoint:
     try:
         vision, top_k, blocks = values_of_key(key)
     except ConfigurationError as error:
         raise ResultsError(f"{error}; collect the table again") from error
-    return KnobPoint(key, vision.value, top_k, blocks)
+    is_reference = key == table.reference
+    in_grid = table.reference_in_grid or not is_reference
+    return KnobPoint(key, vision.value, top_k, blocks, is_reference=is_reference, in_grid=in_grid)
 
 
 def _source(tables: Sequence[RecordedTable]) -> dict[str, Any]:

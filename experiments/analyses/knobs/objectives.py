@@ -9,7 +9,7 @@ better than another is not read off draws, which call too many equal percentiles
 (`experiments/fitting/verdicts.py`).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -101,6 +101,23 @@ class Objectives:
         if self.num_cost_pictures >= fewest:
             return None
         return f"{self.of.label} needs {fewest} pictures for a verdict and has {self.num_cost_pictures}"
+
+    @property
+    def reference(self) -> int | None:
+        """The place of the model as it is, the first of several sweeps; None where it was not measured."""
+        return next((at for at, point in enumerate(self.points) if point.is_reference), None)
+
+    @cached_property
+    def of_grid(self) -> "Objectives":
+        """The settings that the requested values of the knobs make, without a reference beside them."""
+        kept = np.flatnonzero([point.in_grid for point in self.points])
+        if len(kept) == len(self.points):
+            return self
+        by_setting = ("accuracy", "cost", "scores", "sample_costs")
+        by_draw = ("accuracy_draws", "cost_draws", "unseen_accuracy")
+        parts = {name: getattr(self, name)[kept] for name in by_setting}
+        parts |= {name: getattr(self, name)[:, kept] for name in by_draw}
+        return replace(self, points=tuple(self.points[at] for at in kept), **parts)
 
     @cached_property
     def cost_order(self) -> np.ndarray:

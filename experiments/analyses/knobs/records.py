@@ -12,7 +12,7 @@ from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES, split_intervals
 from experiments.analyses.knobs.coupling import Coupling, FixedValue, SingleKnob
 from experiments.analyses.knobs.effects import Effects, Term, is_beyond_noise
-from experiments.analyses.knobs.fronts import Front, TaskDifference
+from experiments.analyses.knobs.fronts import Front, TaskDifference, areas, reference_cost_of
 from experiments.analyses.knobs.grid import KNOBS, TaskGrid, knobs_of, levels_of
 from experiments.analyses.knobs.objectives import PERCENT, Cost, NoObjectives, Objectives
 from experiments.fitting.held_out import mean_of
@@ -25,7 +25,7 @@ FEWEST_FOR = {"p95": 20, "p99": 100}
 
 @dataclass(frozen=True)
 class FrontAnalysis:
-    """The front of one task against one cost."""
+    """The front of one task against one cost, of all settings; what knobs do is of the requested grid alone."""
 
     found: Objectives
     front: Front
@@ -89,7 +89,7 @@ def _left_out_of_many(analysis: TaskAnalysis) -> list[AnalysisCaveat]:
         figures = {"num_settings": len(points), "most": MOST_SETTINGS, "num_draws": draws}
         found.append(AnalysisCaveat.of("few_draws", task=task, **figures))
     for knob in KNOBS:
-        values = len(levels_of(points, knob))
+        values = len(levels_of([point for point in points if point.in_grid], knob))
         if values > MOST_VALUES:
             found.append(AnalysisCaveat.of("many_values", task=task, knob=knob, num_values=values, most=MOST_VALUES))
     return found
@@ -146,21 +146,23 @@ def tables_of(analyses: Sequence[TaskAnalysis]) -> dict[str, list[Row]]:
 
 def _task_fields(analysis: TaskAnalysis) -> dict[str, Any]:
     grid = analysis.grid
+    inside = [point for point in grid.points if point.in_grid]
     return {
         "task": grid.task,
         "metric": grid.metric,
         "metric_best": grid.best,
         "num_settings": len(grid.points),
-        "knobs": {knob: list(levels_of(grid.points, knob)) for knob in knobs_of(grid.points)},
+        "knobs": {knob: list(levels_of(inside, knob)) for knob in knobs_of(inside)},
         "settings": _setting_entries(grid),
         "effects": {name: _effects_fields(effects) for name, effects in analysis.effects.items()},
     }
 
 
 def _coupling_fields(each: FrontAnalysis) -> dict[str, Any]:
+    inside = each.found.of_grid
     return _cost_fields(each.found.task, each.found.of) | {
-        "hypervolume": each.front.hypervolume.value,
-        "reference_cost": each.front.reference_cost,
+        "hypervolume": areas(inside, np.arange(len(inside.points)))[0] if inside.points else None,
+        "reference_cost": reference_cost_of(inside) if inside.points else None,
         "fixed": [asdict(row) for row in each.fixed],
         "single": [asdict(row) for row in each.single],
         "best_values": [asdict(row) for row in each.couplings],
@@ -170,6 +172,8 @@ def _coupling_fields(each: FrontAnalysis) -> dict[str, Any]:
 def _front_rows(each: FrontAnalysis, knobs: Sequence[str]) -> Iterator[Row]:
     """A row for each setting."""
     values = {point.key: {knob: point.value(knob) for knob in knobs} for point in each.found.points}
+    at = each.found.reference
+    reference_cost = None if at is None else float(each.found.cost[at])
     for point in each.front.points:
         yield {**_names(each), "setting": point.key, **values[point.key]} | split_intervals(
             {
@@ -183,6 +187,8 @@ def _front_rows(each: FrontAnalysis, knobs: Sequence[str]) -> Iterator[Row]:
                 "front_p_value": point.p_value,
                 "status": point.status,
                 "dominated_by": point.dominated_by,
+                "is_reference": at is not None and point.key == each.found.points[at].key,
+                "cost_share_of_reference": None if not reference_cost else point.cost / reference_cost,
             }
         )
 
@@ -227,6 +233,7 @@ def _front_fields(each: FrontAnalysis | NoObjectives) -> dict[str, Any]:
         "front": [point.key for point in front.points if point.on_front],
         "reason": None,
         "num_settings": len(front.points),
+        "reference": None if found.reference is None else found.points[found.reference].key,
         "left_out": found.left_out,
         "num_score_samples": found.num_score_samples,
         "num_cost_samples": found.num_cost_samples,

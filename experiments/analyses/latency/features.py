@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.knobs import own_target
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.files import MOST_FITTED, MOST_SETTINGS
 
@@ -146,7 +147,8 @@ def timed_samples(frame: pd.DataFrame, runs: pd.DataFrame | None = None) -> Time
             raise ResultsError(f"{name} is {column[column <= 0][0]:g} ms in a sample; times are above 0, measure again")
     tasks = frame["task"].to_numpy(str)
     settings = np.array([f"{task} {key}" for task, key in zip(tasks, frame["setting"], strict=True)])
-    vision = frame["tier"].fillna(frame["vision_tokens_target"].astype(str)).to_numpy(str)
+    tokens = frame["vision_tokens_target"]
+    vision = frame["tier"].fillna(tokens.astype(str).where(tokens.notna(), own_target().value)).to_numpy(str)
     pictures = frame["image_id"].fillna(frame["sample_id"].astype(str)).to_numpy(str)
     wholes = {"vision": vision, "top_k": requests.top_k, "num_active_blocks": requests.num_active_blocks}
     of_runs = {}

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from experiment_core_utils.records.caveats import ANSWER_KINDS
 from experiments.analyses.knobs.records import caveats_of as front_caveats
 from experiments.analyses.report.analyses import Analyses, Missing
 from experiments.analyses.report.parts import ReportCaveat
@@ -32,7 +33,8 @@ def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
     carried: dict[str, list[str]] = {}
     for each in settings:
         provenance = each.result.provenance
-        texts = [found.sentence for found in provenance.caveat_records if found.kind not in OF_SINGLE_SETTINGS]
+        elsewhere = (*OF_SINGLE_SETTINGS, *ANSWER_KINDS)
+        texts = [found.sentence for found in provenance.caveat_records if found.kind not in elsewhere]
         # Files from before the records were there have sentences alone.
         for text in texts if provenance.caveat_records else provenance.caveats:
             carried.setdefault(text, []).append(f"{each.task} {each.name}")
@@ -84,6 +86,8 @@ def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
     for column, text in (
         ("share_truncated", "of the answers were cut at the limit of output tokens, so their own length is not known"),
         ("share_unparsed", "of the answers could not be read by the metric and count as wrong"),
+        ("share_empty", "of the answers have no text"),
+        ("share_one_token", "of the answers are a single token where all reference answers have several words"),
     ):
         known = frame[[column, "num_samples"]].dropna()
         if known.empty or not known[column].any():

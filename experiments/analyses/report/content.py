@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.knobs import own_target
-from experiment_core_utils.saved_results.terminal import FRONT_HEADING
+from experiment_core_utils.saved_results.terminal import FRONT_HEADING, REFERENCE_HEADING
 from experiments.analyses.charts.knob_charts import STATUS_MARKS
 from experiments.analyses.charts.style import joint_setup
 from experiments.analyses.knobs.findings import mean_latency_front
@@ -15,8 +15,9 @@ from experiments.analyses.report.analyses import Analyses
 from experiments.analyses.report.caveats import conditions_facts, report_caveats
 from experiments.analyses.report.findings import report_statements
 from experiments.analyses.report.parts import Column, Report, ReportTable, Section, Value
+from experiments.analyses.report.samples import sample_section
 from experiments.analyses.report.sections import estimator_section, knob_section, stage_section
-from experiments.analyses.sweeps import Sweep
+from experiments.analyses.sweeps import SHARE_OF_REFERENCE, Sweep
 
 ABSENT = Value(None, None)
 # Heading, meaning, column of the settings' frame, factor, decimals.
@@ -28,6 +29,13 @@ NUMBERS = (
     ("timed", "samples with times", "num_latency_samples", 1.0, 0),
     ("accuracy", "mean score with its 95 % interval", "accuracy", 1.0, 3),
     ("mean ms", "mean end-to-end time of a request", "T_total_mean_ms", 1.0, 1),
+    (
+        f"{REFERENCE_HEADING} %",
+        "mean end-to-end time in percent of that of the reference, the model as it is, on the same samples",
+        SHARE_OF_REFERENCE,
+        100.0,
+        0,
+    ),
     ("P95 ms", "95th percentile of the end-to-end time", "T_total_p95_ms", 1.0, 1),
     ("vision ms", "mean time of the vision stage", "T_vision_total_mean_ms", 1.0, 1),
     ("prefill ms", "mean time of the prefill", "T_LLM_prefill_mean_ms", 1.0, 1),
@@ -51,7 +59,8 @@ NUMBERS = (
 )
 # Energies of repeated stages, whose kind is `energy_kind`; that of samples is always measured.
 _OF_STAGES = ("energy_j_per_output_token", "energy_j_per_correct_answer")
-OPTIONAL = ("num_failed_samples", "energy_sample_j_mean", "energy_j_per_output_token", "energy_j_per_correct_answer",
+OPTIONAL = ("num_failed_samples", SHARE_OF_REFERENCE,
+            "energy_sample_j_mean", "energy_j_per_output_token", "energy_j_per_correct_answer",
             "mfu_prefill", "mbu_decode", "counted_memory_bytes",
             "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
 
@@ -75,6 +84,7 @@ def report_of(found: Analyses) -> Report:
             knob_section(found.knobs, found.random_weights),
             *(_of_sweep(estimator_section(own.model), own.sweep, at) for at, own in enumerate(found.sweeps)),
         ),
+        samples=sample_section(found.stored),
         facts=[fact for sweep in sweeps for fact in _facts(sweep)],
         commands=[command for sweep in sweeps for command in sweep.provenance.commands],
     )  # fmt: skip
@@ -116,7 +126,8 @@ def settings_table(found: Analyses) -> ReportTable:
     for row in frame.to_dict("records"):
         cells = [Value(row["sweep"], row["sweep"])] if has_sweeps else []
         cells += [Value(row["task"], row["task"])] if has_tasks else []
-        cells += [Value(row["setting"], row["setting"]), _vision(row)]
+        mark = ", the reference" if row["is_reference"] else ""
+        cells += [Value(f"{row['setting']}{mark}", row["setting"]), _vision(row)]
         cells += [_number(row, column, factor, decimals) for _, _, column, factor, decimals in kept]
         if places:
             name = f"{row.get('sweep', '')} {row['setting']}".strip()

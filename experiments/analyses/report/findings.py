@@ -9,7 +9,7 @@ import pandas as pd
 
 from experiments.analyses.charts.chart import milliseconds
 from experiments.analyses.knobs.findings import change_sentences, front_sentences
-from experiments.analyses.knobs.objectives import LATENCY_MEAN
+from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
 from experiments.analyses.knobs.records import TaskAnalysis, present
 from experiments.analyses.latency.analysis import budget_sentences, prediction_sentences
 from experiments.analyses.report.analyses import Analyses, Missing
@@ -88,8 +88,17 @@ def _extremes(analysis: TaskAnalysis, disturbed: set[str]) -> Iterator[str]:
             yield (
                 f"The fastest of {len(calm)} settings{beside} is {names[0]} with {milliseconds(times[0])} a request on "
                 f"average, the slowest {names[1]} with {milliseconds(times[1])}, {times[1] / times[0]:.2f} times as "
-                "long."
+                f"long.{_of_reference(found, fast)}"
             )
+
+
+def _of_reference(found: Objectives, at: int) -> str:
+    """What a setting takes of the reference's mean latency, or that the reference was not measured, as a sentence."""
+    if found.reference is None:
+        return " The reference, the model as it is, was not measured."
+    own, share = found.points[found.reference].key, 100 * found.cost[at] / found.cost[found.reference]
+    time = milliseconds(float(found.cost[found.reference]))
+    return f" The reference, the model as it is ({own}), takes {time}, of which the fastest is {share:.0f} %."
 
 
 def _energy(frame: pd.DataFrame) -> Iterator[str]:

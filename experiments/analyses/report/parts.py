@@ -55,6 +55,27 @@ class ReportCaveat:
 
 
 @dataclass(frozen=True)
+class ShownSample:
+    """A sample at one setting, as texts."""
+
+    title: str  #: task, sample and setting
+    verdict: str  #: such as `right: em 1.000 of 1`
+    is_right: bool
+    picture: str | None  #: a data URI; None with a reason
+    no_picture_reason: str | None
+    facts: Sequence[tuple[str, str]]  #: (name, text), in reading order
+
+
+@dataclass(frozen=True)
+class SampleSection:
+    """The samples of all tasks, and what the model was given of each run's first one."""
+
+    intro: str
+    samples: Sequence[ShownSample]
+    prompts: Sequence[tuple[str, str]]  #: (task, final text with its ids)
+
+
+@dataclass(frozen=True)
 class Report:
     """The content of a page."""
 
@@ -64,5 +85,6 @@ class Report:
     caveats: Sequence[ReportCaveat]
     settings: ReportTable
     sections: Sequence[Section]
+    samples: SampleSection
     facts: Sequence[tuple[str, str]]  #: (name, value) of how it was measured
     commands: Sequence[str]  #: that measured

@@ -8,6 +8,8 @@ import pandas as pd
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.sample_result import SampleResult
+from experiment_core_utils.records.setting_result import FixedLengthTime, fixed_length_of
+from experiment_core_utils.saved_results.terminal import fixed_length_line
 from experiments.analyses.charts.chart import milliseconds
 from experiments.analyses.stages import operations
 from experiments.analyses.stages.fractions import (
@@ -73,8 +75,18 @@ class StageAnalysis:
     #: points, flops_lines: each stage's operations and time in each setting, and lines through all samples
     points: Sequence[StagePoint]
     flops_lines: Mapping[str, tuple[LineFit | None, str | None]]
+    fixed_lengths: Mapping[tuple[str, str], FixedLengthTime]  #: by task and setting, of settings that have one
     profiles: Sequence[ProfiledRequest]
     profiles_reason: str | None  #: why there are no profiles; None where there are
+    #: task -> the setting that is the model as it is; without tasks whose results have none with times
+    references: Mapping[str, str]
+
+    def share_of_reference(self, regime: Regime) -> float | None:
+        """The mean time of a regime over that of the reference; None where there is none, or for part of an answer."""
+        if regime.output_tokens is not None or regime.task not in self.references:
+            return None
+        key = regime.task, self.references[regime.task]
+        return regime.total_ms / next(each.total_ms for each in self.by_setting if (each.task, each.setting) == key)
 
 
 def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:
@@ -95,8 +107,16 @@ def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:
         lines=stage_lines(generations),
         points=operations.stage_points(samples, sweep.provenance.peak_flops_per_s),
         flops_lines=operations.stage_lines(samples),
+        fixed_lengths={
+            (each.task, each.key): time for each in sweep.settings if (time := fixed_length_of(each.result)) is not None
+        },
         profiles=profiles,
         profiles_reason=None if profiles else found[0][1],
+        references={
+            each.task: each.key
+            for each in sweep.settings
+            if each.result.is_reference and any(sample.runs for sample in each.result.per_sample_results)
+        },
     )
 
 
@@ -127,8 +147,12 @@ def stage_findings(found: StageAnalysis) -> list[str]:
     lines = [longest_stage(found)]
     tasks = dict.fromkeys(each.task for each in found.generations)
     for task in tasks:
-        lines += [f"{task}: {each}" if len(tasks) > 1 else each for each in decode_sentences(found, task)]
+        fixed = fixed_length_line({key: time for (own, key), time in found.fixed_lengths.items() if own == task})
+        sentences = [*decode_sentences(found, task), *([] if fixed is None else [fixed])]
+        lines += [f"{task}: {each}" if len(tasks) > 1 else each for each in sentences]
     for each in regimes(found.generations, [None]):
         parts = ", ".join(f"{stage} {part.share:.0%}" for stage, part in each.stages.items())
-        lines.append(f"{each.task}, vision {each.vision}: {milliseconds(each.total_ms)} a request, {parts}")
+        share = found.share_of_reference(each)
+        of = "" if share is None else f" ({100 * share:.0f} % of {found.references[each.task]}, the reference)"
+        lines.append(f"{each.task}, vision {each.vision}: {milliseconds(each.total_ms)} a request{of}, {parts}")
     return lines

@@ -6,6 +6,7 @@ from typing import Any
 
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.csv_tables import Cell
+from experiment_core_utils.records.setting_result import FixedLengthTime
 from experiments.analyses.files import split_intervals
 from experiments.analyses.stages.analysis import StageAnalysis
 from experiments.analyses.stages.fractions import Regime, grouped, tokens_until_decode_is_half
@@ -52,7 +53,11 @@ def contents_of(sweep: Sweep, found: StageAnalysis) -> dict[str, dict[str, Any]]
 def tables_of(found: StageAnalysis) -> dict[str, list[Row]]:
     """The rows of E1's CSV files by name."""
     return {
-        "e1_stage_shares": [_fraction_row(each) for each in (*found.by_regime, *found.by_setting)],
+        "e1_stage_shares": [
+            _fraction_row(each, found.fixed_lengths.get((each.task, str(each.setting))))
+            | {"total_share_of_reference": found.share_of_reference(each)}
+            for each in (*found.by_regime, *found.by_setting)
+        ],
         "e1_line_fits": [{"stage": each.stage, **split_intervals(_line_fields(each, "unit"))} for each in found.lines],
         "e1_flops_vs_latency": [asdict(each) for each in found.points],
         "e1_attention_ffn_breakdown": _component_rows(found.profiles),
@@ -66,8 +71,13 @@ def _breakdown_fields(found: StageAnalysis) -> dict[str, Any]:
     }
     return {
         "num_measured": len(found.generations),
+        "references": dict(found.references),
         "regimes": [asdict(each) for each in found.by_regime],
         "settings": [asdict(each) for each in found.by_setting],
+        "fixed_length": [
+            {"task": task, "setting": setting, "num_tokens": time.num_tokens, "mean_ms": time.mean, "how": time.how}
+            for (task, setting), time in found.fixed_lengths.items()
+        ],
         "decode_is_half": [
             {"task": task, "vision": vision, "output_tokens": tokens_until_decode_is_half(own)}
             for (task, vision), own in groups.items()
@@ -142,7 +152,7 @@ def _part_fields(part: PartTime, whole: PartTime) -> dict[str, float | None]:
     }
 
 
-def _fraction_row(regime: Regime) -> Row:
+def _fraction_row(regime: Regime, fixed: FixedLengthTime | None) -> Row:
     row: Row = {
         "task": regime.task,
         "vision": regime.vision,
@@ -157,7 +167,10 @@ def _fraction_row(regime: Regime) -> Row:
     for stage, each in regime.stages.items():
         share = {f"{stage}_share": each.share, f"{stage}_share_ci95": each.share_ci95}
         row |= {f"{stage}_ms": each.mean_ms, **split_intervals(share)}
-    return row
+    return row | {
+        "fixed_length_tokens": None if fixed is None else fixed.num_tokens,
+        "fixed_length_ms": None if fixed is None else fixed.mean,
+    }
 
 
 def _component_rows(profiles: Sequence[ProfiledRequest]) -> list[Row]:

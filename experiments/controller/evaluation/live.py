@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import find_requested_model, load_staged_model
-from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_other_samples, open_task
+from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_other_samples, open_task, with_task_named
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_hardware
@@ -104,7 +104,8 @@ def open_live(
             )
         refuse_other_controller(learned, config.model, source)
     space = published_space(source.limits)
-    task = open_task(config.task)
+    named = with_task_named(config.task, takes_pictures=source.takes_pictures)
+    task = open_task(named, has_chat_template=source.has_chat_template)
     blocks = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, blocks)
     device = choose_device(config.machine.device, 0)

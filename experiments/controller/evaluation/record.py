@@ -34,6 +34,7 @@ class Budget:
     meetable: bool | None
     #: fraction of the requests that some choice keeps within it; None where that is not known
     share_possible: float | None
+    share_of_reference: float | None = None  #: of the mean time of the model as it is; None where it was not measured
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ def content_of(evaluation: Evaluation) -> dict[str, Any]:
                 "budget_ms": milliseconds(budget.seconds),
                 "meetable": budget.meetable,
                 "share_possible": budget.share_possible,
+                "share_of_reference": budget.share_of_reference,
             }
             for budget in evaluation.budgets
         ],
@@ -226,7 +228,9 @@ def evaluation_findings(evaluation: Evaluation) -> list[str]:
     over = feasible_budgets(evaluation.budgets)
     if not over:
         return ["No setting keeps 95 % of the requests within any of the budgets."]
-    lines = [f"Means over the {len(over)} of {len(evaluation.budgets)} budgets that some setting keeps:"]
+    shares = [share for at in over if (share := evaluation.budgets[at].share_of_reference) is not None]
+    of = f" ({min(shares):.2f} to {max(shares):.2f} of the reference's mean time)" if shares else ""
+    lines = [f"Means over the {len(over)} of {len(evaluation.budgets)} budgets that some setting keeps{of}:"]
     found = [(each, mean_over(each.figures, over, "accuracy_in_time")) for each in evaluation.policies]
     for each, accuracy in sorted(found, key=lambda pair: -(pair[1] or 0.0)):
         late = mean_over(each.figures, over, "violation_rate")

@@ -18,7 +18,7 @@ from experiments.controller.policies.interface import Policy, RequestFeatures, c
 VIOLATIONS_ALLOWED = 0.05
 # Every policy chooses at every budget for every sample.
 MOST_BUDGETS = 10_000
-# Budgets as fractions of the largest setting's mean time: 0.35, 0.40, … 1.
+# Budgets as fractions of the reference's mean time: 0.35, 0.40, … 1.
 BUDGET_SHARES = tuple(percent / 100 for percent in range(35, 101, 5))
 
 
@@ -140,16 +140,18 @@ def spread_budgets(grid: MeasuredGrid, number: int) -> tuple[float, ...]:
     return tuple(float(budget) for budget in np.geomspace(low, high, number))
 
 
-def shares_of_full(grid: MeasuredGrid, shares: Sequence[float]) -> tuple[float, ...]:
-    """Budgets in seconds, ascending: fractions of the mean time of the largest setting.
+def shares_of_reference(grid: MeasuredGrid, shares: Sequence[float]) -> tuple[float, ...]:
+    """Budgets in seconds, ascending: fractions of the mean time of the reference, without one of the largest setting.
 
     Raises:
         ConfigurationError: a fraction that is not above 0 and finite.
-        ResultsError: no sample was measured at that setting.
+        ResultsError: no sample was measured there.
     """
     for share in shares:
         check_above("--budget_shares", share, 0.0)
-    measured = grid.total_s[-1][np.isfinite(grid.total_s[-1])]
+    own = grid.largest if grid.reference is None else grid.reference
+    times = grid.total_s[grid.choices.index(own)] if grid.reference_s is None else grid.reference_s
+    measured = times[np.isfinite(times)]
     if not len(measured):
-        raise ResultsError(f"no sample has a time at {grid.choices[-1].key}; measure it, or give --budgets_ms")
+        raise ResultsError(f"no sample has a time at {own.key}; measure it, or give --budgets_ms")
     return tuple(sorted({share * float(measured.mean()) for share in shares}))

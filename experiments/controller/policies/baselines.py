@@ -85,11 +85,11 @@ def tables(calibration: MeasuredGrid) -> list[Lookup]:
 
 
 def one_knob_tables(calibration: MeasuredGrid) -> list[Policy]:
-    """Lookups by the score in time that turn one knob alone; the others stay at the highest values of the grid.
+    """Lookups by the score in time that turn one knob alone; the others stay at the highest requested values.
 
     There is none of a knob that the model does not have.
     """
-    whole, full = build(calibration, "in_time"), calibration.choices[-1]
+    whole, full = build(calibration, "in_time"), calibration.largest
     found: list[Policy] = []
     for name, knob in KNOBS.items():
         if getattr(full, knob) in (None, own_target().value):

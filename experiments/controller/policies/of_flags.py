@@ -6,7 +6,6 @@ from pathlib import Path
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.latency.estimator import LatencyEstimator
-from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import LOOKUP_FLAGS, Lookup, add_lookup_flags, built_by_flags, load
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies.baselines import baselines
@@ -20,7 +19,7 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the policies."""
     parser.add_argument("--static", nargs="+", metavar="KEY",
                         help="settings as policies of their own, such as tier-low_topk8_blocks16 (default: the grid's "
-                        "smallest and largest)")  # fmt: skip
+                        "smallest and largest, and the reference)")  # fmt: skip
     parser.add_argument("--lookup", type=Path, metavar="FILE",
                         help="table of experiments.controller.lookup (default: built here)")  # fmt: skip
     add_lookup_flags(parser, "of a lookup that is built here: ")
@@ -62,22 +61,19 @@ def margin_of(given: argparse.Namespace) -> float | None:
     return DEFAULT_MARGIN if given.margin is None else float(given.margin)
 
 
-def policies_of(given: argparse.Namespace, choices: Sequence[KnobChoice], lookup: Lookup, seed: int) -> list[Policy]:
+def policies_of(given: argparse.Namespace, grid: MeasuredGrid, lookup: Lookup, seed: int) -> list[Policy]:
     """The policies: static settings, random, lookup, and the lookup with a guardrail where there is an estimator.
 
-    Args:
-        choices: that are measured, in order of the knobs.
-
     Raises:
-        ConfigurationError: a static setting that is not among them.
+        ConfigurationError: a static setting that is not among the grid's.
     """
-    by_key = {choice.key: choice for choice in choices}
-    keys = given.static if given.static is not None else dict.fromkeys((choices[0].key, choices[-1].key))
+    by_key = {choice.key: choice for choice in grid.choices}
+    keys = given.static if given.static is not None else [choice.key for choice in grid.landmarks]
     unknown = [key for key in keys if key not in by_key]
     if unknown:
         raise ConfigurationError(f"--static {unknown[0]} is not measured; choose among {', '.join(by_key)}")
     policies: list[Policy] = [StaticPolicy(by_key[key]) for key in dict.fromkeys(keys)]
-    policies += [RandomPolicy(tuple(choices), seed), lookup]
+    policies += [RandomPolicy(grid.choices, seed), lookup]
     margin = margin_of(given)
     if margin is not None:
         policies.append(GuardedLookup(lookup, LatencyEstimator.load(given.estimator), margin))

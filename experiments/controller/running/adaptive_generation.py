@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
@@ -53,15 +54,15 @@ class PausedStages:
         self,
         split: PausedPrefillStages,
         device: torch.device,
-        eos_token_ids: frozenset[int],
+        ends: AnswerEnds,
         pause: int,
         appended: torch.Tensor | None,
         max_new_tokens: int,
         choose: Choose,
     ) -> None:
-        #: device, eos_token_ids: as of `Stages`
+        #: device, ends: as of `Stages`
         self.device = device
-        self.eos_token_ids = eos_token_ids
+        self.ends = ends
         self._split = split
         self._requested = pause, appended, max_new_tokens
         self._choose = choose
@@ -250,7 +251,7 @@ class AdaptiveModel:
             ),
             request=prepared,
             times=times,
-            ended=found.token_ids[-1] in self._staged.eos_token_ids,
+            ended=self._staged.ends.up_to_end(found.token_ids)[1],
         )
 
     def _prepared(self, request: AdaptiveRequest, tier: str) -> PreparedRequest:
@@ -264,7 +265,7 @@ class AdaptiveModel:
         """The answer, with marks: start | features ready (with a picture) | pause | stage 2's decision | first token |
         … | last one.
         """
-        split, ends, device = self._staged.split, self._staged.eos_token_ids, self._staged.device
+        split, ends, device = self._staged.split, self._staged.ends, self._staged.device
 
         def choose(states: torch.Tensor) -> EngineKnobs:
             marks.mark()

@@ -8,7 +8,10 @@ import pytest
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.records.setting_result import SettingResult
+from experiments.analyses.knobs.grid import grid_of_table
 from experiments.analyses.recorded_table import RecordedTable, read_table, table_of, write_table
+from tests.experiments.hand_made_sweep import reference, result, setting
 
 
 def two_settings() -> RecordedTable:
@@ -31,12 +34,26 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
         read_table(tmp_path / "other.json")
 
 
+@pytest.mark.parametrize("in_grid", [False, True])
+def test_a_table_says_which_setting_is_the_reference(tmp_path: Path, in_grid: bool) -> None:
+    stored = [SettingResult.from_content(each, "a file") for each in (result(setting()), reference(in_grid=in_grid))]
+    write_table(table_of(stored), tmp_path / "table.json")
+    low, own = grid_of_table(read_table(tmp_path / "table.json")).points
+    assert (low.is_reference, low.in_grid) == (False, True)
+    assert (own.key, own.is_reference, own.in_grid) == ("own_topk4_blocks4", True, in_grid)
+    # As one from before they were kept.
+    write_table(table_of(stored[:1]), tmp_path / "older.json")
+    assert "reference" not in (tmp_path / "older.json").read_text()
+    assert not any(point.is_reference for point in grid_of_table(read_table(tmp_path / "older.json")).points)
+
+
 def test_a_table_holds_what_the_results_hold(tiny_checkpoint: Path, tmp_path: Path) -> None:
     report = run_profiling(
         parse_config(
             ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path), "--num_samples", "3", "--tier_list",
              "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "--num_runs_per_sample", "2",
-             "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0", "--max_new_tokens", "2",
+             "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
+             "--drift_check_every", "0", "--max_new_tokens", "2",
              "--num_threads", "1"]
         )
     )  # fmt: skip

@@ -10,12 +10,13 @@ import pytest
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target, token_target
+from experiments.controller.evaluation.replay import shares_of_reference
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import main as lookup_command
 from experiments.controller.measured_grid import load_grid, split_by_picture
 from experiments.controller.policies.interface import PictureShape
 from tests.experiments.controller.hand_made_requests import grid
-from tests.experiments.hand_made_sweep import result, setting, write
+from tests.experiments.hand_made_sweep import reference, result, setting, write
 from tests.hand_made_records import answered_sample, measured_sample, staged_run
 
 
@@ -65,6 +66,29 @@ def test_settings_of_any_knobs_are_choices_in_order(tmp_path: Path) -> None:
     write(tmp_path / "dense", result(KnobSetting(own_target(), None, three)))
     with pytest.raises(ResultsError, match="such as own_topknone_blocks3; use a lookup table for such a model"):
         load_grid([tmp_path / "dense"]).with_all_knobs()
+
+
+def test_the_reference_is_a_choice_and_what_shares_are_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # 0.5 + 0.25 + 0.25 = 1 s; with 0.25 s of vision 0.75 s.
+    own = [measured_sample(at, staged_run(vision_s=0.25)) for at in (0, 1)]
+    write(tmp_path, result(setting("low", 2, 3)), reference(own), result(setting("high", 4, 4)))
+    made = load_grid([tmp_path])
+    assert [choice.vision for choice in made.choices] == ["low", "high", "own"]
+    assert made.reference == KnobChoice("own", 4, 4) and not made.reference_in_grid
+    assert made.largest == KnobChoice("high", 4, 4) and made.reference_mean_s == 0.75
+    assert shares_of_reference(made, (1.0,)) == (0.75,)
+    # The two-stage controller cannot choose it; the shares stay the same.
+    part = made.with_all_knobs()
+    assert part.landmarks == (KnobChoice("low", 2, 3), KnobChoice("high", 4, 4))
+    assert shares_of_reference(part.take(np.array([1])), (0.5,)) == (0.375,)
+    assert lookup_command(["build", str(tmp_path), "--output", str(tmp_path / "table.json")]) == 0
+    assert capsys.readouterr().out.endswith("; the reference, the model as it is, takes 750.0 ms\n")
+    assert lookup_command(["predict", str(tmp_path / "table.json"), "--budget_ms", "2000"]) == 0
+    assert "own_topk4_blocks4, 750.0 ms by mean, mean 100 % of the reference's, " in capsys.readouterr().out
+    (tmp_path / "signs_imgsizeown_topk4_blocks4.json").unlink()
+    assert load_grid([tmp_path]).reference is None
+    assert lookup_command(["build", str(tmp_path), "--output", str(tmp_path / "table.json")]) == 0
+    assert capsys.readouterr().out.endswith("; the reference was not measured\n")
 
 
 def test_samples_without_times_have_none_in_the_grid(tmp_path: Path):

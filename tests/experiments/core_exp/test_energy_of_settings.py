@@ -44,7 +44,8 @@ def config_for(checkpoint: Path, folder: Path, *more: str) -> ProfilingConfig:
     return parse_config(
         over(["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
               "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "3",
-              "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0", "--num_threads", "1",
+              "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
+              "--drift_check_every", "0", "--num_threads", "1",
               "--max_new_tokens", "3"], more)
     )  # fmt: skip
 

@@ -111,7 +111,7 @@ def test_settings_are_named_as_far_as_e2_distinguishes_them() -> None:
     named = findings_of(set(), times)
     assert named[0] == (
         "The fastest of 3 settings is tier-low_topk1_blocks12 with 10 ms a request on average, the slowest "
-        "tier-low_topk4_blocks12 with 30 ms, 3.00 times as long."
+        "tier-low_topk4_blocks12 with 30 ms, 3.00 times as long. The reference, the model as it is, was not measured."
     )
     # Other load on the machine while the slowest was measured.
     calm = findings_of({"tier-low_topk4_blocks12"}, times)

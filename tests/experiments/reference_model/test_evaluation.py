@@ -106,7 +106,8 @@ def test_the_best_constant_answer() -> None:
 
 def test_the_card_turns_each_knob_alone_and_both() -> None:
     settings = settings_of_card(8, 16)
-    assert len(set(settings)) == len(settings) == 13
+    assert len(set(settings)) == len(settings) == 14
+    assert settings[0] == CardSetting("own", 8, 16)
     assert {plan.top_k for plan in settings if plan.blocks == 16} == {8, 6, 4, 2, 1}
     assert {plan.blocks for plan in settings if plan.top_k == 8} == {16, 15, 14, 13, 12}
 

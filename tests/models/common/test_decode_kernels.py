@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from experiment_core_utils.meters.stages import StagedRequest
+from experiment_core_utils.models.common.answer_ends import NO_ENDS
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts, experts_in_force
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
@@ -29,7 +30,7 @@ class AloneEager(EagerStages):
     """At one setting, with what a generation asks for beside the stages."""
 
     device = torch.device("cpu")
-    eos_token_ids: frozenset[int] = frozenset()
+    ends = NO_ENDS
 
     def prefill(self, *given: Any) -> Any:
         return super().prefill(EVERY, *given[-2:])
@@ -102,7 +103,7 @@ def test_the_switch_is_made_once_for_an_answer_of_any_length(model: Any) -> None
     answers = [request.decode, lambda: generate_greedily(stages, inputs, NEW_TOKENS, NoMarks())]
     if isinstance(model, MolmoeForConditionalGeneration):
         knobs = EngineKnobs(*model.active_setting)
-        answers.append(lambda: EagerStages(model).answer_batch(knobs, [inputs], NEW_TOKENS, frozenset()))
+        answers.append(lambda: EagerStages(model).answer_batch(knobs, [inputs], NEW_TOKENS, NO_ENDS))
     for answer in answers:
         with switches(model) as made, ExecutedExperts(model) as ran:
             answer()

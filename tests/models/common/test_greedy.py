@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.finite_logits import NOT_FINITE
 from experiment_core_utils.models.common.greedy import BatchAnswers
 from experiment_core_utils.primitives.errors import GenerationFailed
@@ -10,7 +11,7 @@ from experiment_core_utils.primitives.errors import GenerationFailed
 
 def test_each_answer_ends_at_its_own_end_of_sequence() -> None:
     """End of sequence is 2; the second row ends at once, and what it gives afterwards is ignored."""
-    answers = BatchAnswers(torch.tensor([[5], [2], [7]]), frozenset({2}))
+    answers = BatchAnswers(torch.tensor([[5], [2], [7]]), AnswerEnds(frozenset({2})))
     answers.add(torch.tensor([2, 9, 8]))
     assert not answers.have_ended
     answers.add(torch.tensor([[6], [2], [2]]))
@@ -19,7 +20,7 @@ def test_each_answer_ends_at_its_own_end_of_sequence() -> None:
 
 
 def test_logits_that_are_not_finite_matter_until_an_answer_has_ended() -> None:
-    answers = BatchAnswers(torch.tensor([2, 7]), frozenset({2}))
+    answers = BatchAnswers(torch.tensor([2, 7]), AnswerEnds(frozenset({2})))
     answers.add(torch.tensor([NOT_FINITE, 5]))
     assert answers.token_ids == [(2,), (7, 5)]
     with pytest.raises(GenerationFailed, match="^logits are not finite$"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.config.text import Batching
-from experiment_core_utils.models.common.text_generation import PlannedBatch, plan_batches, up_to_end
+from experiment_core_utils.models.common.text_generation import PlannedBatch, plan_batches
 
 
 def adaptive(tokens: int, prompts: int = 32) -> Batching:
@@ -74,12 +74,3 @@ def test_halves() -> None:
     first, second = PlannedBatch((3, 4, 5)).halves()
     assert (first, second) == (PlannedBatch((3,), halvings=1), PlannedBatch((4, 5), halvings=1))
     assert second.halves() == (PlannedBatch((4,), halvings=2), PlannedBatch((5,), halvings=2))
-
-
-def test_what_counts_of_a_row() -> None:
-    assert up_to_end([4, 5, 9, 8, 8], {9}) == ([4, 5, 9], True)
-    assert up_to_end([4, 5, 6], {9}) == ([4, 5, 6], False)
-    assert up_to_end([4, 5, 9], {9}) == ([4, 5, 9], True)
-    assert up_to_end([9, 9, 9], {9}) == ([9], True)  # padded with end-of-sequence
-    assert up_to_end([4, 7, 9], {9, 7}) == ([4, 7], True)
-    assert up_to_end([4, 9], set()) == ([4, 9], False)

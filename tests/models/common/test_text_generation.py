@@ -75,8 +75,8 @@ def test_ids_are_the_models_own_or_else_the_tokenisers() -> None:
     model.generation_config.eos_token_id = [5, 6]
     model.generation_config.pad_token_id = None
     values = generator(model)
-    assert (values.generation.eos_token_id, values.generation.pad_token_id) == ([5, 6], PAD)
-    assert values.eos_token_ids == {5, 6}
+    assert (values.generation.eos_token_id, values.generation.pad_token_id) == ([5, 6, EOS], PAD)
+    assert values.ends.token_ids == {5, 6, EOS}
 
     class WithoutPad(NumberTokenizer):
         pad_token_id = None  # type: ignore[assignment]

@@ -10,6 +10,7 @@ from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.batch import answer_together
@@ -87,7 +88,7 @@ def test_an_answer_ends_with_its_own_end(model_of: Loaded) -> None:
     end = whole[0][1]
     model.model.generation_config.eos_token_id = end
     try:
-        found = answer_together(model.model, requests, frozenset({end}), STEPS)
+        found = answer_together(model.model, requests, AnswerEnds(frozenset({end})), STEPS)
     finally:
         model.model.generation_config.eos_token_id = sorted(model.eos_token_ids)[0]
     expected = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in whole]
@@ -104,6 +105,6 @@ def test_two_ends_are_both_ends(model_of: Loaded) -> None:
     ends = [whole[0][0], whole[1][0]]
     model.model.generation_config.eos_token_id = ends
     try:
-        assert answer_together(model.model, requests, frozenset(ends), STEPS) == [(ends[0],), (ends[1],)]
+        assert answer_together(model.model, requests, AnswerEnds(frozenset(ends)), STEPS) == [(ends[0],), (ends[1],)]
     finally:
         model.model.generation_config.eos_token_id = before

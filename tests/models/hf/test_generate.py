@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.models.common.answer_ends import NO_ENDS
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.generate import GenerateStages, generate_timed, greedy_config
 from experiment_core_utils.primitives.device import HostMarks, NoMarks
@@ -19,7 +20,7 @@ class AloneStages(GenerateStages):
     """With what `generate_greedily` asks for beside the stages."""
 
     device = torch.device("cpu")
-    eos_token_ids: frozenset[int] = frozenset()
+    ends = NO_ENDS
 
 
 def prompt_of(tokens: int = 9) -> dict[str, torch.Tensor]:

@@ -5,7 +5,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.processor import load_hf_processor
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut
-from experiment_core_utils.primitives.knobs import TIERS, CropRange
+from experiment_core_utils.primitives.knobs import TIERS, CropRange, token_target
 from experiment_core_utils.records.requests import VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
-from tests.models.tiny_checkpoints import TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
+from tests.models.tiny_checkpoints import TEXT_FAMILIES, VISION_FAMILIES, bounded_pictures, write_checkpoint
 from tests.processes.deadline import ends_within
 from tests.same_floats import assert_same_floats
 
@@ -130,6 +130,74 @@ def test_a_tier_changes_the_realised_count(checkpoint_of: Made, family: str, tie
         assert actual.patches == request.inputs["pixel_values"].shape[0] == 4 * tokens
         assert [1, *(actual.patch_grid or ())] == request.inputs["image_grid_thw"][0].tolist()
         assert request.shape.size(2).grids == (actual.patch_grid,)
+
+
+# --- the model's own ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(60, 40), (40, 150), (33, 33)])
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_without_bounds_a_request_is_the_processors_own(
+    checkpoint_of: Made, family: str, size: tuple[int, int]
+) -> None:
+    """Ids and pictures are those of the checkpoint's processor called with nothing but the conversation, as lmms-eval's
+    wrappers call it at default bounds.
+    """
+    made, given = checkpoint_of(family), sample(*size)
+    processor: Any = load_hf_processor(made.folder)
+    turn = [{"type": "image", "image": given.image}, {"type": "text", "text": "What is it?"}]
+    conversation: Any = [{"role": "user", "content": turn}]
+    options: Any = {"add_generation_prompt": True, "chat_template": processor.chat_template}
+    if processor.chat_template is None:
+        expected = processor(images=[given.image], text=["<image>\nWhat is it?"], return_tensors="pt")
+    elif family == "smolvlm":
+        # Its own method wants a processor of videos, which this checkpoint lacks. The template begins with the mark.
+        text = processor.tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+        expected = processor(images=[given.image], text=[text], return_tensors="pt", add_special_tokens=False)
+    else:
+        expected = processor.apply_chat_template(
+            [conversation], tokenize=True, return_dict=True, return_tensors="pt", **options
+        )
+    # Requests with bounds before it leave nothing behind.
+    made.requests.make(given, "What is it?", TIERS["high"])
+    request = made.requests.make(given, "What is it?", None)
+    expected = {name: value for name, value in expected.items() if isinstance(value, torch.Tensor)}
+    assert request.inputs.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(request.inputs[name], value), name
+    shape = request.shape
+    assert shape.theoretical is not None and shape.actual is not None
+    # LLaVA-NeXT drops rows and columns of padding, and adds ends of rows.
+    counted = replace(shape.theoretical, pooled_features=shape.actual.pooled_features)
+    assert shape.actual == (counted if family == "llava_next" else shape.theoretical)
+    with torch.inference_mode():
+        made.model(**request.inputs)
+
+
+def test_a_checkpoint_with_bounds_is_measured_within_them(checkpoint_of: Made, tmp_path: Path) -> None:
+    """Qwen2-VL with at most 256 tokens of 8 x 8 pixels, and the same number as a target."""
+    folder = shutil.copytree(checkpoint_of("qwen2_5_vl").folder, tmp_path / "bounded")
+    bounded_pictures(folder, 256, 16384)
+    own_config = folder / "processor_config.json"
+    own_config.write_text(own_config.read_text().replace("Qwen2_5_VLProcessor", "Qwen2VLProcessor"))
+    processor: Any = load_hf_processor(folder)
+    assert type(processor).__name__ == "Qwen2VLProcessor"
+    requests = HFRequests(processor, AutoConfig.from_pretrained(folder), "bounded")
+    target = token_target(256, requests.token_unit)
+    # 24 * 16 pixels are 6 tokens; of 640 * 480 pixels 80 * 60 are too many: sqrt(4800 / 256) = 4.3301.
+    for size, own, requested in (((24, 16), 6, 13 * 19), ((640, 480), 13 * 18, 13 * 18)):
+        alone = requests.make(sample(*size), "Why?", None)
+        assert alone.shape.vision_tokens == own
+        turn = [{"type": "image", "image": sample(*size).image}, {"type": "text", "text": "Why?"}]
+        expected = processor.apply_chat_template(
+            [[{"role": "user", "content": turn}]], add_generation_prompt=True, tokenize=True, return_dict=True,
+            return_tensors="pt",
+        )  # fmt: skip
+        assert torch.equal(alone.inputs["input_ids"], expected["input_ids"])
+        assert torch.equal(alone.inputs["pixel_values"], expected["pixel_values"])
+        shape = requests.make(sample(*size), "Why?", target.crops).shape
+        assert shape.vision_tokens == requested
+        assert shape.theoretical == shape.actual
 
 
 def test_a_fixed_number_of_tokens_is_refused(checkpoint_of: Made) -> None:

@@ -1,5 +1,6 @@
 """The number of vision tokens that each kind of processor is requested, from hand-computed grids."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from transformers import AyaVisionConfig, GotOcr2ImageProcessorPil
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.tilings import AspectTiles, LongestEdgeTiles, PinpointTiles, SplitTiles
 from experiment_core_utils.models.hf.vision_tokens import PixelBudget, VisionOptions, vision_options_of
-from experiment_core_utils.primitives.knobs import TIERS, CropRange
+from experiment_core_utils.primitives.knobs import TIERS, CropRange, token_target
 from experiment_core_utils.records.requests import VisionGeometry
 
 # As published: LLaVA-NeXT with CLIP at 336 in patches of 14, Aria, InternVL3, SmolVLM2, Qwen2.5-VL, GLM-4.5V.
@@ -78,6 +79,75 @@ def test_an_exact_target_is_not_exceeded() -> None:
     assert QWEN.geometry_for(CropRange(6, 6), *PHOTO).pooled_features == 972
     # A picture of 2800 x 2100 pixels has 100 * 75 tokens; sqrt(7500 / 1008) = 2.7277, floor(27.496) * floor(36.66).
     assert QWEN.geometry_for(CropRange(6, 6), 2800, 2100).pooled_features == 27 * 36
+
+
+# --- the model's own ----------------------------------------------------------------------------------------------
+
+A4_SCAN, ICON = (1700, 2200), (120, 90)
+# The published bounds of Qwen2.5-VL: 4 and 16,384 tokens of 28 x 28 pixels.
+OWN_QWEN = replace(QWEN, own_bounds=(3136, 12845056))
+OWN_LLAVA_NEXT = replace(LLAVA_NEXT, own_canvases=((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)))
+
+
+@pytest.mark.parametrize(
+    ("options", "picture", "expected"),
+    [
+        (OWN_QWEN, PHOTO, whole(476, 644, 391)),
+        # round(2200 / 28) = 79, round(1700 / 28) = 61; round(3.2) = 3, round(4.3) = 4.
+        (OWN_QWEN, A4_SCAN, whole(2212, 1708, 4819)),
+        (OWN_QWEN, ICON, whole(84, 112, 12)),
+        # At most 256 tokens: sqrt(391.8 / 256) = 1.2372, floor(17.14 / 1.2372) * floor(22.86 / 1.2372).
+        (replace(QWEN, own_bounds=(3136, 200704)), PHOTO, whole(13 * 28, 18 * 28, 234)),
+        (replace(QWEN, own_bounds=(3136, 200704)), ICON, whole(84, 112, 12)),
+        # Both frames of a still picture count: 512 pixels of a token's two frames are 256 tokens.
+        (replace(GLM, own_bounds=(25088, 2 * 200704)), PHOTO, whole(13 * 28, 18 * 28, 234)),
+        (OWN_LLAVA_NEXT, PHOTO, tiles(2, 2, 336, 2880)),
+        (OWN_LLAVA_NEXT, (1500, 400), tiles(1, 3, 336, 2304)),
+        # 4:3 exactly, of at most 12 tiles.
+        (replace(INTERNVL, own_crops=CropRange(1, 12)), PHOTO, tiles(3, 4, 448, 3328)),
+        # 2048 x 1536.
+        (replace(SMOLVLM, own_edge=2048), PHOTO, tiles(3, 4, 512, 832)),
+        # 1456 is no multiple of 384: 1456 x 1092, then 1536 x 1152.
+        (LongestEdgeTiles(384, 81, 1456), PHOTO, tiles(3, 4, 384, 1053)),
+        (LongestEdgeTiles(384, 81, 300), PHOTO, VisionGeometry(0, None, (384, 384), 81)),
+        # What is not known before is counted in the request.
+        (ARIA, PHOTO, None),
+        (SMOLVLM, PHOTO, None),
+        (INTERNVL, PHOTO, None),
+        (QWEN, PHOTO, None),
+        (replace(LLAVA_NEXT, own_canvases=((400, 400),)), PHOTO, None),
+    ],
+)
+def test_what_a_checkpoint_makes_of_a_picture_by_itself(
+    options: VisionOptions, picture: tuple[int, int], expected: VisionGeometry | None
+) -> None:
+    assert options.own_geometry(*picture) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "picture", "expected"),
+    [
+        # Scaled up to 256 tokens an icon would take 14 * 19; the next smaller grid of its shape is 14 * 18.
+        (QWEN, 256, ICON, 252),
+        (QWEN, 256, PHOTO, 234),
+        (QWEN, 1000, PHOTO, 27 * 36),
+        # A strip of 40 tokens in a row cannot be made shorter: one row stays.
+        (QWEN, 4, (1120, 28), 12),
+        (LLAVA_NEXT, 1152, PHOTO, 1152),
+        (LLAVA_NEXT, 2900, PHOTO, 2880),
+        (INTERNVL, 256, PHOTO, 256),
+        (INTERNVL, 768, PHOTO, 768),
+        (SMOLVLM, 64, PHOTO, 64),
+        (SMOLVLM, 320, PHOTO, 320),
+        (ARIA, 512, PHOTO, 512),
+    ],
+)
+def test_a_number_of_tokens_is_in_the_familys_own_unit(
+    options: VisionOptions, tokens: int, picture: tuple[int, int], expected: int
+) -> None:
+    crops = token_target(tokens, options.unit).crops
+    assert crops is not None
+    assert options.geometry_for(crops, *picture).pooled_features == expected
 
 
 def test_the_options_of_a_call() -> None:

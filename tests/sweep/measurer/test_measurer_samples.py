@@ -36,7 +36,7 @@ class PicturesModel(ScriptedModel):
     geometries: dict[int, VisionGeometry] = field(default_factory=dict)
     unreadable: tuple[int, ...] = ()
 
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange) -> PreparedRequest:
+    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         self.calls.append(f"sample {sample.sample_id}")
         if sample.sample_id in self.unreadable:
             raise SampleError("its picture is gone")

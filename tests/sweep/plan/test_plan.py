@@ -12,7 +12,8 @@ from experiment_core_utils.sweep.plan import RequestedRun, check_and_make_folder
 from tests.given_flags import over
 
 # 2 tiers x 1 top-k x 2 block counts, the last changing fastest.
-KEYS = ("tier-low_topk4_blocks2", "tier-low_topk4_blocks4", "tier-high_topk4_blocks2", "tier-high_topk4_blocks4")
+GRID = ("tier-low_topk4_blocks2", "tier-low_topk4_blocks4", "tier-high_topk4_blocks2", "tier-high_topk4_blocks4")
+KEYS = (*GRID, "own_topk4_blocks4")
 
 
 @pytest.fixture
@@ -37,6 +38,8 @@ def test_settings_and_samples_are_known_without_weights(folder: Path) -> None:
     run = requested(folder, "--ids", "9", "2", "5")
     assert run.keys == KEYS == tuple(setting.key for setting in run.settings)
     assert run.drawn.sample_ids == (2, 5, 9)
+    assert tuple(setting.key for setting in run.grid) == GRID and run.beside == run.settings[-1]
+    assert requested(folder, "--no_reference").keys == GRID
     assert (run.task.name, run.source.limits.num_total_blocks) == ("reference_vqa", 4)
 
 
@@ -51,6 +54,9 @@ def test_settings_are_shuffled_by_the_seed_or_measured_as_planned(folder: Path) 
 def test_the_control_setting_has_the_fewest_crops_then_blocks_then_experts(folder: Path, order: str) -> None:
     run = requested(folder, "--setting_order", order, "--tier_list", "high", "low", "--top_k_list", "4", "1", "2")
     assert run.control.key == "tier-low_topk1_blocks2"
+    # How large the model's own pictures are is not known before.
+    assert requested(folder, "--tier_list", "own", "high").control.key == "tier-high_topk4_blocks2"
+    assert requested(folder, "--tier_list", "own").control.key == "own_topk4_blocks2"
 
 
 def test_a_table_that_cannot_be_written_is_refused_before_anything_is_measured(folder: Path, tmp_path: Path) -> None:

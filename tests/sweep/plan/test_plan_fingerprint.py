@@ -58,6 +58,8 @@ def test_threads_of_the_environment_belong_to_a_result_where_no_flag_says_how_ma
 # What each parameter is set by, to another value than by default.
 FINGERPRINTED = {
     "max_new_tokens": ["--max_new_tokens", "5"],
+    "stop": ["--stop", "Q:", "User:"],
+    "ignore_eos": ["--ignore_eos"],
     "num_runs_per_sample": ["--num_runs_per_sample", "7"],
     "num_warmup_runs": ["--num_warmup_runs", "5"],
     "max_warmup_runs": ["--max_warmup_runs", "20"],
@@ -85,7 +87,8 @@ NOT_FINGERPRINTED = {
 # In it by the samples that they draw, by files or for tasks that this one is not, or always the same.
 OTHERWISE = {
     "num_samples", "sample_by", "seed", "ids", "dataset_revision", "prompt_template", "importance_scores_file",
-    "block_sets_file", "batch_size", "decoding", "first_block_top_k_rule", "system_prompt", "no_chat_template",
+    "block_sets_file", "batch_size", "decoding", "first_block_top_k_rule", "columns", "text_only", "system_prompt",
+    "no_chat_template",
 }  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.knobs import KnobLimits
-from experiment_core_utils.sweep.plan import left_out_by, plan_for, requested_values
+from experiment_core_utils.primitives.vision_tokens import TokenUnit
+from experiment_core_utils.sweep.plan import left_out_by, plan_for, reference_beside, requested_values
 
 MIXTURE = KnobLimits(num_total_blocks=6, num_experts=8, default_top_k=5)
 DENSE = KnobLimits(
@@ -17,6 +18,8 @@ DENSE = KnobLimits(
 )
 FIXED_PICTURE = KnobLimits(6, 8, 5, vision_unsupported_reason="its pictures are 576 tokens")
 IGNORES_TOP_K = KnobLimits(6, 8, 2, top_k_unsupported_reason="it ignores top-k")
+PIXELS = KnobLimits(6, 8, 5, token_unit=TokenUnit(None))
+TILES = KnobLimits(6, 8, 5, token_unit=TokenUnit(576))
 SHARES_KEYS = KnobLimits(
     6, None, None, top_k_unsupported_reason="the model is dense", blocks_unsupported_reason="its blocks share keys"
 )
@@ -51,6 +54,7 @@ def test_by_default_every_knob_has_its_values(tmp_path: Path) -> None:
     [
         (DENSE, ("--tier_list", "low"), ["tier-low_topknone_blocks6"]),
         (FIXED_PICTURE, ("--num_active_blocks_list", "6"), ["own_topk2_blocks6", "own_topk5_blocks6"]),
+        (FIXED_PICTURE, ("--tier_list", "low", "own", "--top_k_list", "5"), ["own_topk5_blocks6"]),
         # Its own number may be given where no other can be.
         (IGNORES_TOP_K, ("--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "6"),
          ["tier-low_topk2_blocks6"]),
@@ -73,6 +77,9 @@ def test_a_knob_that_cannot_be_turned_stays_at_the_models_own(
         (FIXED_PICTURE, ("--tier_list", "low"),
          "--tier_list and --vision_tokens_list do nothing for some/model: its pictures are 576 tokens; drop them"),
         (FIXED_PICTURE, ("--vision_tokens_list", "720"), "do nothing for some/model"),
+        (MIXTURE, ("--vision_tokens_list", "100", "99999"), "100 vision tokens are too few.* take 288"),
+        (PIXELS, ("--vision_tokens_list", "0"), "0 vision tokens are too few: a picture takes at least 1"),
+        (TILES, ("--vision_tokens_list", "288"), "288 .* the overview crop and one more crop take 1152"),
         (SHARES_KEYS, ("--num_active_blocks_list", "5"), "--num_active_blocks_list 5 cannot be set .* share keys"),
         (MIXTURE, ("--num_active_blocks_list", "7"), "7 active blocks are not possible; the model has 6"),
     ],
@@ -83,6 +90,38 @@ def test_what_the_model_cannot_do_is_refused(
     with pytest.raises(ConfigurationError, match=message) as caught:
         plan_for(parse_config([*flags]), source_of(limits, tmp_path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("limits", "flags", "beside"),
+    [
+        (MIXTURE, (), "own_topk5_blocks6"),
+        (MIXTURE, ("--tier_list", "high", "--sampling_strategy", "lhs", "--num_configs", "1"), "own_topk5_blocks6"),
+        (MIXTURE, ("--tier_list", "own", "low"), None),
+        (MIXTURE, ("--tier_list", "own", "--top_k_list", "2"), "own_topk5_blocks6"),
+        (MIXTURE, ("--no_reference",), None),
+        (PIXELS, ("--vision_tokens_list", "256"), "own_topk5_blocks6"),
+        # Without a vision knob all experts and blocks are the model as it is, which the grid mostly has.
+        (FIXED_PICTURE, (), None),
+        (FIXED_PICTURE, ("--num_active_blocks_list", "3", "4"), "own_topk5_blocks6"),
+    ],
+)
+def test_the_model_as_it_is_is_measured_beside_a_grid_without_it(
+    limits: KnobLimits, flags: tuple[str, ...], beside: str | None, tmp_path: Path
+) -> None:
+    config, source = parse_config([*flags]), source_of(limits, tmp_path)
+    found = reference_beside(config, source, plan_for(config, source))
+    assert (None if found is None else found.key) == beside
+    assert found is None or (found.vision.crops, found.active_blocks) == (None, (0, 1, 2, 3, 4, 5))
+
+
+def test_the_models_own_number_of_crops_stands_after_the_tiers(tmp_path: Path) -> None:
+    one = ("--top_k_list", "5", "--tier_list", "own", "low", "medium", "high")
+    assert [key[:8] for key in keys(MIXTURE, tmp_path, *one)] == ["own_topk", "tier-low", "tier-med", "tier-hig"]
+    # Of four values in order the second is the middle one.
+    assert [key[:8] for key in keys(MIXTURE, tmp_path, *one, "--sampling_strategy", "stratified")] == [
+        "tier-low", "tier-med", "own_topk"
+    ]  # fmt: skip
 
 
 def test_what_a_strategy_leaves_out_is_named(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_a_file_that_is_of_no_use_is_refused(folder: Path) -> None:
     assert "No such file" in refusal(folder / "nothing.jsonl")
     assert "a folder, not a regular file" in refusal(folder)
     (folder / "my.txt").write_text("What?")
-    assert "give a .jsonl, .csv or .parquet file" in refusal(folder / "my.txt")
+    assert "give a .jsonl, .json, .csv, .tsv or .parquet file" in refusal(folder / "my.txt")
     for name in ("empty.jsonl", "empty.csv"):
         (folder / name).write_text("")
         assert "has 0 rows and none can be used" in refusal(folder / name)
@@ -264,7 +264,9 @@ def test_a_file_that_is_of_no_use_is_refused(folder: Path) -> None:
 def test_a_metric_has_to_be_able_to_score_the_rows(folder: Path) -> None:
     one, choice = ROWS[0], {"question": "Which?", "options": ["B", "A"], "answer": "B"}
     path = write_jsonl(folder / "my.jsonl", one)
-    assert "--metric vqa_score gives even the right answer 'red'" in refusal(path, "vqa_score")
+    torn = write_jsonl(folder / "torn.jsonl", one | {"answer": "Answer: red"})
+    assert "--metric em gives even the right answer 'Answer: red' of" in (refused := refusal(torn, "em"))
+    assert refused.endswith("0; choose one that gives it its best, such as vqa_score or anls")
     assert "--metric mc cannot score the rows" in refusal(path, "mc")
     assert "unknown metric 'bleu'" in refusal(path, "bleu")
     assert load_data_file(path, "cider_score").metric == "cider_score"
@@ -272,6 +274,13 @@ def test_a_metric_has_to_be_able_to_score_the_rows(folder: Path) -> None:
     assert load_data_file(write_jsonl(folder / "choices.jsonl", choice)).metric == "mc"
     both = write_jsonl(folder / "both.jsonl", one, choice)
     assert "rows with options and rows without" in refusal(both)
+    assert [load_data_file(each, has_chat_template=True).metric for each in (path, folder / "choices.jsonl")] == [
+        "relaxed",
+        "mc",
+    ]
+    assert load_data_file(path, "em", has_chat_template=True).metric == "em"
+    assert load_data_file(path).metric == "em_lenient"
+    assert load_data_file(both, "relaxed").metric == "relaxed"
     assert load_data_file(both, "mmmu_score").metric == "mmmu_score"
 
 

@@ -66,3 +66,21 @@ def test_reference_itself_matches(prediction: str, reference: str) -> None:
 def test_nothing_around_is_left(text: str) -> None:
     once = normalize_leniently(text)
     assert once == once.strip(" \"'(").rstrip(".,")
+
+
+@pytest.mark.parametrize(
+    ("prediction", "reference"),
+    [
+        ("cafe\u0301", "café"),
+        ("１２", "12"),
+        ("it’s open", "it's open"),
+        ("“stop”", "stop"),
+        ("st\u200bop", "stop"),
+        ("Ｓｔｏｐ", "stop"),
+        ("−5", "-5"),
+    ],
+)
+def test_what_looks_alike_is_alike_to_the_lenient_one_alone(prediction: str, reference: str) -> None:
+    assert em(prediction, [reference]) == 0.0
+    assert em_lenient(prediction, [reference]) == em_lenient(reference, [prediction]) == 1.0
+    assert em_lenient(prediction, ["go"]) == 0.0

@@ -12,7 +12,7 @@ from experiment_core_utils.tasks.scoring.cider_score import document_frequencies
 from experiment_core_utils.tasks.scoring.metrics import METRICS, CiderMetric
 
 BY_NAME: dict[str, Metric] = {metric.name: metric for metric in METRICS}
-TEXT = ["vqa_score", "vqa_score_molmo", "em", "em_lenient", "ansl_em", "anls", "mmmu_score"]
+TEXT = ["vqa_score", "vqa_score_molmo", "em", "em_lenient", "relaxed", "ansl_em", "anls", "mmmu_score"]
 GASES = ("oxygen", "carbon dioxide", "water", "nitrogen")
 
 
@@ -28,7 +28,32 @@ def test_vqa_has_both_values() -> None:
     assert scoring.scores[0] == Score(pytest.approx(0.3), details={"vqa_score_molmo": pytest.approx(1 / 3)})
     assert scoring.overall == pytest.approx((0.3 + 1.0) / 2)
     assert scoring.details == {"vqa_score_molmo": pytest.approx((1 / 3 + 1) / 2), "unparsed": 0}
-    assert BY_NAME["vqa_score_molmo"].score([Answer("cat", ("cat", "dog"))]).overall == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("references", "value", "molmo"),
+    [
+        (["cat"], 1, 1),
+        (["dog"], 0, 0),
+        (["cat", "Cat."], 1, 1),
+        (["dog", "cat"], 1 / 2, 1 / 2),  # 1/6 of 1/3, and 1/3 of 2/3
+        (["cat", "cat", "cat"], 1, 1),
+        (["dog", "cat", "cat"], 2 / 3, 2 / 3),  # 4/9 of 2/3; Molmo's own
+        (["cat", "dog", "bird"], 1 / 3, 1 / 3),
+        (["cat", "cat", "cat", "cat"], 1, 1),
+        (["cat", "cat", "cat", "dog"], (3 * 2 / 3 + 1) / 4, 1),  # from four on the benchmark's own
+        (["dog", "dog", "cat", "dog"], (3 / 3) / 4, 1 / 3),
+    ],
+)
+def test_few_references_leave_a_perfect_answer_its_full_score(
+    references: list[str], value: float, molmo: float
+) -> None:
+    scoring = BY_NAME["vqa_score"].score([Answer("cat", tuple(references)), Answer("cat", ("cat",) * 10)])
+    assert scoring.scores[0] == Score(pytest.approx(value), details={"vqa_score_molmo": pytest.approx(molmo)})
+    assert scoring.details.get("few_references") == (1 if len(references) < 4 else None)
+    alone = BY_NAME["vqa_score_molmo"].score([Answer("cat", tuple(references))])
+    assert alone.overall == pytest.approx(molmo)
+    assert alone.details.get("few_references") == (1 if len(references) < 3 else None)
 
 
 def test_documents_have_both_figures() -> None:

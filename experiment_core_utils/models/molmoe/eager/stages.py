@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts
 from experiment_core_utils.models.common.finite_logits import checked_tokens, refuse_not_finite
 from experiment_core_utils.models.common.greedy import BatchAnswers, BatchFollower
@@ -91,7 +92,7 @@ class EagerStages:
         knobs: EngineKnobs,
         requests: Sequence[Mapping[str, Any]],
         max_new_tokens: int,
-        eos_token_ids: frozenset[int],
+        ends: AnswerEnds,
     ) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
         answers: BatchAnswers | None = None
@@ -101,7 +102,7 @@ class EagerStages:
             tokens = logits.argmax(dim=-1, keepdim=True)
             checked = checked_tokens(tokens, logits)
             if answers is None:
-                answers = BatchAnswers(checked, eos_token_ids)
+                answers = BatchAnswers(checked, ends)
             else:
                 answers.add(checked)
             return None if answers.have_ended else tokens

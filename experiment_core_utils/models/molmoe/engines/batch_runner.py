@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.models.molmoe.engines.api import DecodeEngine, EngineKnobs
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
@@ -29,11 +30,11 @@ class BatchedExecution:
         knobs: EngineKnobs,
         requests: Sequence[Mapping[str, Any]],
         max_new_tokens: int,
-        eos_token_ids: frozenset[int],
+        ends: AnswerEnds,
     ) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
         kv_cache, decode, _ = self._prefilled(knobs, requests, max_new_tokens)
-        answers = BatchAnswers(kv_cache.checked_tokens, eos_token_ids)
+        answers = BatchAnswers(kv_cache.checked_tokens, ends)
         for _ in range(max_new_tokens - 1):
             if answers.have_ended:
                 break

@@ -8,8 +8,8 @@ from experiments.analyses.knobs.effects import is_beyond_noise
 from experiments.analyses.knobs.findings import change_sentences, conclusion, front_places, front_sentences
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, LATENCY_P95
-from experiments.analyses.knobs.records import TaskAnalysis
-from tests.experiments.hand_made_grid import grid, point
+from experiments.analyses.knobs.records import TaskAnalysis, contents_of, present, tables_of
+from tests.experiments.hand_made_grid import grid, point, reference
 
 POINTS = [point(vision, top_k) for vision in ("low", "high") for top_k in (1, 2)]
 
@@ -31,7 +31,7 @@ def test_the_fastest_setting_near_the_best_is_named_with_what_knobs_change() -> 
     taken, knobs, unknown = conclusion(found, random_weights=False)
     assert taken == (
         "conclusion: the fastest within 0.01 of the best accuracy (1.000) is tier-high_topk1_blocks12 with 1.000 and "
-        "200 ms a request, 95 % of the slowest setting's time"
+        "200 ms a request, 95 % of the slowest setting's time (the reference, the model as it is, was not measured)"
     )
     assert knobs == (
         "knobs: vision low → high: +100 ms, accuracy +50.0 points; top-k 1 → 2: +10 ms, accuracy +0.0 points (noise)"
@@ -50,10 +50,79 @@ def test_a_loss_that_few_samples_do_not_show_is_named() -> None:
     # One of 16 samples is wrong at `low`.
     found = analysed(four_settings(16, (15 / 16, 15 / 16, 1.0, 1.0), (100.0, 110.0, 200.0, 200.0)))
     taken, _, unknown = conclusion(found, random_weights=False)
-    assert taken.endswith("a request, and no setting is slower; 1 of 1 others as accurate are not surely slower")
+    assert taken.endswith(
+        "a request, and no setting is slower (the reference, the model as it is, was not measured); 1 of 1 others as "
+        "accurate are not surely slower"
+    )
     assert unknown.startswith(
         "not shown: that tier-low_topk1_blocks12 (0.938, 100 ms) is less accurate than the best; differences in "
     )
+
+
+def beside(milliseconds: float, right: float, *, in_grid: bool = False, num_samples: int = 200) -> TaskGrid:
+    """The four settings above, and the reference with its time and accuracy."""
+    four = four_settings(num_samples, (0.5, 0.5, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0))
+    own_scores = (np.arange(num_samples) < right * num_samples).astype(float)
+    own_times = milliseconds * np.linspace(0.95, 1.05, num_samples)
+    points = [*POINTS, reference(in_grid)]
+    return grid(points, np.vstack([four.scores, own_scores]), np.vstack([four.total_ms, own_times]))
+
+
+def test_percentages_are_of_the_reference_also_where_it_is_not_the_slowest() -> None:
+    taken, *_ = conclusion(analysed(beside(160.0, 0.5)), random_weights=False)
+    assert taken.endswith(
+        "is tier-high_topk1_blocks12 with 1.000 and 200 ms a request, 125 % of the time of the reference "
+        "(own_topk2_blocks12, 0.500)"
+    )
+    taken, *_ = conclusion(analysed(beside(160.0, 1.0)), random_weights=False)
+    assert taken.endswith(
+        "is own_topk2_blocks12 with 1.000 and 160 ms a request, the reference, which is the model as it is"
+    )
+    (changes, best, _) = [
+        *change_sentences(analysed(beside(160.0, 0.5))),
+        *front_sentences(analysed(beside(160.0, 0.5))),
+    ]
+    # 100 of 160 ms, and 10 of 160 ms.
+    assert changes.startswith(
+        "What changes the mean end-to-end latency (in % of the reference's 160 ms): vision low → high: +100 ms, +63 %"
+    )
+    assert "+10 ms, +6 %" in changes
+    assert best.startswith("The most accurate setting is tier-high_topk1_blocks12 with 1.000")
+
+
+def test_the_reference_competes_for_the_front_and_is_outside_the_effects() -> None:
+    made = beside(90.0, 1.0)
+    found, alone = analysed(made), analysed(four_settings(200, (0.5, 0.5, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0)))
+    assert front_places(found) == {each.key: "-" for each in POINTS} | {"own_topk2_blocks12": "established"}
+    # The grid's four settings are all that effects and couplings are of.
+    for figure in ("accuracy", "latency_mean"):
+        assert found.effects[figure].is_full_grid
+        assert [mean.value for mean in found.effects[figure].level_means] == ["low", "high", 1, 2]
+        means = [[mean.mean for mean in each.effects[figure].level_means] for each in (found, alone)]
+        assert means[0] == pytest.approx(means[1])
+    (one,), (other,) = (present(each) for each in (found, alone))
+    assert [(row.value, row.num_settings) for row in one.fixed] == [("low", 2), ("high", 2), (1, 2), (2, 2)]
+    assert [row.loss.share for row in one.fixed] == pytest.approx([row.loss.share for row in other.fixed])
+    (content,) = contents_of({}, {}, [found], {}, [])["e2_coupling_analysis"]["couplings"]
+    assert content["reference_cost"] == pytest.approx(1.1 * 210)
+    rows = {row["setting"]: row for row in tables_of([found])["e2_fronts"]}
+    assert rows["tier-low_topk1_blocks12"]["cost_share_of_reference"] == pytest.approx(100 / 90)
+    assert [key for key, row in rows.items() if row["is_reference"]] == ["own_topk2_blocks12"]
+
+
+def test_a_reference_that_was_requested_as_a_tier_is_inside_the_effects() -> None:
+    found = analysed(beside(90.0, 1.0, in_grid=True))
+    values = [mean.value for mean in found.effects["accuracy"].level_means if mean.knob == "vision"]
+    assert values == ["low", "high", "own"] and not found.effects["accuracy"].is_full_grid
+
+
+def test_the_reference_alone_has_a_place_and_no_effects() -> None:
+    made = grid([reference()], [[1.0] * 8], [[5.0] * 8])
+    found = analysed(made)
+    assert front_places(found) == {"own_topk2_blocks12": "established"}
+    (each,) = present(found)
+    assert not each.fixed and not each.couplings and not found.effects["latency_mean"].terms
+    assert contents_of({}, {}, [found], {}, [])["e2_coupling_analysis"]["couplings"][0]["hypervolume"] is None
 
 
 def one_knob(milliseconds: tuple[float, ...], drift: float | None) -> TaskGrid:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiments.controller.evaluation.replay import shares_of_full
+from experiments.controller.evaluation.replay import shares_of_reference
 from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies.baselines import InTimeRegression, baselines, chosen_table, one_knob_tables
@@ -76,6 +76,32 @@ def test_without_prompts_none_is_made_that_needs_them() -> None:
     ]  # fmt: skip
 
 
-def test_budgets_are_fractions_of_the_largest_setting() -> None:
+def test_budgets_are_fractions_of_the_reference_or_without_one_of_the_largest_setting() -> None:
     # (400 + 500 + 600 + 700) / 4 = 550 ms.
-    assert shares_of_full(grid(), (1.0, 0.5)) == pytest.approx((0.275, 0.55))
+    assert shares_of_reference(grid(), (1.0, 0.5)) == pytest.approx((0.275, 0.55))
+    # Its own times, of the samples that have one: 300 ms.
+    own = replace(grid(), reference=KnobChoice("own", 8, 16), reference_s=np.array([0.2, 0.4, np.nan, 0.3]))
+    assert shares_of_reference(own, (1.0, 0.5)) == pytest.approx((0.15, 0.3))
+    assert shares_of_reference(own.take(np.array([1])), (1.0,)) == pytest.approx((0.4,))
+    with pytest.raises(ResultsError, match="no sample has a time at own_topk8_blocks16; measure it"):
+        shares_of_reference(own.take(np.array([2])), (1.0,))
+
+
+def test_single_knobs_are_turned_from_the_largest_requested_values_not_from_the_reference() -> None:
+    reference = KnobChoice("own", 8, 16)
+    made = grid()
+    own = replace(
+        made,
+        choices=(*made.choices, reference),
+        scores=np.vstack([made.scores, np.ones(4)]),
+        total_s=np.vstack([made.total_s, np.full(4, 0.05)]),
+        reference=reference,
+        reference_in_grid=False,
+        reference_s=np.full(4, 0.05),
+    )
+    assert own.largest == SLOW and own.landmarks == (FAST, SLOW, reference)
+    tier, top_k, _ = one_knob_tables(own)
+    # The vision knob can be left at the model's own; top-k is turned at `high` and 16 blocks, where only 8 is there.
+    assert (tier.choose(request(), 1.0), top_k.choose(request(), 1.0)) == (reference, SLOW)
+    requested = replace(own, reference_in_grid=True)
+    assert requested.largest == reference and requested.landmarks == (FAST, reference)

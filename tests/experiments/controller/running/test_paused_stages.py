@@ -11,6 +11,7 @@ from PIL import Image
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.models.common.answer_ends import NO_ENDS, AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.paused_runner import EagerPausedPrefill, EnginePausedPrefill
@@ -110,7 +111,7 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_marks(
     split = model.split
     assert isinstance(split, EnginePausedPrefill)
     inputs = model.to_device(request_.prepared["low"].inputs)
-    plain = PausedStages(split, model.device, frozenset(), 2, None, LIMIT, lambda _: knobs)
+    plain = PausedStages(split, model.device, NO_ENDS, 2, None, LIMIT, lambda _: knobs)
     with pytest.raises(SettingError, match="chosen inside the prefill"):
         _ = plain.chosen
     with torch.inference_mode():
@@ -119,7 +120,7 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_marks(
         while len(expected) < LIMIT:
             expected.append(int(plain.decode_step(torch.tensor([expected[-1:]]), state).argmax()))
     assert plain.chosen == knobs
-    ends = frozenset() if ends_at is None else frozenset({expected[ends_at]})
+    ends = NO_ENDS if ends_at is None else AnswerEnds(frozenset({expected[ends_at]}))
     stages, marks = AsyncPausedStages(split, model.device, ends, 2, None, LIMIT, lambda _: knobs), HostMarks()
     found = generate_async(stages, inputs, LIMIT, ends, marks).token_ids
     length = LIMIT if ends_at is None else expected.index(expected[ends_at]) + 1

@@ -11,6 +11,7 @@ import torch
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
+from experiment_core_utils.models.common.answer_ends import NO_ENDS, AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.engines import batch_runner
@@ -219,7 +220,7 @@ def test_logits_that_are_not_finite_fail_every_way_to_generate(
     }
     if stages is not None:
         ahead = stages.async_stages(model._knobs)
-        ways["ahead"] = lambda: generate_async(ahead, requests[0], NEW_TOKENS, frozenset(), HostMarks())
+        ways["ahead"] = lambda: generate_async(ahead, requests[0], NEW_TOKENS, NO_ENDS, HostMarks())
     for way in ways.values():
         with pytest.raises(GenerationFailed, match="^logits are not finite$"):
             way()
@@ -281,7 +282,7 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_spans(
     expected = generate_greedily(eager, requests[0], max_new_tokens, NoMarks())
     eager.eos_token_ids = frozenset()
     stages, marks = EngineStages(eager.model), HostMarks()
-    found = generate_async(stages.async_stages(knobs), requests[0], max_new_tokens, ends, marks)
+    found = generate_async(stages.async_stages(knobs), requests[0], max_new_tokens, AnswerEnds(ends), marks)
     assert found == expected
     assert len(marks.seconds()) == len(found.spans)
 
@@ -412,11 +413,15 @@ def test_steps_that_feed_themselves_give_the_same_tokens(
         expected = generate_greedily(model, inputs, NEW_TOKENS, NoMarks())
         marks = HostMarks()
         model.warm_up(inputs, NEW_TOKENS)
-        found = generate_async(stages.async_stages(model._knobs), inputs, NEW_TOKENS, frozenset(), marks)
+        found = generate_async(stages.async_stages(model._knobs), inputs, NEW_TOKENS, NO_ENDS, marks)
         assert found == expected
         assert len(marks.seconds()) == len(found.spans)
         # The step behind the end token is launched in vain, and its mark is taken back.
         ended = generate_async(
-            stages.async_stages(model._knobs), inputs, NEW_TOKENS, frozenset({expected.token_ids[0]}), HostMarks()
+            stages.async_stages(model._knobs),
+            inputs,
+            NEW_TOKENS,
+            AnswerEnds(frozenset({expected.token_ids[0]})),
+            HostMarks(),
         )
         assert ended.token_ids == expected.token_ids[:1]

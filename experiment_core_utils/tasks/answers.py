@@ -1,0 +1,130 @@
+"""What of a generated text is the answer: without what the model thinks before it, up to the first stop text.
+
+Thinking is what models write between tags such as `<think>` and `</think>` (Qwen3, DeepSeek-R1, GLM-4.1V), `[THINK]`
+(Magistral), `<seed:think>` (Seed-OSS), `◁think▷` (Kimi-VL), `<|START_THINKING|>` (Command A), `<|channel>` (Gemma), or
+in other channels than `final` (GPT-OSS's response format "harmony").
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+
+# Opening and closing tags.
+THINKING_TAGS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|channel>", "<channel|>"),
+)
+# Of GPT-OSS: a header names the channel of the text up to the next of these.
+CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
+CHANNEL_MARKS = (CHANNEL, MESSAGE, "<|start|>", "<|end|>")
+
+_OPENING = {opening.lower() for opening, _ in THINKING_TAGS}
+_TAG = re.compile("|".join(re.escape(tag) for tags in THINKING_TAGS for tag in tags), re.IGNORECASE)
+_MESSAGE = re.compile(
+    r"<\|channel\|>\s*(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)", re.S
+)
+# The same text where the marks were left out, as results from before have it.
+_CHANNELS_LEFT = re.compile(r"analysis.*assistantfinal", re.S)
+_WRAPPED = re.compile(r"<answer>(.*?)(?:</answer>)?", re.S | re.IGNORECASE)
+
+Span = tuple[int, int]
+
+
+def thinking_spans(text: str, is_open: bool = False) -> list[Span]:
+    """Where a text is thinking, tags and headers included, in order: [begin, end) each.
+
+    A closing tag without an opening one ends thinking that began with the text; thinking that is not closed has no end.
+
+    Args:
+        is_open: whether the prompt ends inside thinking, so that the text begins in it.
+    """
+    if CHANNEL in text:
+        return list(_around_final(text))
+    left = _CHANNELS_LEFT.match(text)
+    if left is not None:
+        return [left.span()]
+    spans: list[Span] = []
+    begin = 0 if is_open else None
+    for tag in _TAG.finditer(text):
+        if tag.group().lower() in _OPENING:
+            begin = tag.start() if begin is None else begin
+        elif begin is None:
+            spans = [(0, tag.end())]
+        else:
+            spans.append((begin, tag.end()))
+            begin = None
+    return spans if begin is None else [*spans, (begin, len(text))]
+
+
+def _around_final(text: str) -> Iterator[Span]:
+    """All but the contents of the final channel."""
+    end = 0
+    for message in _MESSAGE.finditer(text):
+        if message.group(1) == "final":
+            yield end, message.start(2)
+            end = message.end(2)
+    if end < len(text):
+        yield end, len(text)
+
+
+def answer_in(text: str, is_open: bool = False) -> str:
+    """The answer in a generated text, without thinking; "" where thinking has not ended.
+
+    Args:
+        is_open: as of `thinking_spans`.
+    """
+    spans = thinking_spans(text, is_open)
+    if not spans:
+        return text
+    begins, ends = zip(*spans, strict=True)
+    parts = (text[end:begin] for end, begin in zip((0, *ends), (*begins, len(text)), strict=True))
+    answer = "".join(parts).strip()
+    wrapped = _WRAPPED.fullmatch(answer)
+    return answer if wrapped is None else wrapped.group(1).strip()
+
+
+def scored_text(prediction: str, answer: str | None) -> str:
+    """What is scored of a prediction: the answer that was noted beside it, else the one in it."""
+    return answer_in(prediction) if answer is None else answer
+
+
+def is_thinking_opened_by(prompt: str) -> bool:
+    """Whether a prompt ends inside thinking, so that its answer begins there."""
+    return prompt.rstrip().lower().endswith(tuple(_OPENING))
+
+
+def up_to_stop(text: str, stop: Sequence[str], is_open: bool = False) -> str:
+    """The text before the first stop text, or the whole; see `before_stop`."""
+    before = before_stop(text, stop, is_open)
+    return text if before is None else before
+
+
+def before_stop(text: str, stop: Sequence[str], is_open: bool = False) -> str | None:
+    """The text before the first stop text; None where there is none.
+
+    Inside thinking, and in the white space between thinking and the answer, a stop text ends nothing.
+
+    Args:
+        is_open: as of `thinking_spans`.
+    """
+    found = [place for each in stop for place in _places(text, each)]
+    spans = thinking_spans(text, is_open) if found else []
+    for begin, end in sorted(found):
+        behind = max((span_end for _, span_end in spans if span_end <= begin), default=None)
+        is_inside = any(span_begin < end and begin < span_end for span_begin, span_end in spans)
+        if not is_inside and (behind is None or text[behind:end].strip()):
+            return text[:begin]
+    return None
+
+
+def _places(text: str, part: str) -> Iterator[Span]:
+    begin = text.find(part)
+    while begin >= 0:
+        yield begin, begin + len(part)
+        begin = text.find(part, begin + 1)

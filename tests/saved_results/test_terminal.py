@@ -1,0 +1,46 @@
+"""The closing table against the reference: its row, the fractions of its time, and runs without it."""
+
+from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.saved_results.terminal import closing_table, reference_lines, share_of_reference
+from tests.hand_made_records import answered_sample, measured_sample, part, result_of, staged_run
+
+
+def result(tier: str | None, *seconds: float, is_reference: bool | None = False) -> SettingResult:
+    """A sample of each total time from the id 0 on, and one that was answered in a batch."""
+    samples = [measured_sample(at, staged_run(each - 0.5, 0.25)) for at, each in enumerate(seconds)]
+    setting = KnobSetting(own_target() if tier is None else tier_target(tier), 2, (0, 1))
+    found = result_of(part(*samples, answered_sample(len(seconds))), setting)
+    return found.with_keys(is_reference=is_reference, in_grid=not is_reference)
+
+
+def column(table: str, name: str) -> list[str]:
+    """The cells of a column that ends where its heading does."""
+    head, *rows = table.splitlines()
+    end = head.index(name) + len(name)
+    return [row[:end].rsplit("  ", 1)[-1].strip() for row in rows]
+
+
+def test_times_are_in_percent_of_the_references_on_the_same_samples() -> None:
+    reference = result(None, 1.0, 3.0, is_reference=True)
+    # 5 of 4 s; 0.75 of the reference's 1 s on the only sample with both.
+    results = [result("high", 2.0, 3.0), reference, result("low", 0.75), result("medium")]
+    assert column(closing_table(results), "of reference") == ["125 %", "reference", "75 %", "-"]
+    assert column(closing_table(results), "vision") == ["high", "own", "low", "medium"]
+    assert reference_lines(results) == [
+        "of reference: total time in percent of that of own_topk2_blocks2, the model as it is, on the same samples"
+    ]
+    assert share_of_reference(results[3], reference) is None
+
+
+def test_without_the_reference_there_is_no_such_column() -> None:
+    for is_reference in (None, False):
+        results = [result("high", 2.0), result(None, 1.0, is_reference=is_reference)]
+        assert "reference" not in closing_table(results) and reference_lines(results) == []
+
+
+def test_a_search_that_did_not_decide_about_the_reference_says_so() -> None:
+    results = [result("low", 0.75), result(None, 1.0, is_reference=True)]
+    table = closing_table(results, {"tier-low_topk2_blocks2": "front"})
+    assert [row.rpartition("  ")[2].strip() for row in table.splitlines()[1:]] == ["front", "0 not searched"]
+    assert column(table, "of reference") == ["75 %", "reference"]

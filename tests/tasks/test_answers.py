@@ -1,0 +1,97 @@
+import pytest
+
+from experiment_core_utils.tasks.answers import (
+    answer_in,
+    before_stop,
+    is_thinking_opened_by,
+    thinking_spans,
+    up_to_stop,
+)
+
+HARMONY = "<|channel|>analysis<|message|>hm blue<|end|><|start|>assistant<|channel|>final<|message|>red"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("red", "red"),
+        (" <b>red</b> ", " <b>red</b> "),  # nothing is thought, and nothing changed
+        ("<think>hm blue</think>red", "red"),
+        ("<think>\n\n</think>\n\nParis", "Paris"),
+        ("hm blue</think>\n\nred", "red"),
+        ("a</think>b</think>red", "red"),
+        ("<think>hm blue", ""),
+        ("<think>", ""),
+        ("<think>a</think><think>b</think> red", "red"),
+        ("<think>a</think>red\n<think>b", "red"),
+        ("<Think>hm</THINK>red", "red"),
+        ("<thinking>hm</thinking>red", "red"),
+        ("<reasoning>a <think> tag</reasoning>red", "red"),
+        ("<seed:think>hm</seed:think>red", "red"),
+        ("[THINK]hm[/THINK]red", "red"),
+        ("◁think▷hm◁/think▷red", "red"),
+        ("<|START_THINKING|>hm<|END_THINKING|>red", "red"),
+        ("<think>hm</think><answer> B </answer>", "B"),
+        ("<think>hm</think><answer>B", "B"),
+        ("<answer>B</answer>", "<answer>B</answer>"),
+        (HARMONY, "red"),
+        (HARMONY + "<|end|><|start|>assistant<|channel|>analysis<|message|>more", "red"),
+        ("<|channel|>final<|message|>red", "red"),
+        ("<|channel|>analysis<|message|>hm blue<|end|>", ""),
+        ("<|channel|>commentary to=f <|message|>{}", ""),
+        ("analysisWe need a colour.assistantfinalred", "red"),
+    ],
+)
+def test_the_answer_is_what_is_not_thinking(text: str, answer: str) -> None:
+    assert answer_in(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("hm blue", ""), ("", ""), ("hm</think>red", "red"), ("<think>hm</think>red", "red")],
+)
+def test_a_prompt_may_open_the_thinking(text: str, answer: str) -> None:
+    assert answer_in(text, is_open=True) == answer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "opens"),
+    [
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("What does <think> mean?\nAnswer:", False),
+        ("[/INST][THINK]", True),
+        ("", False),
+    ],
+)
+def test_whether_a_prompt_opens_thinking(prompt: str, opens: bool) -> None:
+    assert is_thinking_opened_by(prompt) == opens
+
+
+@pytest.mark.parametrize(
+    ("text", "before"),
+    [
+        ("green\n\nQ: how many?\nA: 6\n\nQ:", "green"),
+        ("green Q: x User: y", "green "),
+        ("User: Q:", ""),
+        ("green\nUser", None),
+        ("", None),
+        ("<think>a\n\nb Q:</think>\n\ngreen\n\nmore", "<think>a\n\nb Q:</think>\n\ngreen"),
+        ("<think>a\n\nb", None),
+        ("a\n\nb</think>c\n\nd", "a\n\nb</think>c"),
+    ],
+)
+def test_what_comes_before_the_first_stop_text(text: str, before: str | None) -> None:
+    stop = ("\n\n", "Q:", "User:")
+    assert before_stop(text, stop) == before
+    assert up_to_stop(text, stop) == (text if before is None else before)
+
+
+def test_without_stop_texts_nothing_is_cut() -> None:
+    assert before_stop("a\n\nb", ()) is None
+
+
+def test_spans_of_thinking_are_in_order_and_apart() -> None:
+    assert thinking_spans("<think>a</think>b<think>c") == [(0, 16), (17, 25)]
+    assert thinking_spans("ab</think>c") == [(0, 10)]
+    assert thinking_spans("abc", is_open=True) == [(0, 3)]
