@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if accelerator.is_main_process:
             modes = dict.fromkeys((each.config.energy_mode, each.config.device) for each in plan.due)
             energy = [energy_plan_lines(mode, device, 0, named="energy: ") for mode, device in modes]
-            print("\n".join([*plan.lines(), *itertools.chain(*energy)]))
+            print("\n".join([*plan.lines(), *plan.prompt_lines(), *itertools.chain(*energy)]))
         return 0
     report = run_text_experiments(grid, given.output_dir, lambda line: print(line, file=sys.stderr, flush=True))
     if report.is_main_process:
