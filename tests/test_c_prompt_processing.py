@@ -212,7 +212,7 @@ def test_special_tokens_count(tokenizer: Any) -> None:
     class Prefixing:
         """Puts one token in front, as tokenizers with a begin-of-sequence token do."""
 
-        pad_token_id = 1
+        pad_token_id, eos_token_id = 1, None
 
         def __call__(self, prompts: list[str], **_: Any) -> dict[str, list[list[int]]]:
             return {"input_ids": [[0, *tokenizer(prompt)["input_ids"]] for prompt in prompts]}
