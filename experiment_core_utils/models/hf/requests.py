@@ -147,9 +147,9 @@ class PromptLayout:
 
     @cached_property
     def _keeps_places(self) -> bool:
-        """Whether pictures stay between the texts around them."""
+        """Whether pictures stay between the texts around them. A prompt of PaliGemma begins behind them."""
         if self.template is None or not self.takes_parts:
-            return True
+            return self.after_picture != ""
         try:
             text = self._render(
                 [

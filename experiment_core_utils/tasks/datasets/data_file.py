@@ -29,8 +29,8 @@ from experiment_core_utils.tasks.interface import Answer, Metric, Sample
 # Molmo's names of short answers and of multiple choice.
 OPEN_STYLE, CHOICE_STYLE = "vqa2", "a_okvqa_mc"
 OPEN_METRIC, CHOICE_METRIC = "em_lenient", "mc"
-# What is advised in place of a metric that cannot score the rows, the first that can.
-_ADVISED = ("relaxed", "em_lenient", "anls", "mc", "mmmu_score")
+# What is advised in place of a metric that cannot score the rows, in this order.
+_ADVISED = ("em_lenient", "relaxed", "mc", "vqa_score", "anls", "mmmu_score")
 
 
 class DataFileTask(RowTask):
@@ -199,15 +199,15 @@ class DataFileTask(RowTask):
         question, where = self._questions[at], self._file.where[at]
         assert isinstance(question, QuestionRow)
         suited = [each.name for each in known if each.name in _ADVISED and _scores_best(each, question)]
-        names = sorted(suited, key=_ADVISED.index)
-        advice = f"give another, such as --metric {names[0]}" if names else "correct the answers"
+        names = sorted(suited, key=_ADVISED.index)[:2]
+        advice = "no metric does better: correct its answers"
+        if names:
+            advice = f"choose one that gives it its best, such as {' or '.join(names)}"
         if fault is not None and "cannot score" in fault:
             reason = fault.partition("cannot score it: ")[2]
             return f"--metric {metric.name} cannot score the rows of {self._path}: {where}: {reason}; {advice}"
-        return (
-            f"--metric {metric.name} gives even the right answer {_shown_answer(question)} of {where} {value or 0:.3g} "
-            f"instead of {metric.best:g} (it has {len(question.answers)} reference answers); {advice}"
-        )
+        answer = _shown_answer(question)
+        return f"--metric {metric.name} gives even the right answer {answer} of {where} {value or 0:.3g}; {advice}"
 
     def _picture_cells(self, index: int) -> tuple[list[Any], int]:
         """The cells of a row's pictures, and the row that they are in."""

@@ -206,8 +206,8 @@ class RowTask:
             pictures = self.row_at(index).pictures
         except SampleError:  # not counted: it is a failed sample where it is requested
             return None
-        paths = [each.get("path") if isinstance(each, Mapping) else None for each in pictures]
-        return ", ".join(each for each in paths if is_text(each)) or None
+        paths: list[Any] = [each.get("path") for each in pictures if isinstance(each, Mapping)]
+        return ", ".join(filter(is_text, paths)) or None
 
     def style_of(self, sample: Sample) -> str:
         """Molmo's style for this sample."""

@@ -1,5 +1,6 @@
 """Questions about several pictures: places in a prompt, geometry together, and requests of real families."""
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ def test_a_template_that_puts_pictures_in_front_keeps_the_marks() -> None:
     bare = PromptLayout(Renderer(False), None, "[P]", takes_parts=False)
     assert bare.text("Which?", 2) == "[P]\n[P]\nWhich?"
     assert bare.text("A <image 1> b", 2) == "[P]\nA [P] b"
+    paligemma = replace(bare, after_picture="")
+    assert paligemma.text("A <image 1> b", 2) == "[P][P]A <image 1> b"
 
 
 def test_geometries_add_up() -> None:

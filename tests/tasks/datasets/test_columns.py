@@ -220,17 +220,18 @@ def test_references_are_checked_in_every_row(folder: Path) -> None:
     assert reason(spaced, 1) == "my.jsonl line 2: --metric em gives even its right answer 'red ' 0"
     assert [each.partition(":")[0] for each in spaced.faults(range(2))] == ["my.jsonl line 2"]
     alone = refusal(jsonl(folder, QUESTION | {"answer": "red "}), metric="em")
-    assert "gives even the right answer 'red ' of my.jsonl line 1 0 instead of 1" in alone
-    assert alone.endswith("give another, such as --metric em_lenient")
+    assert alone == (
+        "--metric em gives even the right answer 'red ' of my.jsonl line 1 0; choose one that gives it its best, such "
+        "as em_lenient or relaxed"
+    )
 
 
 def test_what_a_metric_cannot_give_in_full_is_said(folder: Path) -> None:
     three, ten = QUESTION | {"answers": 3 * ["red"]}, QUESTION | {"answers": [str(number) for number in range(10)]}
     for row in (three, ten):
         del row["answer"]
-    if get_metric("vqa_score").score([Answer("red", ("red", "red", "red"))]).overall != 1.0:
-        message = refusal(jsonl(folder, three), metric="vqa_score")
-        assert "my.jsonl line 1" in message and message.endswith("give another, such as --metric em_lenient")
+    # Of fewer than four references the metric gives the fraction that matches.
+    assert load_data_file(jsonl(folder, three), "vqa_score").remarks == []
     # Ten annotators who disagree are as published: the row counts, and it is said.
     task = load_data_file(jsonl(folder, three | {"answers": 10 * ["red"]}, ten), "vqa_score")
     (remark,) = task.remarks
