@@ -292,27 +292,30 @@ def check_energy(device: Device, output_dir: Path, given: StageMeasurement | Non
         given: as in `meters_of`.
 
     Raises:
-        MeterUnavailable: energy is required, and there is nothing to measure that of this machine's first device with.
+        EnergyRefused: energy is required, and there is nothing to measure that of this machine's first device with.
     """
     if not output_dir.exists():
         _require_any(given.using if given is not None else _instruments(device, 0))
 
 
-def energy_plan_lines(mode: EnergyMode, device: Device, local_rank: int, given: Instruments | None = None) -> list[str]:
+def energy_plan_lines(
+    mode: EnergyMode, device: Device, local_rank: int, given: Instruments | None = None, *, named: str = "--energy "
+) -> list[str]:
     """What a plan says of energy that is requested where nothing measures it; no line otherwise.
 
     Args:
         given: replaces what is found on the machine.
+        named: how the user requests it, before the mode.
     """
     using = given if given is not None or mode == "off" else _instruments(device, local_rank)
     reason = None if using is None or mode == "off" else _unavailable_reason(using.require_any)
     if reason is None:
         return []
     if mode == "required":
-        return [f"warning: --energy required: {reason}; the run would be refused"]
+        return [f"warning: {named}required: {reason}; the run would be refused"]
     no_estimate = _unavailable_reason(codecarbon_library)
     outcome = ESTIMATED if no_estimate is None else f"the run would go on without ({no_estimate})"
-    return [f"warning: --energy optional: {reason}; {outcome}"]
+    return [f"warning: {named}optional: {reason}; {outcome}"]
 
 
 def with_estimate(using: Instruments, library: CodecarbonLibrary | None = None) -> Instruments:
@@ -345,7 +348,7 @@ def meters_of(
         given: replaces what is found on the machine.
 
     Raises:
-        MeterUnavailable: energy is required and there is nothing to measure it with; an estimate is not enough.
+        EnergyRefused: energy is required and there is nothing to measure it with; an estimate is not enough.
     """
     if mode == "off":
         return None
@@ -362,7 +365,7 @@ def _require_any(using: Instruments) -> None:
     try:
         using.require_any()
     except MeterUnavailable as error:
-        raise MeterUnavailable(f"--energy required: {error}; use --energy optional to run without it") from error
+        raise EnergyRefused(f"--energy required: {error}; use --energy optional to run without it") from error
 
 
 def _instruments(device: Device, local_rank: int) -> Instruments:

@@ -1,6 +1,6 @@
-"""Score made-up rows of every importable image task of lmms-eval through our adapter and through lmms-eval's own runner.
+"""Score made-up rows of each importable image task of lmms-eval through our adapter and through lmms-eval's runner.
 
-    python scripts/walk_lmms_eval_tasks.py [TASK ...] [--output FILE]
+    python scripts/walk_lmms_eval_tasks.py [TASK ...] [--one_of_each_folder] [--output FILE]
 
 Needs `pip install lmms-eval`, no data and no network. Each task gets rows whose columns and types are found by trying:
 a column that its functions miss is added, one on which they fail gets a value of another type. The same rows and
@@ -31,15 +31,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+import checkout  # noqa: F401
 import numpy as np
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line  # noqa: E402
-from experiment_core_utils.tasks.datasets import lmms_eval_task as adapter  # noqa: E402
-from experiment_core_utils.tasks.datasets.lmms_eval_code import failure  # noqa: E402
-from experiment_core_utils.tasks.interface import answer_to  # noqa: E402
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
+from experiment_core_utils.tasks.datasets import lmms_eval_task as adapter
+from experiment_core_utils.tasks.datasets.lmms_eval_code import failure
+from experiment_core_utils.tasks.interface import answer_to
 
 COLOURS = ("red", "green", "blue", "yellow")
 NUM_ROWS = 4
@@ -70,7 +69,10 @@ BY_NAME: Sequence[tuple[str, Sequence[Value]]] = (
         (lambda row: "ABCA"[row], lambda row: COLOURS[row], lambda row: ["yes", "no"][row % 2], lambda row: row),
     ),
     (r"^[A-Z]$|option|choice", (lambda row: COLOURS[row],)),
-    (r"(^|_)(id|idx|index|number|num|count|qid|pid)$", (lambda row: str(row), lambda row: row, lambda row: str(row // 2))),
+    (
+        r"(^|_)(id|idx|index|number|num|count|qid|pid)$",
+        (lambda row: str(row), lambda row: row, lambda row: str(row // 2)),
+    ),
     (r"question|query|prompt|instruction|text|problem|caption", (lambda row: f"Which colour is square {row}?",)),
     (r"width|height|size|year", (lambda row: 40 + row,)),
     (r"bbox|box|point|coord|polygon", (lambda row: [0.1, 0.2, 0.5, 0.6], lambda row: [1, 2, 30, 20])),
@@ -135,7 +137,7 @@ class Rows:
         likely = next((values for pattern, values in BY_NAME if re.search(pattern, name)), ())
         # Of a value that has columns itself.
         inner = sorted(set(re.findall(rf"""["']{re.escape(name)}["']\]\[["'](\w+)["']\]""", self._code)))
-        nested: list[Value] = [lambda row: {each: COLOURS[row] for each in inner}] if inner else []
+        nested: list[Value] = [lambda row: dict.fromkeys(inner, COLOURS[row])] if inner else []
         self._values.setdefault(name, [*nested, *likely, *OTHERS, *self._texts])
         self._chosen.setdefault(name, 0)
 
@@ -146,7 +148,7 @@ class Rows:
     def change_after(self, error: BaseException, steps: int) -> bool:
         """Other rows, after the code of the task failed on these; False where all has been tried."""
         missing = _missing_column(error)
-        if missing is not None and missing not in self._values and re.search(rf"""["']{re.escape(missing)}["']""", self._code + f"'{missing}'"):
+        if missing is not None and missing not in self._values:
             held = [name for name, kind in self._chosen.items() if missing in _texts_of(self._values[name][kind])]
             keys = _keys_missed(error) if held else []
             if keys:
@@ -268,7 +270,11 @@ class Walk:
             return "another output type", str(config["output_type"])
         if (config.get("dataset_kwargs") or {}).get("video"):
             return "not of pictures", "video or sound"
-        splits = [config[f"{each}_split"] for each in ("training", "validation", "test", "fewshot") if config.get(f"{each}_split")]
+        splits = [
+            config[f"{each}_split"]
+            for each in ("training", "validation", "test", "fewshot")
+            if config.get(f"{each}_split")
+        ]
         rows = Rows(_code_of(config))
         shows, error = self._learn(config, rows, list(dict.fromkeys(splits)))
         if shows == "video or sound":
@@ -338,7 +344,9 @@ class Walk:
             return "not of pictures", "text only"
         for kind in ANSWERS:
             samples = [ours[index] for index in range(len(ours))]
-            answers = [kind.format(target=sample.answers[0].split("\n")[0] if sample.answers else "") for sample in samples]
+            answers = [
+                kind.format(target=sample.answers[0].split("\n")[0] if sample.answers else "") for sample in samples
+            ]
             try:
                 theirs = their_figures(self.manager, name, answers)
             except (Exception, SystemExit) as raised:
@@ -386,7 +394,11 @@ def their_figures(manager: Any, name: str, answers: Sequence[str]) -> dict[str, 
         for kind in instances[0].filtered_resps:
             for instance, doc in zip(instances, task.eval_docs_no_media, strict=True):
                 done = _process_document_results(
-                    (instance.doc_id, doc, [instance]), task=task, filter_key=kind, reasoning_tags=tags, log_samples=False
+                    (instance.doc_id, doc, [instance]),
+                    task=task,
+                    filter_key=kind,
+                    reasoning_tags=tags,
+                    log_samples=False,
                 )
                 for metric, value in done.metrics.items():
                     output.sample_metrics[metric, kind].append(value)
@@ -449,10 +461,17 @@ def _code_of(config: Mapping[str, Any]) -> str:
 
 def _reason(refusal: str) -> str:
     """Its kind, without what is of this task alone."""
-    for kind in ("needs a server", "contacts a server", "is of output type", "begins each prompt", "cannot open", "times with sampling", "cannot be scored", "take pictures", "fails"):
-        if kind in refusal:
-            return kind if kind != "fails" else refusal
-    return refusal
+    kinds = (
+        "needs a server",
+        "contacts a server",
+        "is of output type",
+        "begins each prompt",
+        "cannot open",
+        "times with sampling",
+        "cannot be scored",
+        "take pictures",
+    )
+    return next((kind for kind in kinds if kind in refusal), refusal)
 
 
 @contextlib.contextmanager
@@ -486,7 +505,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="names of tasks (default: all)")
     parser.add_argument("--one_of_each_folder", action="store_true", help="only the first task of each folder")
-    parser.add_argument("--part", metavar="K/N", help="of the tasks, every N-th from the K-th on, for several processes")
+    parser.add_argument(
+        "--part", metavar="K/N", help="of the tasks, every N-th from the K-th on, for several processes"
+    )
     parser.add_argument("--output", type=Path, help="JSON file for the outcome of each task")
     arguments = parser.parse_args()
 

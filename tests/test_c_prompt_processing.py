@@ -15,10 +15,13 @@ from experiment_core_utils.c_prompt_processing import (
     filter_prompts_by_length,
     fingerprint_of_ids,
     picture_caveats,
+    refuse_unseen_pictures,
     sort_prompts_by_length,
     tokenise_prompts,
+    with_task_named,
 )
 from experiment_core_utils.config.block_choice import BlockChoice, ScoredQuestions
+from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
@@ -126,6 +129,37 @@ def test_a_text_model_on_a_task_with_pictures_is_a_caveat() -> None:
     assert picture_caveats(TextTask(), (0,), takes_pictures=False) == []  # type: ignore[arg-type]
 
 
+def test_a_text_model_is_not_asked_about_pictures_without_text_only() -> None:
+    pictures, config = load_task("reference_vqa", "validation"), parse_config([]).task
+    text_only = parse_config(["--text_only"]).task
+
+    def refuse(task: Task, config: TaskConfig, takes_pictures: bool) -> None:
+        refuse_unseen_pictures(task, (1, 2), config, takes_pictures=takes_pictures, model="gpt")
+
+    with pytest.raises(ConfigurationError, match=r"gpt is a text model .* pictures of reference_vqa; .*--text_only"):
+        refuse(pictures, config, False)
+    refuse(pictures, text_only, False)
+    refuse(pictures, config, True)
+    refuse(TextTask(), config, False)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="--text_only is for a text model"):
+        refuse(pictures, text_only, True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "takes_pictures", "name"),
+    [
+        ([], True, "reference_vqa"),
+        ([], False, "reference_questions"),
+        (["--dataset_name", "okvqa"], False, "okvqa"),
+        (["--data_file", "own.csv"], False, None),
+    ],
+)
+def test_the_default_task_is_one_that_the_model_can_answer(
+    flags: list[str], takes_pictures: bool, name: str | None
+) -> None:
+    assert with_task_named(parse_config(flags).task, takes_pictures=takes_pictures).dataset_name == name
+
+
 @given(st.lists(st.integers(0, 999), unique=True), st.integers(1, 8))
 def test_shards_are_disjoint_complete_and_of_like_size(ids: list[int], processes: int) -> None:
     shares = [shard_of_process(ids, rank, processes) for rank in range(processes)]
@@ -178,7 +212,7 @@ def test_special_tokens_count(tokenizer: Any) -> None:
     class Prefixing:
         """Puts one token in front, as tokenizers with a begin-of-sequence token do."""
 
-        pad_token_id = 1
+        pad_token_id, eos_token_id = 1, None
 
         def __call__(self, prompts: list[str], **_: Any) -> dict[str, list[list[int]]]:
             return {"input_ids": [[0, *tokenizer(prompt)["input_ids"]] for prompt in prompts]}

@@ -334,7 +334,7 @@ def test_a_text_run_whose_answers_end_at_once_measures_prefills() -> None:
     results = text_results()
     own = [{**query, "ended": True, "output_tokens": 1} for query in results["queries"]]
     kinds = [each.kind for each in text_answer_caveats({**results, "queries": own}, 4)]
-    assert kinds == ["one_token_answers"]
+    assert kinds == ["answers_ended_at_once"]
     assert [each.kind for each in text_answer_caveats(results, 4)] == ["answers_cut"]
 
 

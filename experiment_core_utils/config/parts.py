@@ -264,7 +264,8 @@ class TaskConfig(Part):
         default=None, description="Python file that registers tasks or metrics of your own (register_task)"
     )
     metric: str | None = Field(
-        default=None, description="metric that scores the answers (default: the task's own; of a file mc or em_lenient)"
+        default=None,
+        description="metric that scores the answers (default: the task's own; of a file mc, relaxed or em_lenient)",
     )
     split: str | None = Field(
         default=None, description="split of the task (default: the task's own, for most validation)"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.models.common.checkpoint_files import (
@@ -22,7 +22,13 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_too_large,
     weights_stamp,
 )
-from experiment_core_utils.models.common.gguf_files import config_in, loading_options, refuse_quantised_again, source_of
+from experiment_core_utils.models.common.gguf_files import (
+    config_in,
+    loading_options,
+    refuse_quantised_again,
+    source_of,
+    tokenizer_in,
+)
 from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import (
     own_method,
@@ -190,9 +196,7 @@ def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
         tokenizer = load_published_tokenizer(source.folder)
     else:
         with vendor_errors_named(f"{source.folder} has no usable tokenizer ({needed})"):
-            tokenizer = AutoTokenizer.from_pretrained(
-                **source_of(source.folder), padding_side="left", trust_remote_code=config.trust_remote_code
-            )
+            tokenizer = tokenizer_in(source.folder, trust_remote_code=config.trust_remote_code)
     if tokenizer.eos_token is None:
         raise ConfigurationError(
             f"the tokenizer in {source.folder} has no end-of-sequence token, which generation ends at and pads with; "

@@ -93,7 +93,7 @@ class MeterUnavailable(ProfilerError):
 
 
 class EnergyRefused(MeterUnavailable):
-    """A text run requires energy, and nothing here measures it: stop before loading. Exit code 2."""
+    """Energy is required, and nothing here measures it: stop before loading. Exit code 2."""
 
     exit_code = 2
 

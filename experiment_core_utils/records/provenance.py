@@ -1,5 +1,6 @@
 """How a setting was measured: the run, the machine, the model, the task and the requested parameters."""
 
+import json
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Any, Self
@@ -167,6 +168,12 @@ class FinalPrompt(Record):
         runs = [(token_id, len(list(found))) for token_id, found in groupby(token_ids)]
         compact = [[[token_id, count]] if count > 3 else [token_id] * count for token_id, count in runs]
         return cls(sample_id=sample_id, text=text, token_ids=[each for run in compact for each in run])
+
+    def lines(self, words: str) -> list[str]:
+        """A line for the text, with `words` about its form, and one for the ids."""
+        ids = " ".join(f"{each[0]}x{each[1]}" if isinstance(each, list) else str(each) for each in self.token_ids)
+        text = json.dumps(self.text, ensure_ascii=False)
+        return [f"prompt of sample {self.sample_id} ({words}): {text}", f"ids: {ids}"]
 
 
 class Preparation(Record):

@@ -37,7 +37,10 @@ _CONDITIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "model": ("model", "name"),
         "model revision": ("model", "revision"),
-        **{name: ("experimental_variables", name) for name in ("prompt_template", "max_new_tokens", "precision")},
+        **{
+            name: ("experimental_variables", name)
+            for name in ("prompt_template", "system_prompt", "no_chat_template", "max_new_tokens", "precision")
+        },
     }
 )
 

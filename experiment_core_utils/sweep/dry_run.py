@@ -6,7 +6,6 @@ Facts are gathered here (config of the model, pictures of a few samples, earlier
 follows from them is computed in `estimate.py`.
 """
 
-import json
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -154,13 +153,8 @@ def prompt_lines(final: FinalPrompt | None, form: Mapping[str, Any]) -> list[str
     """What the model is given of the first sample that can be used, a line for the text and one for the ids."""
     if final is None:
         return ["prompt: none of the samples read can be used"]
-    words = ", ".join(f"{name} {form[name]}" for name in ("family", "chat_template") if name in form) or "family molmo"
-    text = json.dumps(final.text, ensure_ascii=False)
-    ids = " ".join(f"{each[0]}x{each[1]}" if isinstance(each, list) else str(each) for each in final.token_ids)
-    return [
-        f"prompt of sample {final.sample_id} ({words}): {text}",
-        f"ids: {ids}",
-    ]
+    words = ", ".join(f"{name} {form[name]}" for name in ("family", "chat_template") if name in form)
+    return final.lines(words or "family molmo")
 
 
 def decoding_sentences(source: ModelSource) -> list[str]:

@@ -333,7 +333,7 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
 
     Raises:
         ConfigurationError: the samples or the metric do not suit a search, or the folder cannot be made or written to.
-        MeterUnavailable: energy is required and nothing on this machine measures it.
+        EnergyRefused: energy is required and nothing on this machine measures it.
         OutputRefused: a folder, a link or a device has the name of a table that the run would write at its end.
     """
     config = requested.config
@@ -570,13 +570,8 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
     requested, model, measuring, search = config.task, config.model, config.measuring, config.search
     choice = block_choice_of(config.knobs, model.random_weights, source.folder)
     # Of a file the name has always been that one.
-    named = (
-        requested.dataset_name or VISION_TASK,
-        task.split,
-        requested.dataset_revision,
-        requested.prompt_template,
-        task.metric,
-    )
+    name = requested.dataset_name or VISION_TASK
+    named = name, task.split, requested.dataset_revision, requested.prompt_template, task.metric
     warm_up = measuring.num_warmup_runs, measuring.max_warmup_runs
     return (
         source.revision,

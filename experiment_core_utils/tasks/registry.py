@@ -80,7 +80,7 @@ def _in_the_package(task: type[ReferenceQuestions]) -> TaskEntry:
             raise ConfigurationError(f"{task.name} comes with the package and takes no folder or revision: drop it")
         return task(split, source.prompt_template)
 
-    return TaskEntry(metric=task.metric, default_split="all", open=open_task)
+    return TaskEntry(metric=task.metric, default_split="validation", open=open_task)
 
 
 def _published(module: str, reader: str, metric: str, default_split: str = "validation") -> TaskEntry:

@@ -129,6 +129,15 @@ class TextPlan:
             *self._decoding_lines(),
         ]
 
+    def prompt_lines(self) -> list[str]:
+        """The first prompt of each form that is due as the model gets it, its text and ids."""
+        forms = {repr((each.source.folder, each.chosen.form)): each.chosen.form for each in self.due}
+        return [
+            line
+            for form in forms.values()
+            for line in FinalPrompt(sample_id=0, **form["final_prompt"]).lines(f"chat_template {form['chat_template']}")
+        ]
+
     def _decoding_lines(self) -> Iterator[str]:
         models = {each.source.folder: each for each in self.due}
         for folder, each in models.items():

@@ -4,6 +4,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -44,7 +45,7 @@ def loaded_model(config: ProfilingConfig) -> StagedModel:
 def endless_model(config: ProfilingConfig) -> StagedModel:
     """The model; its answers always have their full length, so that all runs do the same work."""
     model = loaded_model(config)
-    model.eos_token_ids = frozenset()
+    model.ends = replace(model.ends, token_ids=frozenset())
     return model
 
 

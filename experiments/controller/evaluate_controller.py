@@ -335,7 +335,8 @@ def write(
     write_json_atomically({**content_of(evaluation), **shared, "static_settings": statics}, folder / f"{NAME}.json")
     rows = rows_of(evaluation)
     write_text_atomically(csv_of_rows(rows, list(rows[0])), folder / f"{NAME}.csv")
-    figures = save_chart(evaluation_chart(evaluation, latency_s, accuracy, left_out), caption, folder)
+    own = None if grid.reference not in grid.choices else grid.choices.index(grid.reference)
+    figures = save_chart(evaluation_chart(evaluation, latency_s, accuracy, left_out, own), caption, folder)
     return [folder / f"{NAME}.json", folder / f"{NAME}.csv", *figures]
 
 

@@ -4,6 +4,7 @@ accelerate launch experiments/text_exp/run_text_generation.py --config experimen
 """
 
 import argparse
+import itertools
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     grid = combinations(_content(given))
     # torch and transformers take seconds to import; `--help` and a wrong key need neither.
     with libraries_loading():
+        from experiment_core_utils.d_energy_tracking import energy_plan_lines
         from experiment_core_utils.saved_results.terminal import text_table
         from experiment_core_utils.text_pipeline import launched, plan_of, run_text_experiments
 
@@ -69,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         accelerator = launched(grid, given.output_dir)
         plan = plan_of(grid, given.output_dir, accelerator)
         if accelerator.is_main_process:
-            print("\n".join(plan.lines()))
+            modes = dict.fromkeys((each.config.energy_mode, each.config.device) for each in plan.due)
+            energy = [energy_plan_lines(mode, device, 0, named="energy: ") for mode, device in modes]
+            print("\n".join([*plan.lines(), *plan.prompt_lines(), *itertools.chain(*energy)]))
         return 0
     report = run_text_experiments(grid, given.output_dir, lambda line: print(line, file=sys.stderr, flush=True))
     if report.is_main_process:

@@ -28,11 +28,8 @@ def test_the_published_defaults() -> None:
     )
     assert parse_config(["--num_warmup_runs", "11"]).measuring.max_warmup_runs == 11
     assert (config.measuring.drift_check_every, config.measuring.until_precision) == (4, None)
-    assert (config.task.dataset_name, config.task.split, config.knobs.sampling_strategy) == (
-        "reference_vqa",
-        None,
-        "balanced",
-    )
+    # The task is known with the model: reference_vqa for one with vision.
+    assert (config.task.dataset_name, config.task.split, config.knobs.sampling_strategy) == (None, None, "balanced")
 
 
 @pytest.mark.parametrize(("most", "least"), [(0, 0), (1, 1), (2, 2), (3, 2), (9, 2)])

@@ -51,7 +51,7 @@ DOCS = REPOSITORY / "docs"
 SCHEMA = (DOCS / "results_schema.md").read_text(encoding="utf-8")
 COMMAND_LINE = (DOCS / "reference" / "command_line.md").read_text(encoding="utf-8")
 # Objects whose keys are data: described in words, not row by row.
-KEYS_ARE_DATA = {"versions", "source", "prompt_form"}
+KEYS_ARE_DATA = {"versions", "source", "prompt_form", "eos_sources"}
 
 
 def first_cells(section: str, text: str = SCHEMA) -> set[str]:

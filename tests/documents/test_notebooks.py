@@ -58,7 +58,7 @@ def test_a_sweep_is_analysed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     flags = ('device="cpu"', f'device="cpu", max_repeats=0, {model}')
     notebook = executed("analyse_a_sweep.ipynb", tmp_path, monkeypatch, flags)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert shown(notebook, "cell-02") == "8"
+    assert shown(notebook, "cell-02") == "9"
     # Shares of the stages and a front.
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
     table = shown(notebook, "cell-13").splitlines()

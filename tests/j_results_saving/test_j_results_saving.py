@@ -91,6 +91,8 @@ def test_every_key_of_a_setting() -> None:
         "num_latency_samples": 3,
         "num_unparsed": 1,
         "share_unparsed": pytest.approx(1 / 3),
+        "share_empty": 0.0,
+        "share_one_token": 0.0,
         "share_truncated": pytest.approx(1 / 3),
         "share_failed": 0.25,
         "share_outlier_runs": None,

@@ -53,7 +53,7 @@ def test_without_a_command_the_help_is_printed(words: list[str], capsys: pytest.
         (["prfile"], r"invalid choice: 'prfile' .* \(did you mean profile\?\); see --help"),
         (["analyse", "stage"], r"\(did you mean stages\?\)"),
         (["profile", "--num_sampels", "4"], r"arguments: --num_sampels 4 \(did you mean --num_samples\?\)"),
-        (["profile", "--tier_list", "lwo"], r"'lwo' \(did you mean low\?\); choose among low, medium, high"),
+        (["profile", "--tier_list", "lwo"], r"'lwo' \(did you mean low\?\); choose among own, low, medium, high"),
         (["tasks", "compare", "RESULTS", "--basline", "x"], r"\(did you mean --baseline\?\); see --help"),
         (["text", "--zzz"], r"unrecognized arguments: --zzz; see --help"),
     ],

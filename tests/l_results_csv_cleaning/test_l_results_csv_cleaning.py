@@ -47,7 +47,7 @@ HEADER = (
     "T_LLM_prefill_mean_ms,T_LLM_decode_mean_ms,T_first_token_mean_ms,T_decode_per_token_mean_ms,tokens_per_second,"
     "requests_per_second,selected_crops_mean,actual_vision_tokens_mean,T_total_std_ms,T_total_p50_ms,T_total_p99_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,vision_flops_mean,"
     "prefill_flops_mean,decode_flops_per_token_mean,metric_best,num_unparsed,share_unparsed,share_truncated,"
-    "share_failed,num_latency_samples,file"
+    "share_failed,num_latency_samples,in_grid,file"
 )
 
 
@@ -265,8 +265,8 @@ def test_the_table_says_how_many_samples_were_measured() -> None:
     frame = settings_frame([some, none, before_the_key])
     assert frame["num_latency_samples"].tolist() == [1, 0, 2]
     first = [name for name in frame.columns if not name.startswith(("energy_", "mfu_", "mbu_"))]
-    assert first[-2:] == ["num_latency_samples", "share_outlier_runs"]
-    assert list(frame.columns[: len(first)]) == first
+    assert first[-4:] == ["num_latency_samples", "share_outlier_runs", "is_reference", "in_grid"]
+    assert list(frame.columns[: len(first) - 2]) == first[:-2] and list(frame.columns[-2:]) == first[-2:]
     assert frame["T_total_mean_ms"].isna().tolist() == [False, True, False]
     assert "tier" not in closing_table([some, none])
 

@@ -75,7 +75,7 @@ def test_thinking_is_not_scored_again_either(tmp_path: Path) -> None:
     content = write(tmp_path, FULL_FILE, FULL, "1", "1", "0.5")["per_sample_results"]
     predictions = ("<think>0</think>1", "?", "hm</think> 0.5")
     first, noted, last = (
-        SampleResult.model_validate(each | {"pred": pred}) for each, pred in zip(content, predictions, strict=False)
+        SampleResult.model_validate(each | {"pred": pred}) for each, pred in zip(content, predictions, strict=True)
     )
     answers = [stored_answer(each).prediction for each in (first, noted.with_keys(answer="1"), last)]
     assert answers == ["1", "1", "0.5"]

@@ -10,6 +10,7 @@ from transformers import OPTConfig
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.sweep.estimate import (
@@ -124,3 +125,21 @@ def test_a_picture_that_is_too_large_as_it_is_leaves_the_rest_of_the_plan(tmp_pa
     own = work.at(KnobSetting(own_target(), 2, (0, 1, 2)))
     assert (own.prompt_tokens, own.flops, own.elements) == (None, None, None)
     assert "tokens is longer than the model's context of 4096" in (own.unusable_reason or "")
+
+
+def test_the_embedded_model_by_itself_takes_fewer_tokens_than_two_of_the_tiers() -> None:
+    """Molmo's official rule with at most 12 crops; means over the first 16 prompts of `reference_vqa`."""
+    source = find_model(str(EMBEDDED_MODEL))
+    halves = [work_of(source, TASK, ids, LIMIT) for ids in (range(8), range(8, 16))]
+    targets = (own_target(), *map(tier_target, ("low", "medium", "high")))
+    blocks = tuple(range(source.limits.num_total_blocks))
+    found = {
+        target.value: sum(work.at(KnobSetting(target, 8, blocks)).prompt_tokens or 0 for work in halves) / 2
+        for target in targets
+    }
+    assert found == {"own": 800.125, "low": 456.125, "medium": 840.125, "high": 1296.125}
+    # Of at most 12 crops and the overview the memory is less than of the 15 that tier high may take.
+    own, high = (
+        halves[0].at(KnobSetting(target, 8, blocks)).elements for target in (own_target(), tier_target("high"))
+    )
+    assert own is not None and high is not None and own < high

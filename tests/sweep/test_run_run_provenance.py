@@ -52,5 +52,5 @@ def test_few_samples_are_no_caveat_of_one_setting_or_of_a_search() -> None:
         return [found.kind for found in made.caveat_records]
 
     assert len(run.settings) > 1 and kinds(run) == ["few_samples"]
-    assert kinds(replace(run, settings=run.settings[:1])) == []
+    assert kinds(replace(run, grid=run.grid[:1], beside=None)) == []
     assert kinds(replace(run, config=run.config.replaced(pareto_search=True))) == []

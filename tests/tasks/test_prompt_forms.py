@@ -201,6 +201,11 @@ def test_options_stand_in_lines_of_their_letters() -> None:
     assert prompt_for(mmmu, sample, "paligemma") == "Question: What?\nOptions: (A) one {x} (B) two\nAnswer:"
 
 
+def test_options_of_other_tasks_stand_before_the_answer() -> None:
+    own, sample = sample_of("reference_choice", options=("one", "two"), answer_index=1)
+    assert prompt_for(own, sample, "chat") == "What?\nA. one\nB. two\nAnswer:"
+
+
 def test_a_caption_of_paligemma_has_a_prefix_of_its_own() -> None:
     assert prompt_for(*sample_of("coco_caption"), "paligemma") == "caption en"
 

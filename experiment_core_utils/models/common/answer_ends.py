@@ -143,22 +143,27 @@ def special_token_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset(getattr(tokenizer, "all_special_ids", ())) | frozenset(special)
 
 
-def text_reader(tokenizer: Any) -> TextOf:
+@dataclass(frozen=True)
+class TextReader:
+    """Text of ids by a tokenizer; can be sent to another process with it."""
+
+    tokenizer: Any
+    left_out: frozenset[int]  #: special tokens that no text shows
+    marks: frozenset[int]  #: special tokens that tell thinking from the answer
+
+    def __call__(self, token_ids: Sequence[int]) -> str:
+        has_marks = not self.marks.isdisjoint(token_ids)
+        shown = [token for token in token_ids if token not in self.left_out] if has_marks else list(token_ids)
+        text: str = self.tokenizer.decode(shown, skip_special_tokens=not has_marks)
+        return text
+
+
+def text_reader(tokenizer: Any) -> TextReader:
     """Text of ids, without special tokens, but with those by which thinking is told from the answer."""
     vocabulary, special = tokenizer.get_added_vocab(), special_token_ids(tokenizer)
     marks = [*(tag for tags in THINKING_TAGS for tag in tags), *(CHANNEL_MARKS if CHANNEL in vocabulary else ())]
     kept = frozenset(vocabulary[mark] for mark in marks if vocabulary.get(mark) in special)
-    left_out = special - kept
-
-    def text_of(token_ids: Sequence[int]) -> str:
-        if kept.isdisjoint(token_ids):
-            text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
-            return text
-        shown = [token for token in token_ids if token not in left_out]
-        text = tokenizer.decode(shown, skip_special_tokens=False)
-        return text
-
-    return text_of
+    return TextReader(tokenizer, special - kept, kept)
 
 
 @dataclass(frozen=True)

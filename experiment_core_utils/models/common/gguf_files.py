@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import AutoConfig, GgufConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoTokenizer, GgufConfig, PreTrainedConfig
 from transformers.utils.import_utils import is_gguf_available
 
 from experiment_core_utils.models.common.private_apis import gguf_architectures, gguf_header
@@ -39,6 +39,19 @@ def config_in(place: Path, trust_remote_code: bool = False) -> PreTrainedConfig:
 @lru_cache(maxsize=4)
 def _config_of(file: Path, size: int, changed_ns: int) -> PreTrainedConfig:
     return AutoConfig.from_pretrained(**source_of(file), local_files_only=True, trust_remote_code=False)
+
+
+def tokenizer_in(place: Path, **options: Any) -> Any:
+    """transformers' tokenizer of a checkpoint, which pads on the left; that of a GGUF file is made only once."""
+    if not is_gguf(place):
+        return AutoTokenizer.from_pretrained(place, padding_side="left", **options)
+    state = place.stat()
+    return copy.deepcopy(_tokenizer_of(place, state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(maxsize=4)
+def _tokenizer_of(file: Path, size: int, changed_ns: int) -> Any:
+    return AutoTokenizer.from_pretrained(**source_of(file), padding_side="left", local_files_only=True)
 
 
 def check_gguf(file: Path, most_layers: int) -> None:

@@ -7,7 +7,6 @@ from transformers import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     PROCESSOR_MAPPING,
     AutoProcessor,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     ProcessorMixin,
@@ -15,7 +14,7 @@ from transformers import (
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 from transformers.utils import is_torchvision_available
 
-from experiment_core_utils.models.common.gguf_files import config_in, source_of
+from experiment_core_utils.models.common.gguf_files import config_in, tokenizer_in
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 
 _FROM_FOLDER: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -40,9 +39,7 @@ def load_hf_processor(folder: Path) -> ProcessorMixin | PreTrainedTokenizerBase:
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        **source_of(folder), padding_side="left", **_FROM_FOLDER
-    )
+    tokenizer: PreTrainedTokenizerBase = tokenizer_in(folder, **_FROM_FOLDER)
     return tokenizer
 
 

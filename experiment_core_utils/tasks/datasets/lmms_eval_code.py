@@ -80,7 +80,7 @@ def _plain(function: Any) -> Any:
 def _file_of(function: Any) -> Path | None:
     try:
         path = Path(inspect.getsourcefile(_plain(function)) or "")
-    except TypeError:  # not counted: built in
+    except (TypeError, OSError):  # not counted: built in, or a class of a module that is known no more
         return None
     return path if path.is_file() else None
 
@@ -99,19 +99,16 @@ def contacted_server(function: Any) -> str | None:
     """
     waiting, seen = [function], set[int]()
     while waiting:
-        value = waiting.pop()
+        value = _plain(waiting.pop())
         if id(value) in seen:
             continue
         seen.add(id(value))
         origin = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", None) or "")
         if (client := _client_of(origin) or _client_of(type(value).__module__)) is not None:
             return client
-        if isinstance(value, functools.partial):
-            waiting.append(value.func)
-        elif isinstance(value, type) and _of_a_task(value):
-            waiting.extend(vars(value).values())
+        if isinstance(value, type):
+            waiting.extend(each for part in value.__mro__ for each in vars(part).values() if callable(each))
         elif isinstance(value, FunctionType):
-            value = inspect.unwrap(value)
             if not _of_a_task(value):
                 continue
             names, texts = _names_in(value.__code__)
@@ -120,7 +117,7 @@ def contacted_server(function: Any) -> str | None:
             if (client := next(filter(None, map(_client_of, names)), None)) is not None:
                 return client
             waiting.extend(_reached(value, names))
-        elif inspect.ismethod(value) or isinstance(value, staticmethod | classmethod):
+        elif inspect.ismethod(value):
             waiting.append(value.__func__)
         elif type(value).__module__ not in ("builtins", "re"):
             waiting.append(type(value))
@@ -156,8 +153,10 @@ def _reached(function: FunctionType, names: set[str]) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         yield cell.cell_contents
     for module in found:
-        if isinstance(module, ModuleType) and _of_a_task(module):
-            yield from (vars(module)[each] for each in names if each in vars(module))
+        if isinstance(module, ModuleType):
+            inner = [vars(module)[each] for each in names if each in vars(module)]
+            # Of other modules, the modules in them: `urllib.request` is known as `urllib`.
+            yield from (each for each in inner if _of_a_task(module) or isinstance(each, ModuleType))
 
 
 class CodeState:

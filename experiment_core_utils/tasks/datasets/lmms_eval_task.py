@@ -64,6 +64,7 @@ class LmmsEvalTask:
 
     Attributes:
         scorer: scores its answers, by lmms-eval.
+        stop: texts that end an answer.
         filters: those of each of its pipelines, by name.
         score_key: where a result that is a record has its score.
         state: of its code, before anything was scored.
@@ -139,7 +140,7 @@ class LmmsEvalTask:
             question=text,
             answers=tuple(map(str, target if isinstance(target, list | tuple) else [target])),
             image=first,
-            further_images=tuple(each for each in others if each is not None),
+            further_images=tuple(filter(None, others)),
             question_type=UNTYPED,
         )
 
@@ -363,10 +364,6 @@ def _filters(task: Any) -> Mapping[str, Sequence[Any]]:
     strips = config.auto_strip_thinking and parse_reasoning_tags_config(task_value=config.reasoning_tags) is None
     first = [StripThinkingFilter()] if strips else []
     return {each.name: [*first, *each.filters] for each in task._filters}
-
-
-def _as_list(value: Any) -> Sequence[str]:
-    return [value] if isinstance(value, str) else list(value or ())
 
 
 def _from_0_to_1(value: Any, score_key: str) -> float | None:

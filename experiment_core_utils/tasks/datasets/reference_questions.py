@@ -29,7 +29,7 @@ class ReferenceQuestions(RowTask):
     """The questions as open ones; implements `Task`.
 
     Args:
-        split: `all`, the only one.
+        split: `validation`, the only one.
         prompt_template: in place of the task's own; its fields are {question}, {style} and {options}.
 
     Raises:
@@ -42,9 +42,9 @@ class ReferenceQuestions(RowTask):
     max_new_tokens = 64
     _fields: tuple[str, ...] = ("question",)
 
-    def __init__(self, split: str = "all", prompt_template: str | None = None) -> None:
-        if split != "all":
-            raise ConfigurationError(f"{self.name} has no split {split!r}: give all")
+    def __init__(self, split: str = "validation", prompt_template: str | None = None) -> None:
+        if split != "validation":
+            raise ConfigurationError(f"{self.name} has no split {split!r}: give validation")
         self.split = split
         self._template = None if prompt_template is None else check_template(prompt_template, self._fields)
         digest = hashlib.sha256(QUESTIONS_FILE.read_bytes()).hexdigest()

@@ -38,7 +38,7 @@ ARTICLES = frozenset({"a", "an", "the"})
 _AROUND = " \"'“”‘’`()[]{}"
 _AFTER = ".,;:!?"
 _GROUPED = re.compile(r"(?<![\d,.])(\d{1,3}(?:,\d{3})+)(?![\d,])")
-_DRAWN_ALIKE = str.maketrans(dict.fromkeys("‘’‚‛′`´", "'") | dict.fromkeys("“”„‟″", '"') | {"−": "-"})
+_DRAWN_ALIKE = str.maketrans(dict.fromkeys("‘’‚‛′´", "'") | dict.fromkeys("“”„‟″", '"') | {"−": "-"})
 _WHOLE_NUMBER_WITH_ZEROS = re.compile(r"([+-]?\d+)\.0+")
 
 
@@ -78,6 +78,8 @@ def folded(text: str) -> str:
     Unicode's NFKC, which composes accents and makes full-width and circled characters plain; straight quotes; no
     characters without width.
     """
+    if text.isascii():
+        return text
     composed = unicodedata.normalize("NFKC", text.translate(_DRAWN_ALIKE))
     return "".join(each for each in composed if unicodedata.category(each) != "Cf")
 

@@ -116,7 +116,7 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
             f"a multiple-choice question needs 1 to {len(ascii_uppercase)} options, got {len(options)}: check the "
             "sample's `options`"
         )
-    for text in (boxed_answer(prediction) or "", without_boxes(prediction)):
+    for text in filter(None, (boxed_answer(prediction), without_boxes(prediction))):
         chosen = _whole(spoken(text), options) or _decided(text, options)
         if chosen is not None:
             return chosen
@@ -129,7 +129,7 @@ def mc(prediction: str, options: Sequence[str], answer_index: int) -> float:
     Raises:
         SampleError: there are no options, more than letters, or `answer_index` is none of them.
     """
-    _require_index(options, answer_index)
+    require_index(options, answer_index)
     return float(select_mc_option(prediction, options)[0] == answer_index)
 
 
@@ -143,7 +143,7 @@ def mc_molmo(prediction: str, options: Sequence[str], answer_index: int) -> floa
     Raises:
         SampleError: there are no options, more than letters, or `answer_index` is none of them.
     """
-    _require_index(options, answer_index)
+    require_index(options, answer_index)
     text = molmo_answer(prediction).lower()
     letters = ascii_uppercase[: len(options)].lower()
     # From a text of n characters a single letter is n - 1 edits away if the text has it, else n (from "", 1): the
@@ -152,7 +152,8 @@ def mc_molmo(prediction: str, options: Sequence[str], answer_index: int) -> floa
     return float(chosen == answer_index)
 
 
-def _require_index(options: Sequence[str], answer_index: int) -> None:
+def require_index(options: Sequence[str], answer_index: int) -> None:
+    """Raises SampleError where the right answer is none of the options."""
     if not 0 <= answer_index < len(options):
         raise SampleError(
             f"the right answer is option {answer_index} of {len(options)}: check the sample's `answer_index`, which "
@@ -386,6 +387,8 @@ def _is_filler(text: str) -> bool:
 def _without_repeated_options(text: str, options: Sequence[str]) -> str:
     """The output without the lines that are an option's letter and text, where it contains two or more of them."""
     lines = text.splitlines()
+    if len(lines) < 2:
+        return text
     repeated = [_is_option_line(line, options) for line in lines]
     if sum(repeated) < 2:
         return text

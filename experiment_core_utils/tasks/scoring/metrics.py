@@ -10,7 +10,7 @@ from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 from experiment_core_utils.tasks.scoring.anls import anls
 from experiment_core_utils.tasks.scoring.cider_score import BEST, DocumentFrequencies, score_captions
 from experiment_core_utils.tasks.scoring.em import em, em_lenient
-from experiment_core_utils.tasks.scoring.mc import UNPARSED, mc, mc_molmo, select_mc_option
+from experiment_core_utils.tasks.scoring.mc import UNPARSED, mc_molmo, require_index, select_mc_option
 from experiment_core_utils.tasks.scoring.mmmu_score import mmmu_open_score
 from experiment_core_utils.tasks.scoring.relaxed import relaxed
 from experiment_core_utils.tasks.scoring.vqa_score import matching_fraction, vqa_score, vqa_score_molmo
@@ -137,9 +137,10 @@ def _right_option(answer: Answer) -> int:
 
 
 def _mc_score(answer: Answer) -> Score:
-    value = mc(answer.prediction, answer.options, _right_option(answer))
-    status = select_mc_option(answer.prediction, answer.options)[1]
-    return Score(value, parsed=status != UNPARSED, parse_status=status)
+    right = _right_option(answer)
+    require_index(answer.options, right)
+    chosen, status = select_mc_option(answer.prediction, answer.options)
+    return Score(float(chosen == right), parsed=status != UNPARSED, parse_status=status)
 
 
 def _mc_molmo_score(answer: Answer) -> Score:

@@ -7,7 +7,7 @@ English, with the words for "answer", "not" and "or" of some other languages.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -268,6 +268,7 @@ def without_boxes(text: str) -> str:
     return _BOXED.sub(lambda found: found[1] or found[2] or "", text)
 
 
+@lru_cache(maxsize=1 << 12)
 def compared_words(text: str) -> tuple[str, ...]:
     """The words of a text as they are compared, without an article in front."""
     words = [word.text for word in _words(_MARKUP.sub("", folded(text)))]

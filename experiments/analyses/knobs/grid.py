@@ -12,6 +12,7 @@ from experiment_core_utils.primitives.knobs import values_of_key
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
@@ -129,7 +130,9 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
 
 def unreadable_fraction(result: SettingResult) -> float:
     """The fraction of a result's answers that are empty or could not be read as an answer; 0 without samples."""
-    empty = fraction_of(sum(not each.pred.strip() for each in result.per_sample_results), result.num_samples)
+    empty = fraction_of(
+        sum(not scored_text(each.pred, each.answer).strip() for each in result.per_sample_results), result.num_samples
+    )
     return max(empty or 0.0, result.share_unparsed or 0.0)
 
 

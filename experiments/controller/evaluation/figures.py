@@ -25,6 +25,7 @@ def evaluation_chart(
     static_latency_s: Sequence[float] | np.ndarray,
     static_accuracy: Sequence[float] | np.ndarray,
     left_out: Sequence[str] = (),
+    reference: int | None = None,
 ) -> Chart:
     """Policies among the static settings, and over budgets accuracy in time and violations: three panels.
 
@@ -34,13 +35,14 @@ def evaluation_chart(
         static_latency_s: [S], means over the requests.
         static_accuracy: [S], mean fractions of the best score.
         left_out: names of policies that are not drawn.
+        reference: place of the model as it is among the static settings; None where it is not there.
     """
     shown = [
         policy
         for policy in evaluation.policies
         if not policy.name.startswith("static_") and policy.name not in left_out
     ]
-    front = _statics(np.asarray(static_latency_s), np.asarray(static_accuracy))
+    front = _statics(np.asarray(static_latency_s), np.asarray(static_accuracy), reference)
     in_time: list[Mark] = []
     violations: list[Mark] = [Rule(0.05, False, style.QUIET)]
     places = feasible_budgets(evaluation.budgets)
@@ -73,14 +75,17 @@ def evaluation_chart(
     )
 
 
-def _statics(latency_s: np.ndarray, accuracy: np.ndarray) -> list[Mark]:
+def _statics(latency_s: np.ndarray, accuracy: np.ndarray, reference: int | None) -> list[Mark]:
     if not len(latency_s):
         return []
     best = np.flatnonzero(on_front(latency_s, accuracy))
     best = best[np.argsort(latency_s[best], kind="stable")]
+    at = [] if reference is None else [reference]
+    mark = Dots(1000 * latency_s[at], accuracy[at], style.INK, "reference", symbol="open diamond", size=12)
     return [
         Line(1000 * latency_s[best], accuracy[best], style.LIGHT_GREY, width=1.2, is_step=True),
         Dots(1000 * latency_s, accuracy, style.LIGHT_GREY, "static settings", size=5),
+        *[mark] * len(at),
     ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.sweeps import (
     FURTHER_COLUMNS,
+    SHARE_OF_REFERENCE,
     joint_settings_frame,
     load_sweep,
     load_sweeps,
@@ -46,7 +47,7 @@ def test_frames_have_units_and_absent_is_nan(tmp_path: Path) -> None:
     assert samples["T_LLM_decode_ms"][0] == 250.0 and pd.isna(samples["T_LLM_decode_ms"][1])
     assert (samples["T_LLM_decode_ms"].dtype, samples["top_k"].dtype) == ("float64", "int64")
     assert list(settings.columns[:2]) == ["task", "setting"]
-    assert tuple(settings.columns[-len(FURTHER_COLUMNS) :]) == tuple(FURTHER_COLUMNS)
+    assert tuple(settings.columns[-len(FURTHER_COLUMNS) - 1 :]) == (*FURTHER_COLUMNS, SHARE_OF_REFERENCE)
     # 0.5 + 0.25 + 0.25 s and 0.5 + 0.25 s: 1000 and 750 ms.
     assert settings["T_total_mean_ms"][0] == 875.0
     assert pd.isna(settings["energy_vision_j"][0]) and settings["drift_ratio_max"][0] == 1.25

@@ -65,10 +65,9 @@ def test_a_grid_ends_with_a_table_and_says_where_it_is(config_file: Path, driver
     assert done.out.endswith(f"table of all experiments: {tmp_path / 'text_generation_results.csv'}\n")
     (_, second) = json.loads((tmp_path / "text_generation_results.json").read_text())
     planned = driver.run("--config", config_file, "--output_dir", tmp_path, "--set", "cycle_id=[2, 3]", "--dry_run")
-    assert planned.out.splitlines() == [
-        f"1/2 cycle_id=2: done before, as {second}",
-        "2/2 cycle_id=3: due",
-    ]
+    done_before, due, prompt, ids = planned.out.splitlines()
+    assert (done_before, due) == (f"1/2 cycle_id=2: done before, as {second}", "2/2 cycle_id=3: due")
+    assert prompt.startswith('prompt of sample 0 (chat_template none): "') and ids.startswith("ids: ")
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,8 @@ def test_a_checkpoint_with_bounds_is_measured_within_them(checkpoint_of: Made, t
     """Qwen2-VL with at most 256 tokens of 8 x 8 pixels, and the same number as a target."""
     folder = shutil.copytree(checkpoint_of("qwen2_5_vl").folder, tmp_path / "bounded")
     bounded_pictures(folder, 256, 16384)
-    own_config = folder / "processor_config.json"
-    own_config.write_text(own_config.read_text().replace("Qwen2_5_VLProcessor", "Qwen2VLProcessor"))
+    for path in folder.glob("*.json"):
+        path.write_text(path.read_text().replace("qwen2_5_vl", "qwen2_vl").replace("Qwen2_5_VL", "Qwen2VL"))
     processor: Any = load_hf_processor(folder)
     assert type(processor).__name__ == "Qwen2VLProcessor"
     requests = HFRequests(processor, AutoConfig.from_pretrained(folder), "bounded")

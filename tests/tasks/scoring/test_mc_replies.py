@@ -215,6 +215,8 @@ REPLIES = [
     ("A resposta é D.", METALS, "D"),
     ("الإجابة الصحيحة هي B", METALS, "B"),
     ("सही उत्तर: C", METALS, "C"),
+    ("<think>Could be A. Or maybe C.</think>B", METALS, "B"),
+    ("<think>A looks right at first.</think>\n\nD. tin", METALS, "D"),
     # nothing that can be read as one choice
     ("A or B", METALS, NONE),
     ("B and C", METALS, NONE),

@@ -21,8 +21,8 @@ def regime(setting: str, vision_ms: float) -> Regime:
 
 
 def test_settings_have_their_names_where_there_is_room() -> None:
-    (panel,) = settings_chart([regime("slow", 30.0), regime("fast", 20.0)]).panels
-    assert panel.y.ticks == {0: "fast · 35 ms", 1: "slow · 45 ms"} and panel.y.is_reversed
-    many = settings_chart([regime(f"setting {each}", each) for each in range(100)])
+    (panel,) = settings_chart([regime("slow", 30.0), regime("fast", 20.0)], {"signs": "slow"}).panels
+    assert panel.y.ticks == {0: "fast · 35 ms", 1: "slow, reference · 45 ms"} and panel.y.is_reversed
+    many = settings_chart([regime(f"setting {each}", each) for each in range(100)], {})
     assert len(many.panels[0].y.ticks or ()) == 90
     assert many.footnote == "10 of 100 settings are drawn without their names"

@@ -1,0 +1,194 @@
+"""What is known of the code of a task, on modules written here; lmms-eval itself is not needed."""
+
+import functools
+import os
+import socket
+import time
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from experiment_core_utils.tasks.datasets.lmms_eval_code import (
+    CodeState,
+    contacted_server,
+    definition_digest,
+    failure,
+    failure_in_a_copy,
+    where_defined,
+)
+
+CODE = """
+import functools
+import os
+from collections import Counter
+
+import http.client as wire
+import urllib.request
+from helper import ask
+
+SEEN = {"red": 0}
+ORDER = []
+TOTAL = 0
+KEY = os.getenv("OPENAI_API_KEY")
+
+def plain(doc, results):
+    return {"right": float(results[0] == doc["answer"])}
+
+def counted(doc, results):
+    global TOTAL
+    TOTAL += 1
+    SEEN["red"] += 1
+    SEEN["new"] = 1
+    ORDER.append(results[0])
+
+def posts(doc, results):
+    return urllib.request.urlopen("http://judge", data=results)
+
+def imports(doc, results):
+    from openai import OpenAI
+    return OpenAI()
+
+def by_a_layer(doc, results):
+    from lmms_eval.llm_judge import get_server
+    return get_server("openai")
+
+def through_another(doc, results):
+    return sorted(results, key=lambda each: through(each))
+
+def through(text):
+    return ask(text)
+
+def by_a_key(doc, results):
+    return os.environ["JUDGE_API_KEY"]
+
+class Judge:
+    def __init__(self):
+        self.url = "x"
+    def score(self, text):
+        return wire.HTTPConnection(self.url)
+
+JUDGE = Judge()
+
+def by_an_object(doc, results):
+    return JUDGE.score(results[0])
+
+decorated = functools.lru_cache(posts)
+"""
+HELPER = "from urllib.request import urlopen\n\ndef ask(text):\n    return urlopen(text)\n"
+
+
+def module_at(path: Path) -> ModuleType:
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def utils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "helper", raising=False)
+    (tmp_path / "helper.py").write_text(HELPER)
+    (tmp_path / "utils.py").write_text(CODE)
+    return module_at(tmp_path / "utils.py")
+
+
+def task_of(**config: Any) -> Any:
+    return SimpleNamespace(config=SimpleNamespace(**config))
+
+
+@pytest.mark.parametrize(
+    ("name", "client"),
+    [
+        ("plain", None),
+        ("counted", None),
+        ("posts", "urllib.request"),
+        ("imports", "openai"),
+        ("by_a_layer", "lmms_eval.llm_judge"),
+        ("through_another", "urllib.request"),
+        ("by_a_key", "JUDGE_API_KEY"),
+        ("by_an_object", "http.client"),
+        ("decorated", "urllib.request"),
+    ],
+)
+def test_whom_a_function_contacts(utils: ModuleType, name: str, client: str | None) -> None:
+    assert contacted_server(getattr(utils, name)) == client
+    assert contacted_server(functools.partial(getattr(utils, name), {})) == client
+
+
+def test_what_is_no_function_of_a_task_contacts_nobody() -> None:
+    assert [contacted_server(each) for each in (None, "mean", sum, sorted, json_dump)] == [None] * 5
+
+
+json_dump = __import__("json").dumps
+
+
+def test_a_definition_is_its_configuration_and_the_code_beside_it(utils: ModuleType, tmp_path: Path) -> None:
+    def digest(**changed: Any) -> str:
+        functions = module_at(tmp_path / "utils.py")
+        given = {"post_prompt": "One word.", "process_results": functions.plain, "dataset_path": "a", **changed}
+        return definition_digest(task_of(**given))
+
+    first = digest()
+    # Where the data lie is no part of it, and a function read again is the same.
+    assert digest() == digest(dataset_path="b") == first
+    changed = [digest(post_prompt=""), digest(process_results=utils.posts), digest(metric_list=[{"metric": "right"}])]
+    (tmp_path / "helper.py").write_text(HELPER + "# changed\n")
+    changed.append(digest())
+    (tmp_path / "utils.py").write_text(CODE.replace("float(", "1 - float("))
+    changed.append(digest())
+    assert len({first, *changed}) == 6
+
+
+def test_its_variables_are_put_back(utils: ModuleType) -> None:
+    state = CodeState(task_of(process_results=utils.counted, metric_list=[{"aggregation": utils.plain}]))
+    also = utils.SEEN
+    utils.counted({}, ["a"])
+    utils.counted({}, ["b"])
+    assert (utils.TOTAL, utils.SEEN, utils.ORDER) == (2, {"red": 2, "new": 1}, ["a", "b"])
+    state.restore()
+    assert (utils.TOTAL, utils.SEEN, utils.ORDER) == (0, {"red": 0}, [])
+    assert also is utils.SEEN
+    utils.counted({}, ["c"])
+    state.restore()
+    assert (utils.TOTAL, utils.ORDER) == (0, [])
+
+
+def test_a_failure_names_its_place(utils: ModuleType) -> None:
+    with pytest.raises(KeyError) as found:
+        utils.plain({}, ["red"])
+    assert failure(found.value) == "KeyError: 'answer' (in plain, utils.py line 16)"
+    repeated = RuntimeError("RetryError[<Future>]")
+    repeated.last_attempt = SimpleNamespace(exception=lambda: found.value)  # type: ignore[attr-defined]
+    assert failure(repeated) == failure(found.value)
+    assert where_defined(utils.plain) == where_defined(functools.partial(utils.plain, {})) == "utils.plain"
+    assert where_defined(sum) == "sum"
+
+
+def test_a_copy_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[str] = []
+
+    def work() -> str:
+        seen.append("here")
+        Path("file.json").write_text("{}")
+        return f"{len(seen)} in another folder: {Path.cwd() != tmp_path}"
+
+    assert failure_in_a_copy(work) == "1 in another folder: True"
+    assert seen == [] and list(tmp_path.iterdir()) == []
+    assert failure_in_a_copy(lambda: None) is None
+
+
+def test_a_copy_contacts_nobody_and_may_end() -> None:
+    def contact() -> None:
+        try:
+            socket.create_connection(("127.0.0.1", 9))
+        except OSError:  # as code that scores 0 where its judge does not answer
+            time.sleep(60)
+
+    assert "contacts a server" in str(failure_in_a_copy(contact))
+    assert "ends its process" in str(failure_in_a_copy(lambda: os._exit(3)))
