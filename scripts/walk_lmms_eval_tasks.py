@@ -9,7 +9,6 @@ answers then go through `LmmsEvalTask` and through what lmms-eval's evaluator ca
 writes those of each task to FILE, and ends with exit code 1 where a prompt, a picture or a score differs.
 """
 
-import argparse
 import contextlib
 import copy
 import inspect
@@ -35,6 +34,8 @@ import checkout  # noqa: F401
 import numpy as np
 from PIL import Image
 
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.tasks.datasets import lmms_eval_task as adapter
 from experiment_core_utils.tasks.datasets.lmms_eval_code import failure
@@ -502,7 +503,7 @@ def quiet() -> Iterator[TextIO]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = OneLineParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="names of tasks (default: all)")
     parser.add_argument("--one_of_each_folder", action="store_true", help="only the first task of each folder")
     parser.add_argument(
@@ -541,4 +542,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

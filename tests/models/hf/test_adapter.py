@@ -97,6 +97,7 @@ def windowed(model: Any = None) -> TransformersModel:
         vision_knob_unsupported_reason=None,
         tokenizer=None,
         chat_template=None,
+        text_of=None,
     )
     return TransformersModel("windowed", model or built(LISTED["gemma3"]), cast(Any, requests))
 
@@ -157,6 +158,8 @@ def test_fields_of_the_last_crops_are_put_back_where_the_next_ones_have_none() -
         has_vision=False,
         vision_knob_unsupported_reason=None,
         tokenizer=None,
+        chat_template=None,
+        text_of=None,
     )
     decoder = built(LISTED["gemma3"])
     decoder.config.vision_rows, decoder.config.vision_side = 1, 2
