@@ -24,6 +24,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -378,7 +379,7 @@ def their_figures(manager: Any, name: str, answers: Sequence[str]) -> dict[str, 
     task = get_task_dict([name], manager)[name]
     output = TaskOutput.from_taskdict(name, task)
     with tempfile.TemporaryDirectory() as folder:
-        task.args = argparse.Namespace(output_path=folder, tasks=name, model="", log_samples_suffix="", limit=None)
+        task.args = Namespace(output_path=folder, tasks=name, model="", log_samples_suffix="", limit=None)
         task.build_all_requests()
         instances = sorted(task.instances, key=lambda each: each.doc_id)
         cut = [_cut(answer, instances[0].args[1].get("until")) for answer in answers]
