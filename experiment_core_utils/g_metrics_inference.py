@@ -103,7 +103,8 @@ def text_answer_caveats(results: InferenceResults, limit: int) -> list[Caveat]:
     """The caveats of the answers of a text run: cut at the limit, or most of them ended at once."""
     queries = results["queries"]
     at_once = sum(query["ended"] and query["output_tokens"] == 1 for query in queries)
-    found = cut_caveats([query["ended"] for query in queries], limit)
+    is_fixed = results["decoding"].get("ignore_eos")
+    found = [] if is_fixed else cut_caveats([query["ended"] for query in queries], limit)
     if queries and at_once / len(queries) > _MOST_ONE_TOKEN:
         found.append(caveat("answers_ended_at_once", num_answers=at_once, num_prompts=len(queries)))
     return found

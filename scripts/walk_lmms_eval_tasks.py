@@ -9,7 +9,6 @@ answers then go through `LmmsEvalTask` and through what lmms-eval's evaluator ca
 writes those of each task to FILE, and ends with exit code 1 where a prompt, a picture or a score differs.
 """
 
-import argparse
 import contextlib
 import copy
 import inspect
@@ -25,6 +24,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -35,6 +35,8 @@ import checkout  # noqa: F401
 import numpy as np
 from PIL import Image
 
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line
 from experiment_core_utils.tasks.datasets import lmms_eval_task as adapter
 from experiment_core_utils.tasks.datasets.lmms_eval_code import failure
@@ -377,7 +379,7 @@ def their_figures(manager: Any, name: str, answers: Sequence[str]) -> dict[str, 
     task = get_task_dict([name], manager)[name]
     output = TaskOutput.from_taskdict(name, task)
     with tempfile.TemporaryDirectory() as folder:
-        task.args = argparse.Namespace(output_path=folder, tasks=name, model="", log_samples_suffix="", limit=None)
+        task.args = Namespace(output_path=folder, tasks=name, model="", log_samples_suffix="", limit=None)
         task.build_all_requests()
         instances = sorted(task.instances, key=lambda each: each.doc_id)
         cut = [_cut(answer, instances[0].args[1].get("until")) for answer in answers]
@@ -502,7 +504,7 @@ def quiet() -> Iterator[TextIO]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = OneLineParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="names of tasks (default: all)")
     parser.add_argument("--one_of_each_folder", action="store_true", help="only the first task of each folder")
     parser.add_argument(
@@ -541,4 +543,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -119,7 +119,10 @@ def test_how_samples_were_chosen_and_scored_is_in_every_result(results: dict[str
         assert 0.0 <= low <= result["accuracy"] <= high <= 1.0
         for sample in result["per_sample_results"]:
             assert (sample["parse_status"], len(sample["metadata"]["answers"])) == ("text", 10)
-        caveat, *of_blocks = lasting_caveats(result)
+        caveat, *others = lasting_caveats(result)
+        # Random answers run on to the limit.
+        *of_blocks, cut = others
+        assert cut.startswith("answers: ")
         # Nobody scored the blocks of a tiny model.
         assert [each.partition(" the first")[0] for each in of_blocks] == (
             [] if result["num_active_blocks"] == 4 else ["blocks: without scores"]
@@ -147,7 +150,8 @@ def test_ids_and_limits_given_are_those_used(tiny_checkpoint: Path, tmp_path: Pa
     assert own_limit["provenance"]["experimental_variables"]["max_new_tokens"] == 16
     assert own_limit["provenance"]["task"]["max_new_tokens"] == 16
     assert own_limit["fingerprint"] != result["fingerprint"]
-    assert lasting_caveats(result) == []
+    (cut,) = lasting_caveats(result)
+    assert cut.startswith("answers: 2 of 2 were cut at the limit of 4 tokens; raise the limit")
 
 
 def test_the_stages_add_up_in_every_run(results: dict[str, dict]) -> None:
@@ -455,7 +459,9 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, run_serve
         [json.loads(path.read_text()) for path in (tmp_path / name).glob("*blocks4.json")] for name in ("one", "two")
     )
     assert double["provenance"]["num_processes"] == 2
-    assert lasting_caveats(double) == ["2 processes share the CPU cores: times are not those of one process alone"]
+    shared, cut = lasting_caveats(double)
+    assert shared == "2 processes share the CPU cores: times are not those of one process alone"
+    assert cut.startswith("answers: 4 of 5 were cut at the limit of 3 tokens")
     for key in ("accuracy", "accuracy_std", "accuracy_ci95", "accuracy_by_type", "metric_details", "sample_ids"):
         assert double[key] == single[key]
     for key in ("sample_id", "pred", "accuracy", "parse_status", "metadata", "prompt_tokens", "output_tokens"):

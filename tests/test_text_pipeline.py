@@ -401,8 +401,8 @@ def test_simulated_waiting_in_the_energy_is_a_caveat(values: dict[str, Any], tmp
     )
     (result,) = report.results.values()
     assert "the energy of the whole run contains 0.01 s of simulated waiting" in result["caveats"]
-    (record,) = (each for each in result["caveat_records"] if each["kind"] != "energy_estimated")
-    assert (record["kind"], record["severity"], record["advice"]) == ("simulated_waiting", "note", None)
+    (record,) = (each for each in result["caveat_records"] if each["kind"] == "simulated_waiting")
+    assert (record["severity"], record["advice"]) == ("note", None)
 
 
 def test_another_number_of_processes_is_another_experiment(values: dict[str, Any]) -> None:
@@ -609,7 +609,7 @@ def test_what_is_only_estimated_is_refused_where_energy_is_required_and_a_caveat
     counted = EnergySources(scripted_library(window=on_cpu, rapl=True), nothing, gpus=())
     grid = combinations({**requested, "energy": "required"})
     (result,) = run_text_experiments(grid, tmp_path / "counted", lambda line: None, counted).results.values()
-    assert result["caveats"] == []
+    assert not [each for each in result["caveats"] if each.startswith("energy")]
 
 
 def test_required_energy_whose_meter_is_lost_on_the_way_is_not_replaced_by_an_estimate(
@@ -638,7 +638,7 @@ def test_optional_energy_is_none_with_the_reason_in_every_place(values: dict[str
     assert (energy["total_energy_kwh"], energy["gpu_counter_j"]) == (None, None)
     assert "energy was not tracked: codecarbon does not track here" in energy["reason"]
     assert metrics["energy_per_batch_j"] is None and "torch sees no GPU" in metrics["energy_reason"]
-    (sentence,) = result["caveats"]
+    (sentence,) = (each for each in result["caveats"] if each.startswith("energy"))
     assert sentence.startswith("energy: not measured: ") and "codecarbon does not track here" in sentence
 
 

@@ -506,6 +506,10 @@ def _differences(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -
         there = [each[name] for each in parts if name in each and each[name] != value]
         if there and name not in NOT_IN_FINGERPRINT:
             yield f"{flag} {_as_given(value)}, there {' or '.join(dict.fromkeys(map(_as_given, there)))}"
+    sources = [each["task"].get("source") for each in made if isinstance(each.get("task"), dict)]
+    defined = {each.get("definition") for each in sources if isinstance(each, dict)}
+    if defined - {None, task.source.get("definition")}:
+        yield "the task's file or code has changed"
     yield from _other_data(requested.digests or {}, others)
 
 

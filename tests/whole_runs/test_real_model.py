@@ -80,7 +80,7 @@ def test_choices_are_above_chance(tmp_path: Path) -> None:
 
 def test_a_text_run_gives_answers(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("What is the capital of France?\nWhat is the capital of Italy?\n")
+    prompts.write_text("What is the capital of France?\nWhat is the capital of Greece?\n")
     (tmp_path / "run.yaml").write_text(
         f"model_name: {MODEL}\nprompts: {{path: {prompts}}}\nmax_output_tokens: 12\nenergy: 'off'\nsave_outputs: true\n"
         "batching_options: {batch_size___fixed_batching: 2}\ndevice: cpu\n"
@@ -88,7 +88,7 @@ def test_a_text_run_gives_answers(tmp_path: Path) -> None:
     assert run_text_generation.main(["--config", str(tmp_path / "run.yaml"), "--output_dir", str(tmp_path)]) == 0
     (saved,) = tmp_path.glob("raw_results/*/*text_output.json")
     text = saved.read_text()
-    assert "Paris" in text and "Rome" in text
+    assert "Paris" in text and "Athens" in text
 
 
 def test_importance_keeps_what_the_first_blocks_lose(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def read_raw_config(folder: Path) -> Mapping[str, Any]:
     """`config.json` as written; raises ConfigurationError where there is none that can be read."""
     file = folder / "config.json"
     if not file.exists() and not file.is_symlink():
-        raise ConfigurationError(f"{folder} contains no model: there is no config.json and no GGUF file in it")
+        raise ConfigurationError(f"{folder} contains no model: there is no config.json in it, nor a GGUF file")
     return _object_in(file)
 
 

@@ -134,7 +134,7 @@ def loading_options(place: Path) -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True), "config": config_in(place)}
 
 
-def keep_origin(model: nn.Module, place: Path) -> None:
+def keep_origin(model: Any, place: Path) -> None:
     """Note on a loaded model which GGUF file its weights come from; a folder is noted by transformers."""
     if is_gguf(place):
         model.name_or_path = str(place)

@@ -283,8 +283,14 @@ def _best_score(
     right = [each.strip() for each in dict.fromkeys(answers)]
     if answer_index is not None:
         right.append(LETTERS[answer_index])
-    given = [Answer(each, answers, options, answer_index, question_type, image_id="any") for each in right]
-    return max((each for answer in given if (each := metric.score([answer]).overall) is not None), default=None)
+    best: float | None = None
+    for prediction in right:
+        answer = Answer(prediction, answers, options, answer_index, question_type, image_id="any")
+        value = metric.score([answer]).overall
+        best = value if best is None or value is None else max(best, value)
+        if best is not None and best >= metric.best:
+            break
+    return best
 
 
 def _scores_best(metric: Metric, question: QuestionRow) -> bool:

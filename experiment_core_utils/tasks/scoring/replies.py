@@ -143,7 +143,7 @@ class Reply:
     def sentences(self) -> tuple[range, ...]:
         """The places of each sentence's words."""
         starts = [at for at, word in enumerate(self.words) if not at or word.sentence != self.words[at - 1].sentence]
-        return tuple(range(*ends) for ends in zip(starts, [*starts[1:], len(self.words)], strict=True))
+        return tuple(range(*ends) for ends in pairwise([*starts, len(self.words)]))
 
     def sentence_of(self, place: int) -> range:
         """The places of the words of the sentence that the word at `place` is in."""

@@ -97,6 +97,8 @@ def windowed(model: Any = None) -> TransformersModel:
         vision_knob_unsupported_reason=None,
         tokenizer=None,
         chat_template=None,
+        text_of=None,
+        opens_thinking=False,
     )
     return TransformersModel("windowed", model or built(LISTED["gemma3"]), cast(Any, requests))
 
@@ -157,6 +159,9 @@ def test_fields_of_the_last_crops_are_put_back_where_the_next_ones_have_none() -
         has_vision=False,
         vision_knob_unsupported_reason=None,
         tokenizer=None,
+        chat_template=None,
+        text_of=None,
+        opens_thinking=False,
     )
     decoder = built(LISTED["gemma3"])
     decoder.config.vision_rows, decoder.config.vision_side = 1, 2
@@ -253,6 +258,8 @@ def test_without_a_formula_there_are_no_operations() -> None:
         config_for=lambda crops: {},
         tokenizer=None,
         chat_template=None,
+        text_of=None,
+        opens_thinking=False,
     )
     unknown = TransformersModel("opt", OPTForCausalLM(config).eval(), cast(Any, tokens))
     assert unknown.count_flops(KnobSetting(LOW, None, (0,)), RequestShape(None, None, 0, 0, 9, 0.0), 5) is None

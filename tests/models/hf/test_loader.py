@@ -20,6 +20,7 @@ from experiment_core_utils.models.hf.loader import HFSource, find_hf_model, skel
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.knobs import KnobLimits
+from experiment_core_utils.primitives.vision_tokens import TokenUnit
 from experiment_core_utils.sweep.dry_run import untried_sentences
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
@@ -69,7 +70,9 @@ def test_a_mixture_tells_all_its_limits_without_a_weight(folder_of: Written, tmp
 
 
 def test_a_dense_model_and_one_with_a_fixed_picture_say_why(folder_of: Written) -> None:
-    assert find_model(str(folder_of("llava_next"))).limits == KnobLimits(3, None, None, None, "the model is dense")
+    # 24 pixels in patches of 8 are 9 features of a tile.
+    dense = KnobLimits(3, None, None, None, "the model is dense", token_unit=TokenUnit(9))
+    assert find_model(str(folder_of("llava_next"))).limits == dense
     fixed = find_model(str(folder_of("llava"))).limits
     assert fixed.vision_unsupported_reason is not None
     assert "is fixed, or no option of its CLIPImageProcessor is known" in fixed.vision_unsupported_reason
