@@ -39,11 +39,7 @@ def test_a_split_that_is_not_named_is_the_tasks_own() -> None:
     with pytest.raises(ConfigurationError, match="tally_qa test cannot|tally_qa: there is no folder nowhere"):
         load_task("tally_qa", data_dir="nowhere")
     default_splits = {name: task_entry(name).default_split for name in list_tasks()}
-    assert {name: split for name, split in default_splits.items() if split != "validation"} == {
-        "tally_qa": "test",
-        "reference_questions": "all",
-        "reference_questions_choice": "all",
-    }
+    assert {name: split for name, split in default_splits.items() if split != "validation"} == {"tally_qa": "test"}
 
 
 def test_metrics_are_known_by_their_names() -> None:

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from PIL import Image
+from transformers import AutoConfig
 
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.analyses.knobs.grid import load_study
@@ -45,9 +47,13 @@ def folder_of(kind: str, root: Path) -> Path:
     """A folder with the model, data and runs that the pages name, of which all runs are the same one."""
     family, knobs, num_settings = KINDS[kind]
     (root / "experiments").symlink_to(REPOSITORY / "experiments")
-    (root / "my.jsonl").write_text(json.dumps({"question": "How many legs has a spider?", "answer": "8"}))
     mine = root / "results" / "mine"
     model = write_checkpoint(family, root / "MODEL")
+    picture = {}
+    if AutoConfig.from_pretrained(model).to_dict().get("vision_config"):
+        Image.new("RGB", (40, 30), "red").save(root / "red.png")
+        picture = {"image": "red.png"}
+    (root / "my.jsonl").write_text(json.dumps(picture | {"question": "How many legs has a spider?", "answer": "8"}))
     assert knobprof(["profile", "--model_path", str(model), *knobs, *NO_EXTRAS, "--output_dir", str(mine)]) == 0
     for name in ("before", "after", "float32", "bfloat16", "4bit", "quickstart"):
         shutil.copytree(mine, mine.with_name(name))

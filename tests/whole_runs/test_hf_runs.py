@@ -213,7 +213,9 @@ def test_a_text_model_runs_without_the_pictures_and_reports_it(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["", *flags_for(folder_of("olmoe"), tmp_path, "--dataset_name", task)])
+    monkeypatch.setattr(
+        sys, "argv", ["", *flags_for(folder_of("olmoe"), tmp_path, "--dataset_name", task, "--text_only")]
+    )
     assert main() == 0
     files = sorted(path.name for path in tmp_path.glob("*blocks*.json"))
     # Half of the 2 experts and all.

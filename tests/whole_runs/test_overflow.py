@@ -70,7 +70,7 @@ def test_so_does_a_family_of_transformers(
 ) -> None:
     flags = ("--precision", "float16", "--num_latency_samples", measured)
     assert profiled(monkeypatch, llama, tmp_path, *flags) == 1
-    assert re.search(rf"logits are not finite at sample (353|1860) {re.escape(REMEDY)}\n", capfd.readouterr().out)
+    assert re.search(rf"logits are not finite at sample \d+ {re.escape(REMEDY)}\n", capfd.readouterr().out)
 
 
 def test_a_text_run_fails_with_the_prompt(llama: Path, tmp_path: Path, capfd: Any, monkeypatch: Any) -> None:
@@ -93,5 +93,5 @@ def test_blocks_are_not_scored_by_such_logits(llama: Path, method: str, tmp_path
     output = tmp_path / "scores.json"
     argv = ["--model_path", str(llama), "--output", str(output), "--num_samples", "2", "--method", method]
     assert score_blocks.main([*argv, "--precision", "float16", "--device", "cpu"]) == 1
-    assert re.search(rf"logits are not finite at sample (353|1860) {re.escape(REMEDY)}\n", capfd.readouterr().err)
+    assert re.search(rf"logits are not finite at sample \d+ {re.escape(REMEDY)}\n", capfd.readouterr().err)
     assert not output.exists()

@@ -262,6 +262,8 @@ def _letter(reply: Reply, place: int, letters: str) -> _Named | None:
     word = reply.words[place]
     spelt = reply.text[word.start : word.end]
     before, after = reply.text[: word.start], reply.text[word.end :]
+    if before[-1:] == after[:1] == "'" and not before[-2:-1].isalnum():
+        before, after = before[:-1], after[1:]
     if len(spelt) != 1 or before[-1:] in ("-", "'", "_", ".") or re.match(r"[-'_]\w|\.\w", after):
         return None
     starts_sentence = not place or reply.words[place - 1].sentence != word.sentence

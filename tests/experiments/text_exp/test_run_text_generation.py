@@ -111,7 +111,8 @@ def test_two_processes_come_to_what_one_comes_to(config_file: Path, driver: Text
     assert two["experiment_setup"]["distributed_config"]["num_processes"] == 2
     energy = two["global_energy_results"]
     assert (energy["num_processes"], energy["num_tracking_processes"]) == (2, 1) and energy["total_energy_kwh"] > 0
-    shared, *of_energy = two["caveats"]
+    shared, *of_energy, cut = two["caveats"]
+    assert cut.startswith("answers: ") and "were cut at the limit of 5 tokens" in cut
     assert shared == "2 processes share the CPU cores: times are not those of one process alone"
     # Where the CPU's counters cannot be read.
     assert of_energy in ([], ["energy: estimated by codecarbon_estimate, not measured"])

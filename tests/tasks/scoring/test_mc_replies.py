@@ -65,6 +65,8 @@ REPLIES = [
     ("В", METALS, "B"),  # the Cyrillic letter
     ("I", NINE, "I"),
     ("(I)", NINE, "I"),
+    ("The correct option is 'D'.", METALS, "D"),
+    ("'c' is right", METALS, "C"),
     # a letter and its text
     ("b) copper", METALS, "B"),
     ("C: zinc", METALS, "C"),
