@@ -13,13 +13,15 @@ from experiment_core_utils.tasks.interface import Task
 
 FOLDER = ".eval_results"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# With one of these the model was not asked as its task's protocol does.
+_OWN_WORDS = ("prompt_template", "system_prompt", "no_chat_template", "stop", "ignore_eos")
 
 
 def write_eval_results(results: Sequence[SettingResult], task: Task, folder: Path) -> Path | None:
     """Write `.eval_results/<task>.yaml` into the folder; returns its path.
 
     None where there is nothing to say on the hub: the reference was not measured, a task without a dataset there,
-    random or quantised weights, or no accuracy.
+    random or quantised weights, words or ends of one's own, or no accuracy.
 
     Raises:
         ResultsNotSaved: the disk does not take it.
@@ -31,7 +33,8 @@ def write_eval_results(results: Sequence[SettingResult], task: Task, folder: Pat
     made, revision = found.provenance, task.source.get("revision", "")
     variables = made.experimental_variables
     is_quantised = getattr(variables, "quantization", "none") not in (None, "none")
-    if variables is not None and (variables.random_weights or is_quantised):
+    is_own = any(getattr(variables, name, None) not in (None, False) for name in _OWN_WORDS)
+    if variables is not None and (variables.random_weights or is_quantised or is_own):
         return None
     entry = EvalResultEntry(
         dataset_id=hub.id,

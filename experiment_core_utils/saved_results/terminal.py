@@ -130,11 +130,13 @@ def closing_table(
 
 def reference_lines(results: Sequence[SettingResult]) -> list[str]:
     """What the column of fractions of the reference means; nothing where the reference was not measured."""
+    reference = next((each for each in results if each.is_reference), None)
+    if reference is None:
+        return []
+    runs = {tuple(each.provenance.experiment_ids or ()) for each in results}
     return [
-        f"{REFERENCE_HEADING}: total time in percent of that of {setting_key(each)}, the model as it is, on the same "
-        "samples"
-        for each in results
-        if each.is_reference
+        f"{REFERENCE_HEADING}: total time in percent of that of {setting_key(reference)}, the model as it is, on the "
+        f"same samples{'' if len(runs) < 2 else '; measured in several runs, between which speeds may differ'}"
     ]
 
 

@@ -30,6 +30,7 @@ from experiment_core_utils.primitives.device import (
     set_cpu_threads,
 )
 from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES
+from experiment_core_utils.primitives.knobs import reference_setting
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import FinalPrompt, Provenance
 from experiment_core_utils.records.result_files import RESULT_FILES
@@ -49,6 +50,7 @@ from experiment_core_utils.sweep.estimate import (
     work_of,
 )
 from experiment_core_utils.sweep.plan import (
+    RequestedRun,
     agreed_fingerprint,
     block_lines,
     broken_rows,
@@ -117,8 +119,8 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     due = [each.work.key for each in estimates if not each.work.is_done]
     faults = broken_rows(task, range(len(task)))
     lines = [
-        f"plan: {len(requested.grid)} settings by {config.knobs.sampling_strategy}"
-        f"{'' if requested.beside is None else f' and the reference {requested.beside.key}'}, {source.name} on "
+        f"plan: {len(requested.grid)} settings by {config.knobs.sampling_strategy}{_reference_words(requested)}, "
+        f"{source.name} on "
         f"{task.name} {task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
         *left_out_by(config, source, requested.grid),
         size_sentence(size),
@@ -147,6 +149,13 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     return PlanReport(
         accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines), len(faults)
     )
+
+
+def _reference_words(requested: RequestedRun) -> str:
+    if requested.beside is not None:
+        return f" and the reference {requested.beside.key}"
+    own = reference_setting(requested.source.limits).key
+    return f" with the reference {own} among them" if own in requested.keys else ""
 
 
 def prompt_lines(final: FinalPrompt | None, form: Mapping[str, Any]) -> list[str]:

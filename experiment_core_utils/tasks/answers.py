@@ -27,7 +27,9 @@ CHANNEL_MARKS = (CHANNEL, MESSAGE, "<|start|>", "<|end|>")
 _OPENING = {opening.lower() for opening, _ in THINKING_TAGS}
 _TAG = re.compile("|".join(re.escape(tag) for tags in THINKING_TAGS for tag in tags), re.IGNORECASE)
 _MESSAGE = re.compile(
-    r"<\|channel\|>\s*(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)", re.S
+    r"<\|channel\|>\s*(\w+)(?:(?!<\|message\|>).)*<\|message\|>"
+    r"(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)",
+    re.S,
 )
 # The same text where the marks were left out, as results from before have it.
 _CHANNELS_LEFT = re.compile(r"analysis.*assistantfinal", re.S)
@@ -39,7 +41,8 @@ Span = tuple[int, int]
 def thinking_spans(text: str, is_open: bool = False) -> list[Span]:
     """Where a text is thinking, tags and headers included, in order: [begin, end) each.
 
-    A closing tag without an opening one ends thinking that began with the text; thinking that is not closed has no end.
+    A closing tag without an opening one ends thinking that began with the text; thinking that is not closed has no end,
+    and an opening tag behind other text that is never closed is a word of that text where there is no other.
 
     Args:
         is_open: whether the prompt ends inside thinking, so that the text begins in it.
@@ -59,7 +62,9 @@ def thinking_spans(text: str, is_open: bool = False) -> list[Span]:
         else:
             spans.append((begin, tag.end()))
             begin = None
-    return spans if begin is None else [*spans, (begin, len(text))]
+    if begin is not None and (is_open or spans or not text[:begin].strip()):
+        spans.append((begin, len(text)))
+    return spans
 
 
 def _around_final(text: str) -> Iterator[Span]:

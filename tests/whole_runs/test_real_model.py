@@ -93,9 +93,9 @@ def test_a_text_run_gives_answers(tmp_path: Path) -> None:
 
 def test_importance_keeps_what_the_first_blocks_lose(tmp_path: Path) -> None:
     scores, kept = tmp_path / "scores.json", tmp_path / "kept"
-    flags = ["--model_path", str(MODEL), "--method", "activation_change", "--num_samples", "8", "--device", "cpu"]
+    flags = ["--model_path", str(MODEL), "--method", "activation_change", "--num_samples", "4", "--device", "cpu"]
     assert score_blocks.main([*flags, "--output", str(scores)]) == 0
-    few = {"model": str(MODEL), "samples": 8, "max_new_tokens": 12, **QUICK, "num_latency_samples": 8}
+    few = {"model": str(MODEL), "samples": 6, "max_new_tokens": 12, **QUICK, "num_latency_samples": 6}
     kp.profile(**few, active_blocks=[29, 30], importance_scores_file=scores, output_dir=kept)
     by_importance = at(kp.load(kept), 29).accuracy
     by_place = at(

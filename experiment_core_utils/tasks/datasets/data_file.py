@@ -242,7 +242,8 @@ class DataFileTask(RowTask):
             raise SampleError(
                 f"it has {'both answer and' if 'answer' in given else 'neither answer nor'} answers; give one of them"
             )
-        if isinstance(given.get("answer"), list):
+        answer = given.get("answer")
+        if isinstance(answer, list) or (isinstance(answer, str) and is_list_literal(answer)):
             raise SampleError("its answer is a list; call the column answers")
         answers = (_text(given["answer"]),) if "answer" in given else _texts(given["answers"], "answers")
         if not answers:

@@ -88,8 +88,9 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
     The text is `folded` first, so that a full-width or circled letter is one. `letter`: the whole output is one letter
     of an option, in either case and with no more than brackets, quotes, * . : around it. `option_text`: the whole
     output is the text of exactly one option (case, white space around words and a period at the end do not matter).
-    Otherwise what is in the last ``\\boxed{}`` or ``<answer>``, if that chooses, and else the whole output is read as
-    follows.
+    Of several lines, the first is the answer where it is one option and nothing else and those below discuss the
+    options. Otherwise what is in the last ``\\boxed{}`` or ``<answer>``, if that chooses, and else the whole output is
+    read as follows.
 
     - Letters and texts of options are found as whole words; of overlapping texts the longest counts ("dark red"),
       letters inside a text do not count ("vitamin C"), nor the article A, the pronoun I, or a letter that belongs to a
@@ -117,7 +118,7 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
             "sample's `options`"
         )
     for text in filter(None, (boxed_answer(prediction), without_boxes(prediction))):
-        chosen = _whole(spoken(text), options) or _decided(text, options)
+        chosen = _whole(spoken(text), options) or _opening(text, options) or _decided(text, options)
         if chosen is not None:
             return chosen
     return None, UNPARSED
@@ -219,6 +220,28 @@ def _decided(text: str, options: Sequence[str]) -> tuple[int, str] | None:
         later = [each for each in strong if each.first > last.first and len(each.options) == 1]
         last = (later or [last])[-1]
     return (min(last.options), last.status) if len(last.options) == 1 else None
+
+
+def _opening(text: str, options: Sequence[str]) -> tuple[int, str] | None:
+    """The option that the first line of several is and nothing else, where the lines below discuss others.
+
+    Not where they take it back or state another answer, nor where all are the options as they were listed.
+    """
+    lines = [re.sub(r"[*_`#]", "", line).strip() for line in spoken(text).splitlines()]
+    first, *others = [line for line in lines if line] or [""]
+    if not others:
+        return None
+    at = next((at for at in range(len(options)) if _is_line_of(first, at, options[at])), None)
+    chosen = _whole(first, options) if at is None else (at, "leading_letter")
+    if chosen is None or Reply("\n".join(lines)).corrections():
+        return None
+    below = chosen[0] + 1
+    if below < len(options) and (
+        _is_line_of(others[0], below, options[below]) or (_whole(others[0], options) or chosen)[0] == below
+    ):
+        return None
+    later = _decided("\n".join(others), options)
+    return None if later is not None and later[1] == "answer_is" else chosen
 
 
 def _named(reply: Reply, options: Sequence[str]) -> list[_Named]:
@@ -398,12 +421,13 @@ def _without_repeated_options(text: str, options: Sequence[str]) -> str:
 
 
 def _is_option_line(line: str, options: Sequence[str]) -> bool:
+    return any(_is_line_of(line, at, option) for at, option in enumerate(options))
+
+
+def _is_line_of(line: str, at: int, option: str) -> bool:
+    """Whether a line is an option's letter and text."""
     marks = ("{}:", "{}.", "{})", "({})")
-    return any(
-        _flat(line) == _flat(f"{mark.format(letter)} {option}")
-        for letter, option in zip(ascii_uppercase, options, strict=False)
-        for mark in marks
-    )
+    return any(_flat(line) == _flat(f"{mark.format(ascii_uppercase[at])} {option}") for mark in marks)
 
 
 def _flat(text: str) -> str:

@@ -61,6 +61,8 @@ _MARKUP = re.compile(
     r"(?<!\d)\*+|\*+(?!\d)|`+|__+|\$(?!\d)|\\(?:text|mathrm|mathbf|textbf)\b|[{}]|</?[A-Za-z]+>|^#+ ", re.MULTILINE
 )
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)(?:</answer>|$)", re.DOTALL)
+# Where a model that runs on asks itself the next question, behind its answer.
+_NEXT_QUESTION = re.compile(r"(?<=\S)\s*\n\s*(?:question|q|user|human)(?:\s*\d+)?\s*:", re.IGNORECASE)
 # Abbreviations whose period ends no sentence, and what does end one.
 _ABBREVIATION = re.compile(r"\b(?:mr|mrs|ms|dr|prof|st|vs|e\.g|i\.e|approx|fig)\.$", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*(?=\s|$)|[。！？]|\n+")
@@ -253,8 +255,10 @@ class Reply:
 
 
 def spoken(prediction: str) -> str:
-    """The folded text behind the thoughts of a model that thinks in tags."""
-    return folded(prediction).rpartition("</think>")[2].strip()
+    """The folded text behind the thoughts of a model that thinks in tags, up to a next question of its own."""
+    text = folded(prediction).rpartition("</think>")[2].strip()
+    run_on = _NEXT_QUESTION.search(text)
+    return text if run_on is None else text[: run_on.start()].rstrip()
 
 
 def boxed_answer(text: str) -> str | None:

@@ -67,6 +67,13 @@ REPLIES = [
     ("(I)", NINE, "I"),
     ("The correct option is 'D'.", METALS, "D"),
     ("'c' is right", METALS, "C"),
+    # the answer first, then the other options
+    ("B\n\nExplanation: copper conducts. A (iron) rusts.", METALS, "B"),
+    ("D\n\nWhy the others are wrong:\n- A: iron rusts\n- B: copper is red\n- C: zinc is blue", METALS, "D"),
+    ("**C) zinc**\n\n- **A) iron** – rusts\n- **B) copper** – conducts", METALS, "C"),
+    ("Berlin\n\nParis is the capital of France; Rome, of Italy.", CAPITALS, "B"),
+    ("A\n\nHm, so the answer is C", CAPITALS, "C"),
+    ("D\n\nQuestion: What is rust?\nAnswer: A", METALS, "D"),
     # a letter and its text
     ("b) copper", METALS, "B"),
     ("C: zinc", METALS, "C"),
