@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiment_core_utils.g_metrics_inference import MOST_UNREADABLE
 from experiment_core_utils.primitives.knobs import own_target
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.caveats import Caveat
@@ -71,6 +72,14 @@ def fixed_length_line(times: Mapping[str, FixedLengthTime]) -> str | None:
     return f"answers of {least.num_tokens} tokens, {least.how} ({how}): {least.mean:.1f} ms{settings}"
 
 
+# Columns of the table that are there where any setting has more than a few of them.
+_ANSWER_SHARES = {"cut": "share_truncated", "empty": "share_empty", "one token": "share_one_token"}
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
 def closing_table(
     results: Sequence[SettingResult],
     places: Mapping[str, str] | None = None,
@@ -109,6 +118,7 @@ def closing_table(
                 "J a request": _joules(result),
                 "failed": result.num_failed_samples,
                 "unparsed": result.num_unparsed,
+                **{heading: _percent(getattr(result, name)) for heading, name in _ANSWER_SHARES.items()},
             }
         )
     table = pd.DataFrame(rows)
@@ -125,6 +135,12 @@ def closing_table(
         table = table.drop(columns="J a request")
     if not table["unparsed"].any():
         table = table.drop(columns="unparsed")
+    few = [
+        heading
+        for heading, name in _ANSWER_SHARES.items()
+        if all((getattr(result, name) or 0.0) <= MOST_UNREADABLE for result in results)
+    ]
+    table = table.drop(columns=few)
     return aligned_text(table)
 
 

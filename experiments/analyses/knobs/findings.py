@@ -92,8 +92,9 @@ def unreadable_answers(grid: TaskGrid) -> str | None:
         return None
     low, high = (f"{100 * each:.0f}" for each in (fractions.min(), fractions.max()))
     return (
-        f"{low if low == high else f'{low} to {high}'} % of the answers could not be read as an answer; read pred in "
-        "the CSV of samples and the final prompt in --dry_run, then change the prompt, or the scoring by `rescore`"
+        f"{low if low == high else f'{low} to {high}'} % of the answers could not be read as an answer, or were cut; "
+        "read pred in the CSV of samples and the final prompt in --dry_run, then change the prompt, --max_new_tokens "
+        "or --stop, or the scoring by `rescore`"
     )
 
 

@@ -129,11 +129,18 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
 
 
 def unreadable_fraction(result: SettingResult) -> float:
-    """The fraction of a result's answers that are empty or could not be read as an answer; 0 without samples."""
-    empty = fraction_of(
-        sum(not scored_text(each.pred, each.answer).strip() for each in result.per_sample_results), result.num_samples
+    """The fraction of a result's answers that say nothing; 0 without samples.
+
+    The largest of four: those that are empty, could not be read as an answer, are one token where the references have
+    several words, or were cut at the limit of tokens and score 0 (one that was cut behind the right answer was read).
+    """
+    samples = result.per_sample_results
+    counts = (
+        sum(not scored_text(each.pred, each.answer).strip() for each in samples),
+        sum(each.output_ended is False and not each.accuracy for each in samples),
     )
-    return max(empty or 0.0, result.share_unparsed or 0.0)
+    shares = [fraction_of(count, result.num_samples) for count in counts]
+    return max(each or 0.0 for each in (*shares, result.share_unparsed, result.share_one_token))
 
 
 def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:

@@ -143,13 +143,25 @@ def test_nothing_is_concluded_from_answers_that_most_could_not_be_read() -> None
     results = (answered(2, *"???1"), answered(4, *"????"))
     table, *lines = closing_lines(replace(NOTHING_LEFT, results=results))
     assert lines[0].startswith(
-        "no conclusion: 75 to 100 % of the answers could not be read as an answer; read pred in the CSV of samples"
+        "no conclusion: 75 to 100 % of the answers could not be read as an answer, or were cut; read pred in the CSV"
     )
     assert not any(each.startswith(("conclusion", "not shown")) or "accuracy +" in each for each in lines)
     assert "front" not in table and "unparsed" in table
     # One that was broken by its knobs is no reason.
     kept = closing_lines(replace(NOTHING_LEFT, results=(answered(2, *"????"), answered(4, *"1111"))))
     assert not any(each.startswith("no conclusion") for each in kept)
+
+
+def test_answers_that_were_cut_are_in_the_table_and_void_the_conclusion_where_they_are_wrong() -> None:
+    def cut(top_k: int, *predictions: str) -> SettingResult:
+        samples = [measured_sample(at, staged_run(ended=False), prediction=text) for at, text in enumerate(predictions)]
+        return result_of(part(*samples), KnobSetting(tier_target("low"), top_k, (0, 1)))
+
+    # Three of four are cut and wrong; cut behind the right answer, they say what they have to.
+    table, *lines = closing_lines(replace(NOTHING_LEFT, results=(cut(2, *"0001"), cut(4, *"0001"))))
+    assert lines[0].startswith("no conclusion: 75 % of the answers") and "cut" in table and "100 %" in table
+    table, *lines = closing_lines(replace(NOTHING_LEFT, results=(cut(2, *"1111"), answered(4, *"1111"))))
+    assert not any(each.startswith("no conclusion") for each in lines) and "cut" in table and "empty" not in table
 
 
 def test_a_single_setting_says_that_no_answer_was_right() -> None:
