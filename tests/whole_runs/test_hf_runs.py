@@ -267,7 +267,8 @@ def test_a_family_without_formulas_has_a_plan_without_times(
     (model / "config.json").write_text(json.dumps({**config, "model_type": "glm", "architectures": ["GlmForCausalLM"]}))
     assert main(flags_for(model, tmp_path / "none", "--num_active_blocks_list", "2", "3", "--dry_run")) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1:4] for line in lines if "_blocks" in line] == [
+    assert "with the reference own_topknone_blocks3 among them" in lines[0]
+    assert [line.split()[1:4] for line in lines[1:] if "_blocks" in line] == [
         [f"own_topknone_blocks{blocks}", lines[3].split()[2], "-"] for blocks in (2, 3)
     ]
     assert any(line.startswith("no estimate: no formula is known for 'glm'") for line in lines)
