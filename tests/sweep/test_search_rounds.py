@@ -1,6 +1,7 @@
 """The search through the pipeline: its files, its journals, stopping and going on, failures, several processes."""
 
 import json
+import re
 import shutil
 import threading
 from dataclasses import dataclass
@@ -153,7 +154,8 @@ def test_a_search_killed_anywhere_resumes_and_measures_nothing_twice(driver: Kil
     calls = driver.folder.parent / "calls"
     assert driver.run(calls_file=str(calls)) == 0, Path(f"{driver.folder}.log").read_text()
     log = Path(f"{driver.folder}.log").read_text()
-    assert "front of " in log
+    # The tiny model's answers are cut and wrong, of which a search concludes nothing.
+    assert re.search(r"\nno conclusion: \d+( to \d+)? % of the answers could not be read as an answer, or were", log)
     num_calls = int(calls.read_text())
     # The last calls of all are those that save results, the search, and remove the journals.
     for at in (num_calls // 5, num_calls // 2, num_calls - 40, num_calls - 4):
