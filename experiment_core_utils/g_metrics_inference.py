@@ -22,7 +22,7 @@ from experiment_core_utils.records.settings import MeasuredSample, SettingSummar
 from experiment_core_utils.records.text import InferenceMetrics, InferenceResults
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 
-# Above this fraction of unreadable, empty or one-token answers a result has a caveat.
+# Above this fraction of unreadable, empty, one-token or cut answers a result has a caveat.
 MOST_UNREADABLE = 0.05
 
 
@@ -82,8 +82,8 @@ def _is_cut_short(sample: MeasuredSample) -> bool:
     return sample.output_tokens - sample.ended == 1 and not sample.options and several_words
 
 
-# Fractions of answers above which a reader is warned.
-_MOST_CUT, _MOST_ONE_TOKEN = 0.05, 0.5
+# Above this fraction of answers of a single token a text run has measured prefills.
+_MOST_ONE_TOKEN = 0.5
 ANSWER_CAVEATS = frozenset({"answers_cut", "answers_ended_at_once"})
 
 
@@ -94,7 +94,7 @@ def cut_caveats(ended: Sequence[bool], limit: int) -> list[Caveat]:
         ended: whether each answer came to its end.
     """
     cut = ended.count(False)
-    if not ended or cut / len(ended) <= _MOST_CUT:
+    if not ended or cut / len(ended) <= MOST_UNREADABLE:
         return []
     return [caveat("answers_cut", num_cut=cut, num_answers=len(ended), limit=limit)]
 

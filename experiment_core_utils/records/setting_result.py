@@ -6,7 +6,7 @@ have a default, and keys that are not known are kept.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -391,6 +391,11 @@ def knob_values(result: SettingResult) -> tuple[int, ...]:
 def setting_key(result: SettingResult) -> str:
     """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
     return f"{target_of(result).label}_{decoder_label(result.top_k, result.num_active_blocks)}"
+
+
+def reference_of(results: Iterable[SettingResult]) -> SettingResult | None:
+    """The model as it is among results; None where it was not measured."""
+    return next((result for result in results if result.is_reference), None)
 
 
 def setting_file_name(result: SettingResult) -> str:

@@ -8,7 +8,7 @@ import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from experiment_core_utils.primitives.files import write_text_atomically
-from experiment_core_utils.records.setting_result import SettingResult, setting_key
+from experiment_core_utils.records.setting_result import SettingResult, reference_of, setting_key
 from experiment_core_utils.tasks.interface import Task
 
 FOLDER = ".eval_results"
@@ -27,7 +27,7 @@ def write_eval_results(results: Sequence[SettingResult], task: Task, folder: Pat
         ResultsNotSaved: the disk does not take it.
     """
     hub = getattr(task, "hub", None)
-    found = next((each for each in results if each.is_reference), None)
+    found = reference_of(results)
     if hub is None or found is None or found.accuracy is None:
         return None
     made, revision = found.provenance, task.source.get("revision", "")

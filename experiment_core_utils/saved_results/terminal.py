@@ -10,7 +10,13 @@ from experiment_core_utils.g_metrics_inference import MOST_UNREADABLE
 from experiment_core_utils.primitives.knobs import own_target
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.caveats import Caveat
-from experiment_core_utils.records.setting_result import FixedLengthTime, RescoredResult, SettingResult, setting_key
+from experiment_core_utils.records.setting_result import (
+    FixedLengthTime,
+    RescoredResult,
+    SettingResult,
+    reference_of,
+    setting_key,
+)
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 
@@ -96,7 +102,7 @@ def closing_table(
         places = {setting_key(each): places.get(setting_key(each), "not searched") for each in results}
         results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
     rows = []
-    reference = next((each for each in results if each.is_reference), None)
+    reference = reference_of(results)
     for result in results:
         stats = result.aggregate_stats
         rows.append(
@@ -146,7 +152,7 @@ def closing_table(
 
 def reference_lines(results: Sequence[SettingResult]) -> list[str]:
     """What the column of fractions of the reference means; nothing where the reference was not measured."""
-    reference = next((each for each in results if each.is_reference), None)
+    reference = reference_of(results)
     if reference is None:
         return []
     runs = {tuple(each.provenance.experiment_ids or ()) for each in results}
@@ -170,7 +176,7 @@ def _of_reference(result: SettingResult, reference: SettingResult | None) -> str
     if reference is None or result is reference:
         return None if reference is None else "reference"
     share = share_of_reference(result, reference)
-    return None if share is None else f"{100 * share:.0f} %"
+    return None if share is None else _percent(share)
 
 
 def aligned_text(table: pd.DataFrame) -> str:

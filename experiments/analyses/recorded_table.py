@@ -10,7 +10,7 @@ import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import read_regular_file, write_text_atomically
-from experiment_core_utils.records.setting_result import SettingResult, setting_key
+from experiment_core_utils.records.setting_result import SettingResult, reference_of, setting_key
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
     }
     keys = tuple(setting_key(result) for result in results)
     best = first.metric_best
-    own = next((result for result in results if result.is_reference), None)
+    own = reference_of(results)
     return RecordedTable(
         keys, ids, tuple(pictures), scores, seconds, costs, best, origin, tuple(prompts),
         None if own is None else setting_key(own), own is None or own.in_grid,

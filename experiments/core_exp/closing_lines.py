@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.records.ledger import SearchRecord
-from experiment_core_utils.records.setting_result import SettingResult, setting_key
+from experiment_core_utils.records.setting_result import SettingResult, reference_of, setting_key
 from experiment_core_utils.saved_results.terminal import (
     caveat_lines,
     closing_table,
@@ -72,7 +72,7 @@ def _search_lines(report: RunReport, search: SearchRecord) -> list[str]:
 
 def _search_saving(search: SearchRecord, results: Sequence[SettingResult]) -> list[str]:
     """What the fastest setting of the front near its best accuracy takes of the reference's time, where it is known."""
-    reference = next((each for each in results if each.is_reference), None)
+    reference = reference_of(results)
     scored = [each for each in search.front if each.accuracy is not None]
     if reference is None or not scored:
         return []

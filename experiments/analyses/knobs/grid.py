@@ -61,7 +61,7 @@ class TaskGrid:
     #: as much shorter); None where none was read
     drift: float | None
     prompts: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
-    #: fraction of each setting's answers that are empty or could not be read; empty where it is not known
+    #: `unreadable_fraction` of each setting's answers; empty where it is not known
     unreadable: tuple[float, ...] = ()
 
 
