@@ -29,12 +29,16 @@ from experiment_core_utils.tasks.scoring.replies import (
 WORD_LIMIT = 40
 _CALLED_ANSWER = re.compile(
     r"\b(?:answer|antwort|respuesta|réponse|risposta|resposta|ответ)\b[^.!?\n:]{0,80}?"
-    r"(?:\s(?:is|was|would be|ist|es|est|è|é)\b:?|\s?[:=])|答案(?:是|为|為|:)|答えは|정답은",
-    re.IGNORECASE,
+    r"(?:\s(?:is|was|would be|ist|es|est|è|é)\b:?|\s?[:=])|答案(?:是|为|為|:)|答えは|정답은"
+    r"|^[#*\s]*(?:final )?answer[*\s]*$|(?<=\n)a:|^(?:final )?(?:result|solution|conclusion)\s?[:=]",
+    re.IGNORECASE | re.MULTILINE,
 )
+# What stands before a candidate in a list: "A. ", "(b) ", "1. ", "- ".
+_LIST_MARK = re.compile(r"(?:\(?[A-Za-z]\)|[A-Z][.:]|\d{1,2}[.)]|[-•>])\s+(?=\S)")
 _CONCLUSIONS = frozenset("so therefore thus hence finally overall".split())
 _LEADS = IS_WORDS | frozenset("= equals equal makes make gives total totals".split())
 _BEFORE_A_MODIFIER = frozenset("after before of for to between than from in with by at on about near".split())
+_SHOWN_WITH = frozenset("in with on".split())
 # Words that a candidate on its own does not have: operands of "and" with one of these are clauses.
 _NO_CANDIDATE = (
     IS_WORDS
@@ -83,11 +87,12 @@ _POLARITIES = frozenset({"yes", "no"})
 
 @in_either_order
 def relaxed(prediction: str, references: Sequence[str]) -> float:
-    """1 if the output says a reference as its answer, else 0; what `em_lenient` takes is always 1.
+    """1 if the output says a reference as its answer, else 0.
 
     Both sides are `folded` and compared by whole words: in lower case, without a leading article, with numbers in
     digits (thirty-five is 35, 1,000 is 1000, 3.0 is 3) and units by their sign (5 centimetres is 5 cm, $5 is 5
-    dollars). The plural is another word. Thoughts in ``<think>`` and what comes before "no, wait" are left out.
+    dollars), without accents of Latin letters. The plural is another word. Thoughts in ``<think>``, what comes before
+    "no, wait" and a next question that the model asks itself are left out; `em_lenient` of what is left makes 1.
 
     - Where it is read: in the last ``\\boxed{}``, else behind the last "answer is" or "Answer:", to the end of the
       sentence; else in the first sentence, in a conclusion ("So ..."), and in an output of up to WORD_LIMIT words in
@@ -95,7 +100,7 @@ def relaxed(prediction: str, references: Sequence[str]) -> float:
       answer.
     - What does not count: a reference that is denied ("not X", "it isn't X", "X is wrong", "rather than X"), in a
       question or a reason ("because ..."), part of another word or number, or repeated from a question ("the opposite
-      of X is Y", "X + 2 = Y").
+      of X is Y", "X + 2 = Y", "X -> Y"), or a part of a total ("X boys and Y girls, Z in total").
     - Several candidates are no answer: "X or Y", "X, Y or Z", "X and Y", "X/Y", "maybe X, maybe Y", unless all are
       references. A pair such as "Paris, France" is one.
     - For "yes" and "no" the first word decides, or a beginning such as "It is not", else the only one of the two words
@@ -105,11 +110,10 @@ def relaxed(prediction: str, references: Sequence[str]) -> float:
         SampleError: there are no references.
     """
     require_references("relaxed", references)
-    if em_lenient(prediction, references):
-        return 1.0
     text = spoken(prediction)
     text = boxed_answer(text) or text
-    if em_lenient(text, references):
+    bare = _LIST_MARK.sub("", text, count=1) if _LIST_MARK.match(text) and "\n" not in text else text
+    if any(em_lenient(each, references) for each in (spoken(prediction), text, bare)):
         return 1.0
     polarities = {each for each in map(_plain, references) if each in _POLARITIES}
     others = [each for each in references if _plain(each) not in _POLARITIES]
@@ -208,6 +212,8 @@ def _is_answer(reply: Reply, mention: Mention, mentions: Sequence[Mention]) -> b
     )
     if (reply.ends_in_question(first) and not is_guess) or _is_taken_back(reply, behind, sentence):
         return False
+    if _describes_another(reply, mention, sentence):
+        return False
     return not (_is_repeated(reply, mention) or _has_rivals(reply, mention, mentions))
 
 
@@ -217,6 +223,15 @@ def _is_taken_back(reply: Reply, behind: int, sentence: range) -> bool:
     at = texts.index("but") if "but" in texts else len(texts)
     doubts = not _DOUBTS.isdisjoint(texts[:at])
     return doubts and sentence[0] + at >= behind and not _SAYS_WHAT_IT_IS.isdisjoint(texts[at : at + 6])
+
+
+def _describes_another(reply: Reply, mention: Mention, sentence: range) -> bool:
+    """Whether the reference stands in what is said of another answer: "It is Y, a rival of X"."""
+    words = reply.words
+    start = reply.clause_start(mention.first)
+    before = [words[place].text for place in range(start, mention.first) if words[place].text not in ARTICLES]
+    has_verb = not IS_WORDS.isdisjoint(words[place].text for place in range(sentence[0], start))
+    return has_verb and words[start].text in ARTICLES and before[-1:] in (["of"], ["before"], ["after"], ["to"])
 
 
 def _is_subject(reply: Reply, mention: Mention) -> bool:
@@ -238,13 +253,42 @@ def _is_repeated(reply: Reply, mention: Mention) -> bool:
         for place in range(behind, len(words) - 1)
         if words[place].clause == clause and words[place].text in _LEADS and words[place + 1].clause == clause
     ]
+    if _is_of_a_total(reply, mention):
+        return True
     if not leads:
         return False
+    if words[leads[0]].text == "=" and not is_number(words[mention.first].text):
+        return True
     if all(is_number(word.text) for word in words[mention.first : behind]):
         after = [w.text for w in words[leads[-1] + 1 :] if w.clause == clause and w.text not in _AROUND_A_NUMBER]
         return bool(after) and is_number(after[0]) and _OPERATORS.isdisjoint(after[1:2])
     before = [word.text for word in words[max(mention.first - 2, 0) : mention.first] if word.clause == clause]
+    # "A man in a red shirt is riding ..." tells what is seen.
+    if words[leads[0] + 1].text.endswith("ing") and not _SHOWN_WITH.isdisjoint(before):
+        return False
     return not _BEFORE_A_MODIFIER.isdisjoint(before)
+
+
+_PLURAL_VERBS = frozenset("are were have".split())
+_PAIRS = frozenset("opposites antonyms synonyms".split())
+_TOTAL = re.compile(r"\b(?:in total|altogether|in all|total of|sum of|total is|makes? a total)\b", re.IGNORECASE)
+
+
+def _is_of_a_total(reply: Reply, mention: Mention) -> bool:
+    """Whether the reference is a number, and its sentence has a total in another clause, or before a colon."""
+    words, sentence = reply.words, reply.sentence_of(mention.first)
+    if not is_number(words[mention.first].text):
+        return False
+    clauses = dict[int, list[int]]()
+    for place in sentence:
+        clauses.setdefault(words[place].clause, []).append(place)
+    own = clauses.pop(words[mention.first].clause)
+    with_numbers = [places for places in clauses.values() if any(is_number(words[place].text) for place in places)]
+    texts = [reply.text[words[places[0]].start : words[places[-1]].end] for places in with_numbers]
+    if not _TOTAL.search(reply.text[words[own[0]].start : words[own[-1]].end]) and any(map(_TOTAL.search, texts)):
+        return True
+    is_breakdown = ":" in reply.between(own[0], own[0]) and sum(is_number(words[place].text) for place in own) > 1
+    return is_breakdown and any(places[0] < own[0] for places in with_numbers) and "=" not in {words[p].text for p in own}
 
 
 def _has_rivals(reply: Reply, mention: Mention, mentions: Sequence[Mention]) -> bool:
@@ -293,7 +337,8 @@ def _joins_rival(reply: Reply, place: int, part: Sequence[int], mention: Mention
     left = list(takewhile(lambda each: words[each].text not in _NO_CANDIDATE, reversed(part[:at])))
     right = list(takewhile(lambda each: words[each].text not in _NO_CANDIDATE, part[at + 1 :]))
     if texts[at] == "and":
-        is_clause = at + 1 + len(right) < len(part) and texts[at + 1 + len(right)] in IS_WORDS
+        verb = texts[at + 1 + len(right)] if at + 1 + len(right) < len(part) else ""
+        is_clause = verb in IS_WORDS and not (verb in _PLURAL_VERBS and len(left) == at and texts[-1] not in _PAIRS)
         bare = [each for each in right if words[each].text not in ARTICLES]
         is_joined = mention.behind == place or bare == list(range(mention.first, mention.behind))
         if is_clause or not is_joined:
@@ -307,10 +352,14 @@ def _joins_rival(reply: Reply, place: int, part: Sequence[int], mention: Mention
 def _is_in_list(reply: Reply, parts: Sequence[Sequence[int]], at: int, mention: Mention, named: set[int]) -> bool:
     """Whether the reference is one of several that commas separate."""
     words = reply.words
+    if _begins_a_list_of_subjects(reply, parts, at, mention, named):
+        return True
     bare = [
         part
         for number, part in enumerate(parts)
         if number != at
+        and not _is_apposition(reply, part, number - at)
+        and ":" not in reply.between(max(parts[at][0], part[0]), max(parts[at][0], part[0]))
         and len(part) <= 2 * _MOST_WORDS_OF_A_CANDIDATE
         and named.isdisjoint(part)
         and _NO_CANDIDATE.isdisjoint(words[place].text for place in part)
@@ -331,11 +380,40 @@ def _is_in_list(reply: Reply, parts: Sequence[Sequence[int]], at: int, mention: 
     return len(bare[0]) == 1 and other.islower() and text.islower()
 
 
+_NO_COUNT = tuple([word] for word in "idea doubt way clue need reason longer information".split())
+
+
+def _is_apposition(reply: Reply, part: Sequence[int], distance: int) -> bool:
+    """Whether the part after a candidate describes it: "France's capital and largest city", "the capital and ..."."""
+    texts = [reply.words[place].text for place in part]
+    describes = texts[0] in ARTICLES | {"its", "their", "his", "her"} or any(text.endswith("'s") for text in texts[:3])
+    joints = [at for at, text in enumerate(texts) if text == "and"]
+    has_superlative = any(text == "most" or (text.endswith("est") and len(text) > 4) for text in texts)
+    lists = any(texts[at + 1 : at + 2] and texts[at + 1] in ARTICLES for at in joints) and not has_superlative
+    return distance == 1 and describes and bool(joints) and joints[0] > 0 and not lists
+
+
+def _begins_a_list_of_subjects(
+    reply: Reply, parts: Sequence[Sequence[int]], at: int, mention: Mention, named: set[int]
+) -> bool:
+    """Whether the reference is the first of several that a sentence is about: "X, Y and Z are cities"."""
+    words = reply.words
+    if parts[at][-1] != mention.behind - 1 or at + 1 >= len(parts):
+        return False
+    following = parts[at + 1]
+    subjects = list(takewhile(lambda place: words[place].text not in IS_WORDS, following))
+    texts = [words[place].text for place in subjects]
+    verb = words[following[len(subjects)]].text if len(subjects) < len(following) else ""
+    is_several = verb in _PLURAL_VERBS and "and" in texts[1:]
+    return is_several and named.isdisjoint(subjects) and _NO_CANDIDATE.isdisjoint(texts)
+
+
 def _says_none(reply: Reply, references: Sequence[str]) -> bool:
     """Whether a reply without a number says that there is none, where 0 is right."""
     if "0" not in map(_plain, references) or not reply.words:
         return False
     texts = [word.text for word in reply.words if word.sentence == 0]
     return not any(map(is_number, texts)) and any(
-        text == "none" or (text == "no" and texts[at - 1] in IS_WORDS) for at, text in enumerate(texts)
+        text == "none" or (text == "no" and texts[at - 1] in IS_WORDS and texts[at + 1 : at + 2] not in _NO_COUNT)
+        for at, text in enumerate(texts)
     )
