@@ -13,7 +13,7 @@ from string import ascii_uppercase
 from types import MappingProxyType
 
 from experiment_core_utils.tasks.scoring.em import ARTICLES, folded
-from experiment_core_utils.tasks.scoring.replies import IS_WORDS, Reply, Word
+from experiment_core_utils.tasks.scoring.replies import IS_WORDS, Reply, Word, is_number
 
 # What a letter is called, and what an answer is called where "is" or a colon comes after it.
 _OPTION_WORDS = frozenset(
@@ -26,8 +26,8 @@ _ANSWER_WORDS = _OPTION_WORDS | frozenset(
 )
 _ANSWER_CHARACTERS = re.compile(r"(?:答案|答え|解答|回答|正解|应选|故选|选择|選擇|选|選|정답|답)[^。,;]{0,8}$")
 _COPULAS = frozenset(
-    "= equals makes is are be was were c'est it's that's he's she's would seems ist es est son è é jest är er bir "
-    "это є هي هو है 是 为 為 は 은 는".split()
+    "= equals makes make gives is are be was were c'est it's that's he's she's would seems ist es est son è é jest är "
+    "er bir это є هي هو है 是 为 為 は 은 는".split()
 )
 # Before a letter or text without weight of their own.
 _FILLERS = (
@@ -42,26 +42,27 @@ _FILLERS = (
 )
 _DECIDING = frozenset(
     "choose chose chosen choosing pick picked picking select selected selecting say guess think believe vote prefer "
-    "mean meant take".split()
+    "mean meant take leave leaves leaving get matches labeled labelled lettered marked".split()
 )
 _DECIDING_PAIRS = frozenset(
     (verb, to)
     for verb in "go going went gone opt settle stick vote voting opting lean leaning".split()
     for to in ("with", "for", "on", "to", "towards", "toward")
-)
+) | frozenset({("left", "with"), ("corresponds", "to"), ("corresponding", "to")})
 # A letter may follow one of these; after any other word it belongs to that word ("vitamin C", "point B").
 _BEFORE_A_LETTER = (
     _ANSWER_WORDS | _COPULAS | _FILLERS | _DECIDING | IS_WORDS
     | frozenset(
-        "with for to towards not nor neither or and than of because since as if while that only out eliminate exclude "
-        "reject between from over versus vs except however though consider considered considering mark unlike against "
+        "with for to towards not nor neither or and than of because since as if while that only out eliminate "
+        "eliminates eliminating exclude excluding reject rejecting ruling between from over versus vs except however "
+        "though consider considered considering mark unlike against "
         "like here it this und oder et ou y o e и или не kein nicht sino sondern mais aber doch cevap".split()
     )
 )  # fmt: skip
 # After one of these "A" is a letter ("A is right"); before other words it may be the article.
 _AFTER_A_LETTER = IS_WORDS | frozenset(
     "because since as and or nor but not over for from with than to on by here if while though fits fit works wins "
-    "makes must ist est es rather instead unlike except although as".split()
+    "makes must ist est es rather instead unlike except although as only".split()
 )
 LOOKING_LIKE = MappingProxyType(dict(zip("АВСЕНΑΒΕΗ", "ABCEHABEH", strict=True)))
 _JOINS = re.compile(
@@ -71,7 +72,10 @@ _JOINS = re.compile(
     re.IGNORECASE,
 )
 _ONLY_MARKS = re.compile(r"[\s()\[\].:,\"'=–—-]*")
+_IN_TOTAL = re.compile(r"(?:\s+\w+)?\s+(?:in total|altogether|in all|total\b|left\b|remain)", re.IGNORECASE)
+_CONCLUSIONS = frozenset("so therefore thus hence".split())
 _COMMA = re.compile(r"[\s)\]\"']*,[\s(\[\"']*(?:(?:option|choice|the|an?)\s+)?|\s+", re.IGNORECASE)
+_RANGE = re.compile(r"\s+to\s+", re.IGNORECASE)
 _CONFIRMED = re.compile(r"(?:yes|yeah|correct|right|indeed|i think so|it is)\b", re.IGNORECASE)
 
 # In a longer reply a mention in passing chooses nothing.
@@ -254,26 +258,27 @@ def _letter(reply: Reply, place: int, letters: str) -> _Named | None:
 
 
 def _groups(reply: Reply, named: Sequence[_Named]) -> list[list[_Named]]:
-    """The options that are named, those together that "or", "and", commas and slashes join."""
+    """The options that are named, those together that "or", "and", "from ... to", commas and slashes join."""
     groups = list[list[_Named]]()
-    commas_alone = True
     for each in named:
-        last = groups[-1][-1] if groups else None
-        joint = "" if last is None else reply.between(last.behind, each.first)
-        if last is not None and _JOINS.fullmatch(joint):
-            groups[-1].append(each)
-            commas_alone = False
-        elif last is not None and _COMMA.fullmatch(joint) and (joint.strip() or last.is_letter == each.is_letter):
-            groups[-1].append(each)
-        else:
-            groups.append([each])
-            commas_alone = True
-            continue
+        joined_by = _joined_by(reply, groups[-1][-1], each) if groups else None
         # "It is B, A is wrong": a predicate of the last one alone.
         following = reply.words[each.behind].text if each.behind < len(reply.words) else ""
-        if commas_alone and following in IS_WORDS:
-            groups.append([groups[-1].pop()])
+        if joined_by is None or (joined_by == "comma" and following in IS_WORDS):
+            groups.append([each])
+        else:
+            groups[-1].append(each)
     return groups
+
+
+def _joined_by(reply: Reply, last: _Named, following: _Named) -> str | None:
+    """Whether a `word` or a `comma` joins two options, or nothing (None)."""
+    joint = reply.between(last.behind, following.first)
+    is_range = _RANGE.fullmatch(joint) and last.first and reply.words[last.first - 1].text == "from"
+    if is_range or _JOINS.fullmatch(joint):
+        return "word"
+    is_comma = _COMMA.fullmatch(joint) and (joint.strip() or last.is_letter == following.is_letter)
+    return "comma" if is_comma else None
 
 
 class _Surroundings:
@@ -290,10 +295,14 @@ class _Surroundings:
         #: Place of the last word before that has a weight of its own, None where its sentence has none.
         self._back = back if self._is_inside(back) else None
         self._starts_clause = self._back is None or words[back].clause != words[first].clause
-        self._ends_clause = behind >= len(words) or words[behind].clause != words[first].clause
+        ends = behind >= len(words) or words[behind].clause != words[first].clause
+        # "A (Paris) is in France" goes on behind its brackets.
+        goes_on = ends and self._is_inside(behind) and words[behind].text in IS_WORDS
+        self._ends_clause = ends and not (goes_on and reply.between(behind, behind).strip() == ")")
 
     def _is_inside(self, place: int) -> bool:
-        return place >= self._floor and self._words[place].sentence == self._words[self._first].sentence
+        is_read = self._floor <= place < len(self._words)
+        return is_read and self._words[place].sentence == self._words[self._first].sentence
 
     def is_called_the_answer(self) -> bool:
         """As in "the answer is B", "Answer: B"."""
@@ -331,8 +340,21 @@ class _Surroundings:
         verb, last = self._words[self._back - 1].text, self._words[self._back].text
         return last in _DECIDING or (verb, last) in _DECIDING_PAIRS
 
+    def is_a_result(self) -> bool:
+        """As in "12 in total", "a total of 12" and "so 12 for all"."""
+        if not is_number(self._words[self._first].text):
+            return False
+        around = [word.text for word in self._words[max(self._first - 2, self._floor) : self._first]]
+        if around == ["total", "of"] or not _CONCLUSIONS.isdisjoint(around):
+            return True
+        start = self._words[self._behind - 1].end
+        return _IN_TOTAL.match(self._reply.text, start) is not None
+
     def begins_clause(self) -> bool:
         return self._starts_clause
+
+    def begins_the_reply_as_a_text(self) -> bool:
+        return not self._first and len(self._words[0].text) > 1
 
 
 # How strong a statement is: the first of these that holds decides, and without any it is made in passing.
@@ -344,6 +366,8 @@ _STRENGTHS: tuple[tuple[Callable[[_Surroundings], bool], Strength], ...] = (
     (_Surroundings.follows_only, Strength.DECIDED),
     (_Surroundings.follows_copula, Strength.DECIDED),
     (_Surroundings.follows_decision, Strength.DECIDED),
+    (_Surroundings.is_a_result, Strength.DECIDED),
+    (_Surroundings.begins_the_reply_as_a_text, Strength.IN_PASSING),
     (_Surroundings.begins_clause, Strength.SUBJECT),
 )
 

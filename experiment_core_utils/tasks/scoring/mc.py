@@ -10,13 +10,26 @@ output; unlike it, it knows what is denied, discussed or decided, and needs no o
 import re
 from collections.abc import Sequence
 from string import ascii_uppercase
+from types import MappingProxyType
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.scoring.choices import LOOKING_LIKE, Strength, statements
 from experiment_core_utils.tasks.scoring.em import folded, molmo_answer
-from experiment_core_utils.tasks.scoring.replies import Reply, boxed_answer, spoken, without_boxes
+from experiment_core_utils.tasks.scoring.polarity import polarity
+from experiment_core_utils.tasks.scoring.replies import (
+    UNITS,
+    Reply,
+    boxed_answer,
+    compared_words,
+    corrected,
+    is_number,
+    spoken,
+    without_boxes,
+)
 
 UNPARSED = "unparsed"
+_MEANS = MappingProxyType({"true": "yes", "yes": "yes", "false": "no", "no": "no"})
+_INITIALS = re.compile(r"\b[A-Z]\.\s[A-Z]\.")
 _ONLY_LETTER = re.compile(r"[(\[\"'*]*([A-Za-z])[)\]\"'*.:]*")
 
 
@@ -42,6 +55,8 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
       option that is a clause of its own ("B.", "B, because ...", "So B"); then "it is B", "I choose B"; of several of
       these the last. Without any, the only option that is mentioned, in an output of up to WORD_LIMIT words or in its
       first or last sentence.
+    - Where nothing is chosen so: "This is not true." is the option False, and a number alone is the option with it
+      where all options have the same unit.
 
     Returns:
         The option's index and `letter`, `option_text` (also a text inside a sentence), `leading_letter` (as in "B." at
@@ -57,6 +72,7 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
         )
     for text in filter(None, (boxed_answer(prediction), without_boxes(prediction))):
         chosen = _whole(spoken(text), options) or _opening(text, options) or _decided(text, options)
+        chosen = chosen or _by_polarity(text, options) or _by_number(text, options)
         if chosen is not None:
             return chosen
     return None, UNPARSED
@@ -110,7 +126,7 @@ def _whole(text: str, options: Sequence[str]) -> tuple[int, str] | None:
 
 
 def _decided(text: str, options: Sequence[str]) -> tuple[int, str] | None:
-    reply = Reply(_without_repeated_options(text, options))
+    reply = _reply(_without_repeated_options(text, options), options)
     read = statements(reply, options)
     for place in reply.corrections():
         read = [each for each in read if each.first >= place and each.strength >= Strength.IN_PASSING] or read
@@ -134,12 +150,38 @@ def _decided(text: str, options: Sequence[str]) -> tuple[int, str] | None:
     return (min(last.options), last.status) if len(last.options) == 1 else None
 
 
+def _reply(text: str, options: Sequence[str]) -> Reply:
+    return Reply(text, joins_initials=any(_INITIALS.search(option) for option in options))
+
+
+def _by_polarity(text: str, options: Sequence[str]) -> tuple[int, str] | None:
+    """Of true and false, or yes and no, the one that a reply means that names neither ("This is not true.")."""
+    flat = tuple(_flat(option) for option in options)
+    means = {_MEANS.get(option): index for index, option in enumerate(flat)}
+    if set(flat) not in ({"true", "false"}, {"yes", "no"}) or statements(Reply(text), options):
+        return None
+    index = means.get(polarity(corrected(text)))
+    return None if index is None else (index, "option_text")
+
+
+def _by_number(text: str, options: Sequence[str]) -> tuple[int, str] | None:
+    """The option whose number a reply gives without the unit that all options share ("10" of $5, $10, $15)."""
+    of_options = [compared_words(option) for option in options]
+    numbers = [[word for word in words if is_number(word)] for words in of_options]
+    units = {tuple(word for word in words if not is_number(word)) for words in of_options}
+    if len(units) != 1 or units == {()} or any(len(found) != 1 for found in numbers):
+        return None
+    if any(word.text in UNITS for word in Reply(text).words):
+        return None
+    return _decided(text, [found[0] for found in numbers])
+
+
 def _opening(text: str, options: Sequence[str]) -> tuple[int, str] | None:
     """The option that the first line of several is and nothing else, where the lines below discuss others.
 
     Not where they take it back or state another answer, nor where all are the options as they were listed.
     """
-    reply = Reply(text)
+    reply = _reply(text, options)
     first, *others = [line for line in reply.text.splitlines() if line] or [""]
     if not others or reply.corrections():
         return None

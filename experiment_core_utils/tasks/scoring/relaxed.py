@@ -14,25 +14,22 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from experiment_core_utils.tasks.interface import in_either_order, require_references
-from experiment_core_utils.tasks.scoring.em import ARTICLES, em_lenient, folded
+from experiment_core_utils.tasks.scoring.em import ARTICLES, em_lenient
+from experiment_core_utils.tasks.scoring.polarity import polarity
 from experiment_core_utils.tasks.scoring.replies import (
+    CALLED_ANSWER,
     IS_WORDS,
     Mention,
     Reply,
     boxed_answer,
     compared_words,
+    corrected,
     is_number,
     spoken,
 )
 
 # Of a longer reply only its first sentence, its conclusion and what it calls its answer count.
 WORD_LIMIT = 40
-_CALLED_ANSWER = re.compile(
-    r"\b(?:answer|antwort|respuesta|réponse|risposta|resposta|ответ)\b[^.!?\n:]{0,80}?"
-    r"(?:\s(?:is|was|would be|ist|es|est|è|é)\b:?|\s?[:=])|答案(?:是|为|為|:)|答えは|정답은"
-    r"|^[#*\s]*(?:final )?answer[*\s]*$|(?<=\n)a:|^(?:final )?(?:result|solution|conclusion)\s?[:=]",
-    re.IGNORECASE | re.MULTILINE,
-)
 # What stands before a candidate in a list: "A. ", "(b) ", "1. ", "- ".
 _LIST_MARK = re.compile(r"(?:\(?[A-Za-z]\)|[A-Z][.:]|\d{1,2}[.)]|[-•>])\s+(?=\S)")
 _CONCLUSIONS = frozenset("so therefore thus hence finally overall".split())
@@ -64,24 +61,6 @@ _ALSO_POSSIBLE = re.compile(r"\bbut\b.*\b(?:could|might|may)(?: also| well)? be\
 _OPERATORS = frozenset("x × * + / - ÷ times plus minus".split())
 _AROUND_A_NUMBER = ARTICLES | {"about", "$", "€", "£"}
 _MOST_WORDS_OF_A_CANDIDATE = 3
-_FILLERS = re.compile(
-    r"(?:(?:no doubt|without a doubt|well|hmm+|oh|um|so|ok|okay|sorry|i (?:think|believe|guess|would say))\b"
-    r"[,.:!]*\s*)*"
-)
-_YES = re.compile(
-    r"(?:yes|yeah|yep|yup|sure|correct|certainly|absolutely|definitely|indeed|of course|affirmative|true|right|"
-    r"i think so|i believe so|that(?:'s| is) (?:right|correct|true)|(?:it|there|they|he|she|that|this|these|those)"
-    r" (?:is|are|does|do|has|have|can|was|were)(?=[.!]|$)|sí|si|oui|ja|sim|да)(?![\w']| answer| option)|是的|はい|네"
-)
-_NO = re.compile(
-    r"(?:no(?! (?:doubt|problem|one\b))|nope|nah|incorrect|negative|false|not (?:really|at all)|never|"
-    r"(?:certainly|absolutely|definitely|of course) not|i don't (?:think|believe) so|"
-    r"that(?:'s| is) (?:not |in)(?:right|correct|true)|"
-    r"(?:it|there|they|he|she|that|this|these|those|the \w+) "
-    r"(?:is|are|does|do|has|have|can|was|were|did|will)(?:n't|not| not)|"
-    r"non|nein|não|нет)(?![\w'])|不是|いいえ|아니"
-)
-_YES_WORD, _NO_WORD = re.compile(r"\byes\b"), re.compile(r"\bno\b")
 _POLARITIES = frozenset({"yes", "no"})
 
 
@@ -117,43 +96,19 @@ def relaxed(prediction: str, references: Sequence[str]) -> float:
         return 1.0
     polarities = {each for each in map(_plain, references) if each in _POLARITIES}
     others = [each for each in references if _plain(each) not in _POLARITIES]
-    if polarities and _polarity(_corrected(text)) in polarities:
+    if polarities and polarity(corrected(text)) in polarities:
         return 1.0
-    return float(bool(others) and _says(_corrected(text), others))
+    return float(bool(others) and _says(corrected(text), others))
 
 
 def _plain(text: str) -> str:
     return " ".join(compared_words(text))
 
 
-def _corrected(text: str) -> str:
-    """The text behind the last "no, wait" and the like that something comes before and after."""
-    reply = Reply(text)
-    places = reply.corrections()
-    return reply.text[reply.words[places[-1]].start :] if places else text
-
-
-def _polarity(text: str) -> str | None:
-    """`yes` or `no`, whichever the text says; None where it says neither, or both."""
-    called = [found.end() for found in _CALLED_ANSWER.finditer(text)]
-    for part in (text, *(text[end:] for end in called[-1:])):
-        flat = re.sub(r"[*_`\"]", "", folded(part)).lower().strip()
-        flat = flat[_FILLERS.match(flat).end() :]  # type: ignore[union-attr]
-        if re.match(r"(?:yes|no)\s*(?:/|\W(?:or|and)\W)\s*(?:yes|no)\b", flat):
-            return None
-        if _NO.match(flat):
-            return "no"
-        if _YES.match(flat):
-            return "yes"
-    flat = folded(text).lower()
-    has_yes, has_no = _YES_WORD.search(flat), _NO_WORD.search(flat)
-    return None if bool(has_yes) == bool(has_no) else "yes" if has_yes else "no"
-
-
 def _says(text: str, references: Sequence[str]) -> bool:
     # References of the same words are one.
     references = list({compared_words(each): each for each in references}.values())
-    called = list(_CALLED_ANSWER.finditer(text))
+    called = list(CALLED_ANSWER.finditer(text))
     if called and (answer := _first_sentence(text[called[-1].end() :])):
         if em_lenient(answer, references):
             return True
@@ -287,8 +242,9 @@ def _is_of_a_total(reply: Reply, mention: Mention) -> bool:
     texts = [reply.text[words[places[0]].start : words[places[-1]].end] for places in with_numbers]
     if not _TOTAL.search(reply.text[words[own[0]].start : words[own[-1]].end]) and any(map(_TOTAL.search, texts)):
         return True
-    is_breakdown = ":" in reply.between(own[0], own[0]) and sum(is_number(words[place].text) for place in own) > 1
-    return is_breakdown and any(places[0] < own[0] for places in with_numbers) and "=" not in {words[p].text for p in own}
+    own_texts = [words[place].text for place in own]
+    is_breakdown = ":" in reply.between(own[0], own[0]) and sum(map(is_number, own_texts)) > 1 and "=" not in own_texts
+    return is_breakdown and any(places[0] < own[0] for places in with_numbers)
 
 
 def _has_rivals(reply: Reply, mention: Mention, mentions: Sequence[Mention]) -> bool:

@@ -44,6 +44,7 @@ _UNIT_OF = MappingProxyType(
         for spelling in spellings.split()
     }
 )
+UNITS = frozenset(_UNIT_OF.values())
 # Scripts without spaces between words: every character is a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _MARKS = "\u0300-\u036f\u064b-\u065f\u0900-\u0dff"
@@ -53,12 +54,13 @@ _WORD = re.compile(
     | \d+(?:st|nd|rd|th|s)\b
     | \d+(?::\d+)+                                                     # 10:10, 2:1
     | (?:(?<![\w)])-)?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)? | \.\d+
-    | [^\W\d_]\.(?:\s?[^\W\d_]\.)+                                    # U.S., p.m.
+    | [^\W\d_]\.(?:\s?[^\W\d_]\.)+                                    # U.S., p.m., J. K.
     | (?:[^\W\d_](?:(?![{_UNSPACED}])[^\W_]|[{_MARKS}])*)(?:'[^\W\d_]+)*[+\#]*
     | [%$€£°+=/&<>×÷]
     """,
     re.VERBOSE,
 )
+_WORD_OR_LETTER = re.compile(_WORD.pattern.replace(r"(?:\s?[", "(?:["), re.VERBOSE)
 _NUMBER = re.compile(r"-?\d*\.?\d+")
 _LATIN_ACCENT = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
 _MARKUP = re.compile(
@@ -114,7 +116,9 @@ IS_WORDS = frozenset(
     "will may might must cannot can't won't wouldn't couldn't shouldn't seems seem looks look appears has have does "
     "do did doesn't don't didn't 's".split()
 )
-RIGHT_WORDS = frozenset("correct right true answer best better fits fit matches works richtig correcta correcto верно".split())
+RIGHT_WORDS = frozenset(
+    "correct right true answer best better fits fit matches works richtig correcta correcto верно".split()
+)
 _RIGHT_BY_DEGREE = frozenset("likely plausible probable accurate suitable appropriate".split())
 WRONG_WORDS = frozenset(
     "wrong incorrect false impossible unlikely excluded eliminated inaccurate invalid mistake trap distractor decoy "
@@ -125,10 +129,18 @@ _MARKED = re.compile(
     r"\)?\s*[:–—-]\s*(yes|true|correct|right|no|false|incorrect|wrong)\b(?=[\s,.;!]*(?:[A-Z(]|$))", re.I
 )
 _HEDGES = frozenset("maybe perhaps possibly could might may either vielleicht quizás".split())
+# What a reply calls its answer follows one of these.
+CALLED_ANSWER = re.compile(
+    r"\b(?:answer|antwort|respuesta|réponse|risposta|resposta|ответ)\b[^.!?\n:]{0,80}?"
+    r"(?:\s(?:is|was|would be|ist|es|est|è|é)\b:?|\s?[:=])|答案(?:是|为|為|:)|答えは|정답은"
+    r"|^[#*\s]*(?:final )?answer[*\s]*$|(?<=\n)a:|^(?:final )?(?:result|solution|conclusion)\s?[:=]",
+    re.IGNORECASE | re.MULTILINE,
+)
 # After the words before one of these something else is meant than what they say.
 _CORRECTION = re.compile(
     r"\b(?:no,? wait|wait,? no|wait|no,? actually|actually,? no|scratch that|correction|on second thoughts?|oops|"
-    r"let me correct(?: myself| that)?|just kidding|my mistake|(?:my )?apologies|i misspoke|i meant?|or rather|or actually|sorry, (?:it'?s|it is|i mean)|no,)\b,?"
+    r"let me correct(?: myself| that)?|just kidding|my mistake|(?:my )?apologies|i misspoke|"
+    r"i meant?|or rather|or actually|sorry, (?:it'?s|it is|i mean)|no,)\b,?"
     r"|(?<=[.!?] )actually,",
     re.IGNORECASE,
 )
@@ -155,12 +167,16 @@ class Mention:
 
 
 class Reply:
-    """A reply's text without markup, folded, in words."""
+    """A reply's text without markup, folded, in words.
 
-    def __init__(self, prediction: str) -> None:
+    Args:
+        joins_initials: whether "J. K." is one word, as in a name, and not two letters of options.
+    """
+
+    def __init__(self, prediction: str, joins_initials: bool = True) -> None:
         lines = _ARROW.sub(" = ", _MARKUP.sub("", spoken(prediction))).splitlines()
         self.text = "\n".join(line.strip() for line in lines).strip()
-        self.words = tuple(_words(self.text))
+        self.words = tuple(_words(self.text, joins_initials))
 
     @cached_property
     def sentences(self) -> tuple[range, ...]:
@@ -185,7 +201,8 @@ class Reply:
     def mentions(self, candidates: Sequence[str]) -> list[Mention]:
         """Where the candidates are named by whole words, in order; of overlapping ones the longest alone.
 
-        An article in front and accents of Latin letters are left aside, on both sides. Candidates of the same words, or of none, are never named.
+        An article in front and accents of Latin letters are left aside, on both sides. Candidates of the same words, or
+        of none, are never named.
         """
         by_words: dict[tuple[str, ...], list[int]] = {}
         for index, candidate in enumerate(candidates):
@@ -290,6 +307,13 @@ def spoken(prediction: str) -> str:
     return text if _PREAMBLE.fullmatch(before) else before
 
 
+def corrected(text: str) -> str:
+    """The text behind the last "no, wait" and the like that something comes before and after."""
+    reply = Reply(text)
+    places = reply.corrections()
+    return reply.text[reply.words[places[-1]].start :] if places else text
+
+
 def boxed_answer(text: str) -> str | None:
     """What is in the last ``\\boxed{}`` or ``<answer>`` of a text; None where there is none, or nothing in it."""
     boxed = [found[1] or found[2] or "" for found in _BOXED.finditer(text)]
@@ -318,9 +342,9 @@ def is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
-def _words(text: str) -> list[Word]:
+def _words(text: str, joins_initials: bool = True) -> list[Word]:
     words, sentence, clause, behind = list[Word](), 0, 0, 0
-    for found in _WORD.finditer(text):
+    for found in (_WORD if joins_initials else _WORD_OR_LETTER).finditer(text):
         between, spelt = text[behind : found.start()], found[0].lower()
         if words:
             ended = _ends_sentence(text, behind, found.start())
