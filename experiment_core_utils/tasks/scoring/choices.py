@@ -13,7 +13,7 @@ from string import ascii_uppercase
 from types import MappingProxyType
 
 from experiment_core_utils.tasks.scoring.em import ARTICLES, folded
-from experiment_core_utils.tasks.scoring.replies import IS_WORDS, Reply, Word, is_number
+from experiment_core_utils.tasks.scoring.replies import IS_WORDS, RIGHT_WORDS, Reply, Word, is_number
 
 # What a letter is called, and what an answer is called where "is" or a colon comes after it.
 _OPTION_WORDS = frozenset(
@@ -76,6 +76,7 @@ _IN_TOTAL = re.compile(r"(?:\s+\w+)?\s+(?:in total|altogether|in all|total\b|lef
 _CONCLUSIONS = frozenset("so therefore thus hence".split())
 _COMMA = re.compile(r"[\s)\]\"']*,[\s(\[\"']*(?:(?:option|choice|the|an?)\s+)?|\s+", re.IGNORECASE)
 _RANGE = re.compile(r"\s+to\s+", re.IGNORECASE)
+_AGREEMENT = re.compile(r"(?:right|correct|true),", re.IGNORECASE)
 _CONFIRMED = re.compile(r"(?:yes|yeah|correct|right|indeed|i think so|it is)\b", re.IGNORECASE)
 
 # In a longer reply a mention in passing chooses nothing.
@@ -85,7 +86,7 @@ WORD_LIMIT = 50
 class Strength(IntEnum):
     """How much a statement says that its option is the answer."""
 
-    ASIDE = 0  #: a reason, "because copper conducts"
+    ASIDE = 0  #: a reason or a comparison, "because copper conducts", "it comes after Tuesday"
     SUBJECT = 1  #: what a clause is about, "copper conducts"
     IN_PASSING = 2  #: anywhere else
     DECIDED = 3  #: "it is copper", "I choose B"
@@ -132,6 +133,8 @@ def _named(reply: Reply, options: Sequence[str]) -> list[_Named]:
         first, words = mention.first, reply.words
         text = reply.text[words[first].start : words[mention.behind - 1].end]
         if len(text) == 1 and text.isalpha() and text.isascii() and text not in folded(options[mention.candidate]):
+            continue
+        if first and words[first - 1].text in ("that's", "you're") and _AGREEMENT.match(reply.text, words[first].start):
             continue
         if first and words[first - 1].text in ARTICLES and reply.between(first, first) == " ":
             first -= 1
@@ -264,7 +267,7 @@ def _groups(reply: Reply, named: Sequence[_Named]) -> list[list[_Named]]:
         joined_by = _joined_by(reply, groups[-1][-1], each) if groups else None
         # "It is B, A is wrong": a predicate of the last one alone.
         following = reply.words[each.behind].text if each.behind < len(reply.words) else ""
-        if joined_by is None or (joined_by == "comma" and following in IS_WORDS):
+        if joined_by is None or (joined_by == "comma" and following in IS_WORDS | RIGHT_WORDS):
             groups.append([each])
         else:
             groups[-1].append(each)
@@ -295,7 +298,7 @@ class _Surroundings:
         #: Place of the last word before that has a weight of its own, None where its sentence has none.
         self._back = back if self._is_inside(back) else None
         self._starts_clause = self._back is None or words[back].clause != words[first].clause
-        ends = behind >= len(words) or words[behind].clause != words[first].clause
+        ends = behind >= len(words) or words[behind].clause != words[behind - 1].clause
         # "A (Paris) is in France" goes on behind its brackets.
         goes_on = ends and self._is_inside(behind) and words[behind].text in IS_WORDS
         self._ends_clause = ends and not (goes_on and reply.between(behind, behind).strip() == ")")
@@ -353,8 +356,9 @@ class _Surroundings:
     def begins_clause(self) -> bool:
         return self._starts_clause
 
-    def begins_the_reply_as_a_text(self) -> bool:
-        return not self._first and len(self._words[0].text) > 1
+    def is_compared_with(self) -> bool:
+        """As in "it comes after Tuesday"."""
+        return self._back is not None and self._words[self._back].text in ("after", "before", "follows", "precedes")
 
 
 # How strong a statement is: the first of these that holds decides, and without any it is made in passing.
@@ -367,7 +371,7 @@ _STRENGTHS: tuple[tuple[Callable[[_Surroundings], bool], Strength], ...] = (
     (_Surroundings.follows_copula, Strength.DECIDED),
     (_Surroundings.follows_decision, Strength.DECIDED),
     (_Surroundings.is_a_result, Strength.DECIDED),
-    (_Surroundings.begins_the_reply_as_a_text, Strength.IN_PASSING),
+    (_Surroundings.is_compared_with, Strength.ASIDE),
     (_Surroundings.begins_clause, Strength.SUBJECT),
 )
 

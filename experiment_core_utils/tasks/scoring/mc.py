@@ -133,7 +133,10 @@ def _decided(text: str, options: Sequence[str]) -> tuple[int, str] | None:
     strong = [each for each in read if each.strength >= Strength.DECIDED]
     if not strong:
         weakest = max((each.strength for each in read), default=Strength.ASIDE)
-        passing = [each for each in read if each.strength == weakest]
+        # "Zinc protects iron" may mean either.
+        passing = [
+            each for each in read if each.strength == weakest or (each.strength > Strength.ASIDE and not each.first)
+        ]
         mentioned = frozenset[int]().union(*(each.options for each in passing))
         return (min(mentioned), passing[-1].status) if len(mentioned) == 1 else None
     strongest = max(each.strength for each in strong)

@@ -15,14 +15,14 @@ _YES = re.compile(
     r" (?:is|are|does|do|has|have|can|was|were)(?=[.!]|$)|sí|si|oui|ja|sim|да)(?![\w']| answer| option)|是的|はい|네"
 )
 _NO = re.compile(
-    r"(?:no(?! (?:doubt|problem|one\b))|nope|nah|incorrect|negative|false|not (?:really|at all)|never|"
+    r"(?:no(?! (?:doubt|problem|one\b))|nope|nah|incorrect|negative|false|not (?:really|at all)|not(?=[.!]?$)|never|"
     r"(?:certainly|absolutely|definitely|of course) not|i don't (?:think|believe) so|"
     r"that(?:'s| is) (?:not |in)(?:right|correct|true)|"
     r"(?:it|there|they|he|she|that|this|these|those|the \w+) "
     r"(?:is|are|does|do|has|have|can|was|were|did|will)(?:n't|not| not)|"
     r"non|nein|não|нет)(?![\w'])|不是|いいえ|아니"
 )
-_YES_WORD, _NO_WORD = re.compile(r"\byes\b"), re.compile(r"\bno\b")
+_YES_WORD, _NO_WORD = re.compile(r"\byes\b"), re.compile(r"(?<!\ba )\bno\b(?! (?:parking|entry|smoking|sign)\b)")
 
 
 def polarity(text: str) -> str | None:

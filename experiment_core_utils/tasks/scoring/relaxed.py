@@ -33,7 +33,7 @@ WORD_LIMIT = 40
 # What stands before a candidate in a list: "A. ", "(b) ", "1. ", "- ".
 _LIST_MARK = re.compile(r"(?:\(?[A-Za-z]\)|[A-Z][.:]|\d{1,2}[.)]|[-•>])\s+(?=\S)")
 _CONCLUSIONS = frozenset("so therefore thus hence finally overall".split())
-_LEADS = IS_WORDS | frozenset("= equals equal makes make gives total totals".split())
+_LEADS = IS_WORDS | frozenset("= equals equal makes make gives total totals becomes become".split())
 _BEFORE_A_MODIFIER = frozenset("after before of for to between than from in with by at on about near".split())
 _SHOWN_WITH = frozenset("in with on".split())
 # Words that a candidate on its own does not have: operands of "and" with one of these are clauses.
@@ -47,6 +47,7 @@ _NO_CANDIDATE = (
         "if but because since while although though such etc".split()
     )
 )
+_NO_OPERAND = _NO_CANDIDATE - {"right"}
 _HEDGES = frozenset("maybe perhaps possibly alternatively".split())
 _DOUBTS = frozenset(
     "thought looks look looked seems seemed appears might may could first think guessed say used once formerly".split()
@@ -208,25 +209,45 @@ def _is_repeated(reply: Reply, mention: Mention) -> bool:
         for place in range(behind, len(words) - 1)
         if words[place].clause == clause and words[place].text in _LEADS and words[place + 1].clause == clause
     ]
-    if _is_of_a_total(reply, mention):
+    if _is_of_a_total(reply, mention) or _is_bound_or_time(reply, mention):
         return True
     if not leads:
         return False
-    if words[leads[0]].text == "=" and not is_number(words[mention.first].text):
+    if words[leads[0]].text in ("=", "becomes", "become") and not is_number(words[mention.first].text):
         return True
     if all(is_number(word.text) for word in words[mention.first : behind]):
         after = [w.text for w in words[leads[-1] + 1 :] if w.clause == clause and w.text not in _AROUND_A_NUMBER]
-        return bool(after) and is_number(after[0]) and _OPERATORS.isdisjoint(after[1:2])
+        is_title = words[mention.first - 1].text == "of" and words[mention.first - 2].text not in (
+            "total",
+            "sum",
+            "number",
+        )
+        return bool(after) and (is_number(after[0]) or is_title) and _OPERATORS.isdisjoint(after[1:2])
     before = [word.text for word in words[max(mention.first - 2, 0) : mention.first] if word.clause == clause]
+    # "The table is made of X and the chair is ..." has two clauses.
+    start = reply.clause_start(mention.first)
+    has_verb = not IS_WORDS.isdisjoint(words[place].text for place in range(start, mention.first))
+    if has_verb and "and" in [words[place].text for place in range(behind, leads[0])]:
+        return False
     # "A man in a red shirt is riding ..." tells what is seen.
     if words[leads[0] + 1].text.endswith("ing") and not _SHOWN_WITH.isdisjoint(before):
         return False
     return not _BEFORE_A_MODIFIER.isdisjoint(before)
 
 
+_BOUND = re.compile(r"\b(?:at least|at most|over|under|up to|past|(?:quarter|minutes) to)\s+$", re.IGNORECASE)
+_PAST = re.compile(r"(?:\s+minutes)?\s+past\b", re.IGNORECASE)
 _PLURAL_VERBS = frozenset("are were have".split())
 _PAIRS = frozenset("opposites antonyms synonyms".split())
 _TOTAL = re.compile(r"\b(?:in total|altogether|in all|total of|sum of|total is|makes? a total)\b", re.IGNORECASE)
+
+
+def _is_bound_or_time(reply: Reply, mention: Mention) -> bool:
+    """Whether the reference is a number in "at least 20", "over 100", "ten past three"."""
+    if not is_number(reply.words[mention.first].text):
+        return False
+    before = reply.text[: reply.words[mention.first].start]
+    return _BOUND.search(before) is not None or _PAST.match(reply.text, reply.words[mention.behind - 1].end) is not None
 
 
 def _is_of_a_total(reply: Reply, mention: Mention) -> bool:
@@ -290,14 +311,16 @@ def _joins_rival(reply: Reply, place: int, part: Sequence[int], mention: Mention
     texts = [words[each].text for each in part]
     if (texts[at], texts[at + 1] if at + 1 < len(texts) else "") in _SYNONYM_OR or "whether" in texts:
         return False
-    left = list(takewhile(lambda each: words[each].text not in _NO_CANDIDATE, reversed(part[:at])))
-    right = list(takewhile(lambda each: words[each].text not in _NO_CANDIDATE, part[at + 1 :]))
+    left = list(takewhile(lambda each: words[each].text not in _NO_OPERAND, reversed(part[:at])))
+    right = list(takewhile(lambda each: words[each].text not in _NO_OPERAND, part[at + 1 :]))
     if texts[at] == "and":
         verb = texts[at + 1 + len(right)] if at + 1 + len(right) < len(part) else ""
         is_clause = verb in IS_WORDS and not (verb in _PLURAL_VERBS and len(left) == at and texts[-1] not in _PAIRS)
         bare = [each for each in right if words[each].text not in ARTICLES]
         is_joined = mention.behind == place or bare == list(range(mention.first, mention.behind))
-        if is_clause or not is_joined:
+        # "She is eating X and drinking Y."
+        is_deed = len(right) > 1 and words[right[0]].text.endswith("ing")
+        if is_clause or not is_joined or (is_deed and not words[mention.first].text.endswith("ing")):
             return False
     if mention.first not in (*left, *right):
         return False
@@ -370,6 +393,8 @@ def _says_none(reply: Reply, references: Sequence[str]) -> bool:
         return False
     texts = [word.text for word in reply.words if word.sentence == 0]
     return not any(map(is_number, texts)) and any(
-        text == "none" or (text == "no" and texts[at - 1] in IS_WORDS and texts[at + 1 : at + 2] not in _NO_COUNT)
+        text == "none"
+        or (text == "any" and at and (texts[at - 1] == "not" or texts[at - 1].endswith("n't")))
+        or (text == "no" and texts[at - 1] in IS_WORDS and texts[at + 1 : at + 2] not in _NO_COUNT)
         for at, text in enumerate(texts)
     )

@@ -128,6 +128,7 @@ WRONG_WORDS = frozenset(
 _MARKED = re.compile(
     r"\)?\s*[:–—-]\s*(yes|true|correct|right|no|false|incorrect|wrong)\b(?=[\s,.;!]*(?:[A-Z(]|$))", re.I
 )
+_CHECKED = re.compile(r"\)?\s*[:–—-]?\s*([✓✔✅☑✗✘❌✖])")
 _HEDGES = frozenset("maybe perhaps possibly could might may either vielleicht quizás".split())
 # What a reply calls its answer follows one of these.
 CALLED_ANSWER = re.compile(
@@ -252,6 +253,8 @@ class Reply:
             return False
         if _APPROVING_CHARACTERS_AFTER.match(self.text, self.words[behind - 1].end):
             return True
+        if checked := _CHECKED.match(self.text, self.words[behind - 1].end):
+            return checked[1] in "✓✔✅☑"
         if marked := _MARKED.match(self.text, self.words[behind - 1].end):
             return marked[1].lower() in ("yes", "true", "correct", "right")
         following = self.words[behind : behind + 5]
