@@ -66,7 +66,7 @@ _AFTER_A_LETTER = IS_WORDS | frozenset(
 )
 LOOKING_LIKE = MappingProxyType(dict(zip("АВСЕНΑΒΕΗ", "ABCEHABEH", strict=True)))
 _JOINS = re.compile(
-    r"(?:[\s,;)\]\"']*(?:\b(?:and/or|or|and|nor|oder|und|ou|et|o|y|или|и)\b|&|/|或者|或|和|、)"
+    r"(?:[\s,;)\]\"']*(?:\b(?:and/or|or|and|then|nor|oder|und|ou|et|o|y|или|и)\b|&|/|或者|或|和|、)"
     r"|[\s.?!,;)\]\"']*(?<=[.?!\s])\bor\b)"
     r"(?:\s*\b(?:maybe|perhaps|possibly|even|also|both|either|probably|option|choice|letter|the|an?)\b)*[\s(\[\"']*",
     re.IGNORECASE,
@@ -357,7 +357,9 @@ class _Surroundings:
         return self._starts_clause
 
     def is_compared_with(self) -> bool:
-        """As in "it comes after Tuesday"."""
+        """As in "it comes after Tuesday", "Of the 15, 6 are red"."""
+        if self._back == 0 and self._words[0].text == "of":
+            return True
         return self._back is not None and self._words[self._back].text in ("after", "before", "follows", "precedes")
 
 

@@ -6,7 +6,7 @@ from experiment_core_utils.tasks.scoring.em import folded
 from experiment_core_utils.tasks.scoring.replies import CALLED_ANSWER
 
 _FILLERS = re.compile(
-    r"(?:(?:no doubt|without a doubt|well|hmm+|oh|um|so|ok|okay|sorry|i (?:think|believe|guess|would say))\b"
+    r"(?:(?:no doubt|without a doubt|well|hmm+|oh|um|so|ok|okay|sorry|probably|i (?:think|believe|guess|would say))\b"
     r"[,.:!]*\s*)*"
 )
 _YES = re.compile(

@@ -95,6 +95,8 @@ def relaxed(prediction: str, references: Sequence[str]) -> float:
     bare = _LIST_MARK.sub("", text, count=1) if _LIST_MARK.match(text) and "\n" not in text else text
     if any(em_lenient(each, references) for each in (spoken(prediction), text, bare)):
         return 1.0
+    if text[:1].isdigit():
+        text = bare
     polarities = {each for each in map(_plain, references) if each in _POLARITIES}
     others = [each for each in references if _plain(each) not in _POLARITIES]
     if polarities and polarity(corrected(text)) in polarities:
@@ -187,6 +189,9 @@ def _describes_another(reply: Reply, mention: Mention, sentence: range) -> bool:
     start = reply.clause_start(mention.first)
     before = [words[place].text for place in range(start, mention.first) if words[place].text not in ARTICLES]
     has_verb = not IS_WORDS.isdisjoint(words[place].text for place in range(sentence[0], start))
+    is_in_brackets = reply.between(start, start).rstrip(" \"'").endswith("(")
+    if is_in_brackets and before[-1:] == ["of"]:
+        return True
     return has_verb and words[start].text in ARTICLES and before[-1:] in (["of"], ["before"], ["after"], ["to"])
 
 

@@ -94,7 +94,11 @@ ASIDE_WORDS = frozenset(
     "because since while whereas although though if unless when which who as unlike having followed compared "
     "ahead".split()
 )
-_KIND_OF = re.compile(r"\bwhich (?:is|are) (?:an? )?(?:breed|type|kind|sort|form|species|variety) of (?:an? )?$", re.I)
+_NO_ASIDE = re.compile(
+    r"\bwhich (?:(?:is|are) (?:an? )?(?:breed|type|kind|sort|form|species|variety) of (?:an? )?|"
+    r"(?:leaves|gives|makes|equals|means)\b.*)$",
+    re.IGNORECASE,
+)
 _DENIALS = frozenset(
     "not never nor neither cannot cant without except excluding exclude excludes unlike than eliminate eliminating "
     "eliminates reject rejecting refuse refusing nicht kein keine keinen pas não non не ни nie".split()
@@ -105,7 +109,7 @@ _DENYING_PAIRS = frozenset(
     | {("ruling", "out"), ("no", "es"), ("no", "era"), ("no", "son")}
 )
 _ALL = frozenset("all everything anything everyone anyone every any each".split())
-_NOT_DENIED_BY = frozenset("only just sure certain but doubt".split())
+_NOT_DENIED_BY = frozenset("only just sure certain but doubt half".split())
 _DENYING_CHARACTERS = re.compile(r"不是|不选|不對|不对|并非|並非|而非|不会|除了|没有|不可能")
 _DENYING_CHARACTERS_AFTER = re.compile(
     r"\s*(?:不对|不正确|是错|错|不是|では?(?:ない|ありません)|じゃない|[가이]? ?아니|ではなく)"
@@ -142,7 +146,7 @@ _CORRECTION = re.compile(
     r"\b(?:no,? wait|wait,? no|wait|no,? actually|actually,? no|scratch that|correction|on second thoughts?|oops|"
     r"let me correct(?: myself| that)?|just kidding|my mistake|(?:my )?apologies|i misspoke|"
     r"i meant?|or rather|or actually|sorry, (?:it'?s|it is|i mean)|no,)\b,?"
-    r"|(?<=[.!?] )actually,",
+    r"|(?<=[.!?] )actually,|(?<=\.\.)\s*actually\b",
     re.IGNORECASE,
 )
 
@@ -287,13 +291,14 @@ class Reply:
     def is_aside(self, place: int) -> bool:
         """Whether the clause of the word at `place` begins with a word such as "because".
 
-        Not where it says what kind the thing before is ("which is a breed of dog"), nor in "Which leaves C.".
+        Not where it says what kind the thing before is ("which is a breed of dog") or what results ("which leaves 3"),
+        nor in "Which leaves C.".
         """
         start = self.clause_start(place)
         if self.words[start].text == "which" and start == self.sentence_of(place)[0]:
             return False
         said = self.text[self.words[start].start : self.words[place].start]
-        return self.words[start].text in ASIDE_WORDS and not _KIND_OF.search(said)
+        return self.words[start].text in ASIDE_WORDS and not _NO_ASIDE.search(said)
 
     def corrections(self) -> list[int]:
         """The places of the first words after "no, wait" and the like."""
@@ -366,6 +371,8 @@ def _ends_sentence(text: str, behind: int, start: int) -> bool:
 def _compared(spelt: str) -> str:
     if spelt in NUMBER_WORDS or spelt in _ORDINAL_OF:
         return NUMBER_WORDS.get(spelt) or _ORDINAL_OF[spelt]
+    if ":" in spelt:
+        return spelt.removeprefix("0")
     if spelt[-1:] == "." and not spelt[:1].isdigit():
         return "".join(spelt.replace(".", "").split())
     if _NUMBER.fullmatch(spelt.replace(",", "")):
