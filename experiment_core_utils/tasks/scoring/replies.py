@@ -67,15 +67,16 @@ _MARKUP = re.compile(
     r"(?<!\d)\*+|\*+(?!\d)|`+|__+|\$(?!\d)|\\(?:text|mathrm|mathbf|textbf)\b|[{}]|</?[A-Za-z]+>|^#+ ", re.MULTILINE
 )
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)(?:</answer>|$)", re.DOTALL)
-_ARROW = re.compile(r"\s*(?:[-=]+>|[→⇒➔])\s*")
+_ARROW = re.compile(r"(?<![-=])[-=]{1,9}>|[→⇒➔]")
 # Where a model that runs on asks itself the next question, behind its answer, and what is no answer yet.
 _NEXT_QUESTION = re.compile(
-    r"(?<=\S)\s*\n[\s*#]*(?:question|q|user|human|instruction|input)(?:\s*\d+)?[*\s]*:"
-    r"|(?<=[.!\n])\s*(?<=\s)[^.!?\n]+\?\s*(?:answer|assistant|ai|a)\s*:",
+    r"\n[ \t*#]*(?:question|q|user|human|instruction|input)(?: ?\d+)?[*\s]*:"
+    r"|(?:(?<=\n)|(?<=[.!]\s))[^.!?\n]+\?\s*(?:answer|assistant|ai|a)\s*:",
     re.IGNORECASE,
 )
 _PREAMBLE = re.compile(
-    r"(?:sure|certainly|of course|ok(?:ay)?|here(?:'s| is| are)|let's|let me|great|good|thank|i(?:'ll| will))\b[^\n]*",
+    r"(?:sure|certainly|of course|ok(?:ay)?|here(?:'s| is| are)|let's|let me|great|good|thank|i(?:'ll| will)|"
+    r"we (?:need|want)|you (?:ask|want)|the question|to (?:find|answer)|based on|looking at)\b[^\n]*",
     re.IGNORECASE,
 )
 # What joins a word to its neighbour: a hyphen, or the point or @ of an address.
@@ -138,7 +139,7 @@ _HEDGES = frozenset("maybe perhaps possibly could might may either vielleicht qu
 CALLED_ANSWER = re.compile(
     r"\b(?:answer|antwort|respuesta|réponse|risposta|resposta|ответ)\b[^.!?\n:]{0,80}?"
     r"(?:\s(?:is|was|would be|ist|es|est|è|é)\b:?|\s?[:=])|答案(?:是|为|為|:)|答えは|정답은"
-    r"|^[#*\s]*(?:final )?answer[*\s]*$|(?<=\n)a:|^(?:final )?(?:result|solution|conclusion)\s?[:=]",
+    r"|^[#* ]*(?:final )?answer[* ]*$|(?<=\n)a:|^(?:final )?(?:result|solution|conclusion)\s?[:=]",
     re.IGNORECASE | re.MULTILINE,
 )
 # After the words before one of these something else is meant than what they say.
