@@ -14,27 +14,28 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from experiment_core_utils.tasks.interface import in_either_order, require_references
-from experiment_core_utils.tasks.scoring.em import ARTICLES, em_lenient, folded
+from experiment_core_utils.tasks.scoring.em import ARTICLES, em_lenient
+from experiment_core_utils.tasks.scoring.polarity import polarity
 from experiment_core_utils.tasks.scoring.replies import (
+    CALLED_ANSWER,
     IS_WORDS,
     Mention,
     Reply,
     boxed_answer,
     compared_words,
+    corrected,
     is_number,
     spoken,
 )
 
 # Of a longer reply only its first sentence, its conclusion and what it calls its answer count.
 WORD_LIMIT = 40
-_CALLED_ANSWER = re.compile(
-    r"\b(?:answer|antwort|respuesta|réponse|risposta|resposta|ответ)\b[^.!?\n:]{0,80}?"
-    r"(?:\s(?:is|was|would be|ist|es|est|è|é)\b:?|\s?[:=])|答案(?:是|为|為|:)|答えは|정답은",
-    re.IGNORECASE,
-)
+# What stands before a candidate in a list: "A. ", "(b) ", "1. ", "- ".
+_LIST_MARK = re.compile(r"(?:\(?[A-Za-z]\)|[A-Z][.:]|\d{1,2}[.)]|[-•>])\s+(?=\S)")
 _CONCLUSIONS = frozenset("so therefore thus hence finally overall".split())
-_LEADS = IS_WORDS | frozenset("= equals equal makes make gives total totals".split())
+_LEADS = IS_WORDS | frozenset("= equals equal makes make gives total totals becomes become".split())
 _BEFORE_A_MODIFIER = frozenset("after before of for to between than from in with by at on about near".split())
+_SHOWN_WITH = frozenset("in with on".split())
 # Words that a candidate on its own does not have: operands of "and" with one of these are clauses.
 _NO_CANDIDATE = (
     IS_WORDS
@@ -46,6 +47,7 @@ _NO_CANDIDATE = (
         "if but because since while although though such etc".split()
     )
 )
+_NO_OPERAND = _NO_CANDIDATE - {"right"}
 _HEDGES = frozenset("maybe perhaps possibly alternatively".split())
 _DOUBTS = frozenset(
     "thought looks look looked seems seemed appears might may could first think guessed say used once formerly".split()
@@ -60,34 +62,17 @@ _ALSO_POSSIBLE = re.compile(r"\bbut\b.*\b(?:could|might|may)(?: also| well)? be\
 _OPERATORS = frozenset("x × * + / - ÷ times plus minus".split())
 _AROUND_A_NUMBER = ARTICLES | {"about", "$", "€", "£"}
 _MOST_WORDS_OF_A_CANDIDATE = 3
-_FILLERS = re.compile(
-    r"(?:(?:no doubt|without a doubt|well|hmm+|oh|um|so|ok|okay|sorry|i (?:think|believe|guess|would say))\b"
-    r"[,.:!]*\s*)*"
-)
-_YES = re.compile(
-    r"(?:yes|yeah|yep|yup|sure|correct|certainly|absolutely|definitely|indeed|of course|affirmative|true|right|"
-    r"i think so|i believe so|that(?:'s| is) (?:right|correct|true)|(?:it|there|they|he|she|that|this|these|those)"
-    r" (?:is|are|does|do|has|have|can|was|were)(?=[.!]|$)|sí|si|oui|ja|sim|да)(?![\w']| answer| option)|是的|はい|네"
-)
-_NO = re.compile(
-    r"(?:no(?! (?:doubt|problem|one\b))|nope|nah|incorrect|negative|false|not (?:really|at all)|never|"
-    r"(?:certainly|absolutely|definitely|of course) not|i don't (?:think|believe) so|"
-    r"that(?:'s| is) (?:not |in)(?:right|correct|true)|"
-    r"(?:it|there|they|he|she|that|this|these|those|the \w+) "
-    r"(?:is|are|does|do|has|have|can|was|were|did|will)(?:n't|not| not)|"
-    r"non|nein|não|нет)(?![\w'])|不是|いいえ|아니"
-)
-_YES_WORD, _NO_WORD = re.compile(r"\byes\b"), re.compile(r"\bno\b")
 _POLARITIES = frozenset({"yes", "no"})
 
 
 @in_either_order
 def relaxed(prediction: str, references: Sequence[str]) -> float:
-    """1 if the output says a reference as its answer, else 0; what `em_lenient` takes is always 1.
+    """1 if the output says a reference as its answer, else 0.
 
     Both sides are `folded` and compared by whole words: in lower case, without a leading article, with numbers in
     digits (thirty-five is 35, 1,000 is 1000, 3.0 is 3) and units by their sign (5 centimetres is 5 cm, $5 is 5
-    dollars). The plural is another word. Thoughts in ``<think>`` and what comes before "no, wait" are left out.
+    dollars), without accents of Latin letters. The plural is another word. Thoughts in ``<think>``, what comes before
+    "no, wait" and a next question that the model asks itself are left out; `em_lenient` of what is left makes 1.
 
     - Where it is read: in the last ``\\boxed{}``, else behind the last "answer is" or "Answer:", to the end of the
       sentence; else in the first sentence, in a conclusion ("So ..."), and in an output of up to WORD_LIMIT words in
@@ -95,7 +80,7 @@ def relaxed(prediction: str, references: Sequence[str]) -> float:
       answer.
     - What does not count: a reference that is denied ("not X", "it isn't X", "X is wrong", "rather than X"), in a
       question or a reason ("because ..."), part of another word or number, or repeated from a question ("the opposite
-      of X is Y", "X + 2 = Y").
+      of X is Y", "X + 2 = Y", "X -> Y"), or a part of a total ("X boys and Y girls, Z in total").
     - Several candidates are no answer: "X or Y", "X, Y or Z", "X and Y", "X/Y", "maybe X, maybe Y", unless all are
       references. A pair such as "Paris, France" is one.
     - For "yes" and "no" the first word decides, or a beginning such as "It is not", else the only one of the two words
@@ -105,51 +90,28 @@ def relaxed(prediction: str, references: Sequence[str]) -> float:
         SampleError: there are no references.
     """
     require_references("relaxed", references)
-    if em_lenient(prediction, references):
-        return 1.0
     text = spoken(prediction)
     text = boxed_answer(text) or text
-    if em_lenient(text, references):
+    bare = _LIST_MARK.sub("", text, count=1) if _LIST_MARK.match(text) and "\n" not in text else text
+    if any(em_lenient(each, references) for each in (spoken(prediction), text, bare)):
         return 1.0
+    if text[:1].isdigit():
+        text = bare
     polarities = {each for each in map(_plain, references) if each in _POLARITIES}
     others = [each for each in references if _plain(each) not in _POLARITIES]
-    if polarities and _polarity(_corrected(text)) in polarities:
+    if polarities and polarity(corrected(text)) in polarities:
         return 1.0
-    return float(bool(others) and _says(_corrected(text), others))
+    return float(bool(others) and _says(corrected(text), others))
 
 
 def _plain(text: str) -> str:
     return " ".join(compared_words(text))
 
 
-def _corrected(text: str) -> str:
-    """The text behind the last "no, wait" and the like that something comes before and after."""
-    reply = Reply(text)
-    places = reply.corrections()
-    return reply.text[reply.words[places[-1]].start :] if places else text
-
-
-def _polarity(text: str) -> str | None:
-    """`yes` or `no`, whichever the text says; None where it says neither, or both."""
-    called = [found.end() for found in _CALLED_ANSWER.finditer(text)]
-    for part in (text, *(text[end:] for end in called[-1:])):
-        flat = re.sub(r"[*_`\"]", "", folded(part)).lower().strip()
-        flat = flat[_FILLERS.match(flat).end() :]  # type: ignore[union-attr]
-        if re.match(r"(?:yes|no)\s*(?:/|\W(?:or|and)\W)\s*(?:yes|no)\b", flat):
-            return None
-        if _NO.match(flat):
-            return "no"
-        if _YES.match(flat):
-            return "yes"
-    flat = folded(text).lower()
-    has_yes, has_no = _YES_WORD.search(flat), _NO_WORD.search(flat)
-    return None if bool(has_yes) == bool(has_no) else "yes" if has_yes else "no"
-
-
 def _says(text: str, references: Sequence[str]) -> bool:
     # References of the same words are one.
     references = list({compared_words(each): each for each in references}.values())
-    called = list(_CALLED_ANSWER.finditer(text))
+    called = list(CALLED_ANSWER.finditer(text))
     if called and (answer := _first_sentence(text[called[-1].end() :])):
         if em_lenient(answer, references):
             return True
@@ -208,6 +170,8 @@ def _is_answer(reply: Reply, mention: Mention, mentions: Sequence[Mention]) -> b
     )
     if (reply.ends_in_question(first) and not is_guess) or _is_taken_back(reply, behind, sentence):
         return False
+    if _describes_another(reply, mention, sentence):
+        return False
     return not (_is_repeated(reply, mention) or _has_rivals(reply, mention, mentions))
 
 
@@ -217,6 +181,18 @@ def _is_taken_back(reply: Reply, behind: int, sentence: range) -> bool:
     at = texts.index("but") if "but" in texts else len(texts)
     doubts = not _DOUBTS.isdisjoint(texts[:at])
     return doubts and sentence[0] + at >= behind and not _SAYS_WHAT_IT_IS.isdisjoint(texts[at : at + 6])
+
+
+def _describes_another(reply: Reply, mention: Mention, sentence: range) -> bool:
+    """Whether the reference stands in what is said of another answer: "It is Y, a rival of X"."""
+    words = reply.words
+    start = reply.clause_start(mention.first)
+    before = [words[place].text for place in range(start, mention.first) if words[place].text not in ARTICLES]
+    has_verb = not IS_WORDS.isdisjoint(words[place].text for place in range(sentence[0], start))
+    is_in_brackets = reply.between(start, start).rstrip(" \"'").endswith("(")
+    if is_in_brackets and before[-1:] == ["of"]:
+        return True
+    return has_verb and words[start].text in ARTICLES and before[-1:] in (["of"], ["before"], ["after"], ["to"])
 
 
 def _is_subject(reply: Reply, mention: Mention) -> bool:
@@ -238,13 +214,63 @@ def _is_repeated(reply: Reply, mention: Mention) -> bool:
         for place in range(behind, len(words) - 1)
         if words[place].clause == clause and words[place].text in _LEADS and words[place + 1].clause == clause
     ]
+    if _is_of_a_total(reply, mention) or _is_bound_or_time(reply, mention):
+        return True
     if not leads:
         return False
+    if words[leads[0]].text in ("=", "becomes", "become") and not is_number(words[mention.first].text):
+        return True
     if all(is_number(word.text) for word in words[mention.first : behind]):
         after = [w.text for w in words[leads[-1] + 1 :] if w.clause == clause and w.text not in _AROUND_A_NUMBER]
-        return bool(after) and is_number(after[0]) and _OPERATORS.isdisjoint(after[1:2])
+        is_title = words[mention.first - 1].text == "of" and words[mention.first - 2].text not in (
+            "total",
+            "sum",
+            "number",
+        )
+        return bool(after) and (is_number(after[0]) or is_title) and _OPERATORS.isdisjoint(after[1:2])
     before = [word.text for word in words[max(mention.first - 2, 0) : mention.first] if word.clause == clause]
+    # "The table is made of X and the chair is ..." has two clauses.
+    start = reply.clause_start(mention.first)
+    has_verb = not IS_WORDS.isdisjoint(words[place].text for place in range(start, mention.first))
+    if has_verb and "and" in [words[place].text for place in range(behind, leads[0])]:
+        return False
+    # "A man in a red shirt is riding ..." tells what is seen.
+    if words[leads[0] + 1].text.endswith("ing") and not _SHOWN_WITH.isdisjoint(before):
+        return False
     return not _BEFORE_A_MODIFIER.isdisjoint(before)
+
+
+_BOUND = re.compile(r"\b(?:at least|at most|over|under|up to|past|(?:quarter|minutes) to)\s+$", re.IGNORECASE)
+_PAST = re.compile(r"(?:\s+minutes)?\s+past\b", re.IGNORECASE)
+_PLURAL_VERBS = frozenset("are were have".split())
+_PAIRS = frozenset("opposites antonyms synonyms".split())
+_TOTAL = re.compile(r"\b(?:in total|altogether|in all|total of|sum of|total is|makes? a total)\b", re.IGNORECASE)
+
+
+def _is_bound_or_time(reply: Reply, mention: Mention) -> bool:
+    """Whether the reference is a number in "at least 20", "over 100", "ten past three"."""
+    if not is_number(reply.words[mention.first].text):
+        return False
+    before = reply.text[: reply.words[mention.first].start]
+    return _BOUND.search(before) is not None or _PAST.match(reply.text, reply.words[mention.behind - 1].end) is not None
+
+
+def _is_of_a_total(reply: Reply, mention: Mention) -> bool:
+    """Whether the reference is a number, and its sentence has a total in another clause, or before a colon."""
+    words, sentence = reply.words, reply.sentence_of(mention.first)
+    if not is_number(words[mention.first].text):
+        return False
+    clauses = dict[int, list[int]]()
+    for place in sentence:
+        clauses.setdefault(words[place].clause, []).append(place)
+    own = clauses.pop(words[mention.first].clause)
+    with_numbers = [places for places in clauses.values() if any(is_number(words[place].text) for place in places)]
+    texts = [reply.text[words[places[0]].start : words[places[-1]].end] for places in with_numbers]
+    if not _TOTAL.search(reply.text[words[own[0]].start : words[own[-1]].end]) and any(map(_TOTAL.search, texts)):
+        return True
+    own_texts = [words[place].text for place in own]
+    is_breakdown = ":" in reply.between(own[0], own[0]) and sum(map(is_number, own_texts)) > 1 and "=" not in own_texts
+    return is_breakdown and any(places[0] < own[0] for places in with_numbers)
 
 
 def _has_rivals(reply: Reply, mention: Mention, mentions: Sequence[Mention]) -> bool:
@@ -290,13 +316,16 @@ def _joins_rival(reply: Reply, place: int, part: Sequence[int], mention: Mention
     texts = [words[each].text for each in part]
     if (texts[at], texts[at + 1] if at + 1 < len(texts) else "") in _SYNONYM_OR or "whether" in texts:
         return False
-    left = list(takewhile(lambda each: words[each].text not in _NO_CANDIDATE, reversed(part[:at])))
-    right = list(takewhile(lambda each: words[each].text not in _NO_CANDIDATE, part[at + 1 :]))
+    left = list(takewhile(lambda each: words[each].text not in _NO_OPERAND, reversed(part[:at])))
+    right = list(takewhile(lambda each: words[each].text not in _NO_OPERAND, part[at + 1 :]))
     if texts[at] == "and":
-        is_clause = at + 1 + len(right) < len(part) and texts[at + 1 + len(right)] in IS_WORDS
+        verb = texts[at + 1 + len(right)] if at + 1 + len(right) < len(part) else ""
+        is_clause = verb in IS_WORDS and not (verb in _PLURAL_VERBS and len(left) == at and texts[-1] not in _PAIRS)
         bare = [each for each in right if words[each].text not in ARTICLES]
         is_joined = mention.behind == place or bare == list(range(mention.first, mention.behind))
-        if is_clause or not is_joined:
+        # "She is eating X and drinking Y."
+        is_deed = len(right) > 1 and words[right[0]].text.endswith("ing")
+        if is_clause or not is_joined or (is_deed and not words[mention.first].text.endswith("ing")):
             return False
     if mention.first not in (*left, *right):
         return False
@@ -307,10 +336,14 @@ def _joins_rival(reply: Reply, place: int, part: Sequence[int], mention: Mention
 def _is_in_list(reply: Reply, parts: Sequence[Sequence[int]], at: int, mention: Mention, named: set[int]) -> bool:
     """Whether the reference is one of several that commas separate."""
     words = reply.words
+    if _begins_a_list_of_subjects(reply, parts, at, mention, named):
+        return True
     bare = [
         part
         for number, part in enumerate(parts)
         if number != at
+        and not _is_apposition(reply, part, number - at)
+        and ":" not in reply.between(max(parts[at][0], part[0]), max(parts[at][0], part[0]))
         and len(part) <= 2 * _MOST_WORDS_OF_A_CANDIDATE
         and named.isdisjoint(part)
         and _NO_CANDIDATE.isdisjoint(words[place].text for place in part)
@@ -331,11 +364,42 @@ def _is_in_list(reply: Reply, parts: Sequence[Sequence[int]], at: int, mention: 
     return len(bare[0]) == 1 and other.islower() and text.islower()
 
 
+_NO_COUNT = tuple([word] for word in "idea doubt way clue need reason longer information".split())
+
+
+def _is_apposition(reply: Reply, part: Sequence[int], distance: int) -> bool:
+    """Whether the part after a candidate describes it: "France's capital and largest city", "the capital and ..."."""
+    texts = [reply.words[place].text for place in part]
+    describes = texts[0] in ARTICLES | {"its", "their", "his", "her"} or any(text.endswith("'s") for text in texts[:3])
+    joints = [at for at, text in enumerate(texts) if text == "and"]
+    has_superlative = any(text == "most" or (text.endswith("est") and len(text) > 4) for text in texts)
+    lists = any(texts[at + 1 : at + 2] and texts[at + 1] in ARTICLES for at in joints) and not has_superlative
+    return distance == 1 and describes and bool(joints) and joints[0] > 0 and not lists
+
+
+def _begins_a_list_of_subjects(
+    reply: Reply, parts: Sequence[Sequence[int]], at: int, mention: Mention, named: set[int]
+) -> bool:
+    """Whether the reference is the first of several that a sentence is about: "X, Y and Z are cities"."""
+    words = reply.words
+    if parts[at][-1] != mention.behind - 1 or at + 1 >= len(parts):
+        return False
+    following = parts[at + 1]
+    subjects = list(takewhile(lambda place: words[place].text not in IS_WORDS, following))
+    texts = [words[place].text for place in subjects]
+    verb = words[following[len(subjects)]].text if len(subjects) < len(following) else ""
+    is_several = verb in _PLURAL_VERBS and "and" in texts[1:]
+    return is_several and named.isdisjoint(subjects) and _NO_CANDIDATE.isdisjoint(texts)
+
+
 def _says_none(reply: Reply, references: Sequence[str]) -> bool:
     """Whether a reply without a number says that there is none, where 0 is right."""
     if "0" not in map(_plain, references) or not reply.words:
         return False
     texts = [word.text for word in reply.words if word.sentence == 0]
     return not any(map(is_number, texts)) and any(
-        text == "none" or (text == "no" and texts[at - 1] in IS_WORDS) for at, text in enumerate(texts)
+        text == "none"
+        or (text == "any" and at and (texts[at - 1] == "not" or texts[at - 1].endswith("n't")))
+        or (text == "no" and texts[at - 1] in IS_WORDS and texts[at + 1 : at + 2] not in _NO_COUNT)
+        for at, text in enumerate(texts)
     )

@@ -7,15 +7,17 @@ English, with the words for "answer", "not" and "or" of some other languages.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from types import MappingProxyType
+from unicodedata import normalize
 
 from experiment_core_utils.tasks.scoring.em import ARTICLES, NUMBER_WORDS, folded
 
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
 _TENS_OF = MappingProxyType({word: 10 * at for at, word in enumerate(_TENS, start=2)})
-_POWER_OF = MappingProxyType({"hundred": 100, "thousand": 1000, "million": 1_000_000})
+_POWER_OF = MappingProxyType({"hundred": 100, "thousand": 1000, "million": 1_000_000, "billion": 1_000_000_000})
 _ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth".split()
 _ENDINGS = ("st", "nd", "rd", *["th"] * 7)
 _ORDINAL_OF = MappingProxyType({word: f"{at}{_ENDINGS[at - 1]}" for at, word in enumerate(_ORDINALS, start=1)})
@@ -42,6 +44,7 @@ _UNIT_OF = MappingProxyType(
         for spelling in spellings.split()
     }
 )
+UNITS = frozenset(_UNIT_OF.values())
 # Scripts without spaces between words: every character is a word.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _MARKS = "\u0300-\u036f\u064b-\u065f\u0900-\u0dff"
@@ -49,20 +52,36 @@ _WORD = re.compile(
     rf"""
       [{_UNSPACED}]
     | \d+(?:st|nd|rd|th|s)\b
+    | \d+(?::\d+)+                                                     # 10:10, 2:1
     | (?:(?<![\w)])-)?(?:\d{{1,3}}(?:,\d{{3}})+(?!\d)|\d+)(?:\.\d+)? | \.\d+
-    | [^\W\d_]\.(?:\s?[^\W\d_]\.)+                                    # U.S., p.m.
+    | [^\W\d_]\.(?:\s?[^\W\d_]\.)+                                    # U.S., p.m., J. K.
     | (?:[^\W\d_](?:(?![{_UNSPACED}])[^\W_]|[{_MARKS}])*)(?:'[^\W\d_]+)*[+\#]*
     | [%$€£°+=/&<>×÷]
     """,
     re.VERBOSE,
 )
+_WORD_OR_LETTER = re.compile(_WORD.pattern.replace(r"(?:\s?[", "(?:["), re.VERBOSE)
 _NUMBER = re.compile(r"-?\d*\.?\d+")
+_LATIN_ACCENT = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
 _MARKUP = re.compile(
     r"(?<!\d)\*+|\*+(?!\d)|`+|__+|\$(?!\d)|\\(?:text|mathrm|mathbf|textbf)\b|[{}]|</?[A-Za-z]+>|^#+ ", re.MULTILINE
 )
 _BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)(?:</answer>|$)", re.DOTALL)
-# Where a model that runs on asks itself the next question, behind its answer.
-_NEXT_QUESTION = re.compile(r"(?<=\S)\s*\n\s*(?:question|q|user|human)(?:\s*\d+)?\s*:", re.IGNORECASE)
+_ARROW = re.compile(r"(?<![-=])[-=]{1,9}>|[→⇒➔]")
+# Where a model that runs on asks itself the next question, behind its answer, and what is no answer yet.
+_NEXT_QUESTION = re.compile(
+    r"\n[ \t*#]*(?:question|q|user|human|instruction|input)(?: ?\d+)?[*\s]*:"
+    r"|(?:(?<=\n)|(?<=[.!]\s))[^.!?\n]+\?\s*(?:answer|assistant|ai|a)\s*:",
+    re.IGNORECASE,
+)
+_PREAMBLE = re.compile(
+    r"(?:sure|certainly|of course|ok(?:ay)?|here(?:'s| is| are)|let's|let me|great|good|thank|i(?:'ll| will)|"
+    r"we (?:need|want)|you (?:ask|want)|the question|to (?:find|answer)|based on|looking at)\b[^\n]*",
+    re.IGNORECASE,
+)
+# What joins a word to its neighbour: a hyphen, or the point or @ of an address.
+_JOINED_BEFORE = re.compile(r"[^\W_][-–@]$|[a-z]\.$")
+_JOINED_AFTER = re.compile(r"[-–'@][^\W_]|\.[a-z]")
 # Abbreviations whose period ends no sentence, and what does end one.
 _ABBREVIATION = re.compile(r"\b(?:mr|mrs|ms|dr|prof|st|vs|e\.g|i\.e|approx|fig)\.$", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?]+[\"')\]]*(?=\s|$)|[。！？]|\n+")
@@ -72,10 +91,18 @@ _CLAUSE_WORDS = frozenset(
     "sondern aber sino pero mais mas ma а но".split()
 )
 # A clause that begins with one of these gives reasons, and no answer.
-ASIDE_WORDS = frozenset("because since while whereas although though if unless when which who as unlike".split())
+ASIDE_WORDS = frozenset(
+    "because since while whereas although though if unless when which who as unlike having followed compared "
+    "ahead".split()
+)
+_NO_ASIDE = re.compile(
+    r"\bwhich (?:(?:is|are) (?:an? )?(?:breed|type|kind|sort|form|species|variety) of (?:an? )?|"
+    r"(?:leaves|gives|makes|equals|means)\b.*)$",
+    re.IGNORECASE,
+)
 _DENIALS = frozenset(
     "not never nor neither cannot cant without except excluding exclude excludes unlike than eliminate eliminating "
-    "eliminates reject rejecting nicht kein keine keinen pas não non не ни nie".split()
+    "eliminates reject rejecting refuse refusing nicht kein keine keinen pas não non не ни nie".split()
 )
 # Two words that deny together, and words after "not" that take its force away.
 _DENYING_PAIRS = frozenset(
@@ -83,7 +110,7 @@ _DENYING_PAIRS = frozenset(
     | {("ruling", "out"), ("no", "es"), ("no", "era"), ("no", "son")}
 )
 _ALL = frozenset("all everything anything everyone anyone every any each".split())
-_NOT_DENIED_BY = frozenset("only just sure certain but doubt".split())
+_NOT_DENIED_BY = frozenset("only just sure certain but doubt half".split())
 _DENYING_CHARACTERS = re.compile(r"不是|不选|不對|不对|并非|並非|而非|不会|除了|没有|不可能")
 _DENYING_CHARACTERS_AFTER = re.compile(
     r"\s*(?:不对|不正确|是错|错|不是|では?(?:ない|ありません)|じゃない|[가이]? ?아니|ではなく)"
@@ -94,7 +121,10 @@ IS_WORDS = frozenset(
     "will may might must cannot can't won't wouldn't couldn't shouldn't seems seem looks look appears has have does "
     "do did doesn't don't didn't 's".split()
 )
-RIGHT_WORDS = frozenset("correct right true answer best fits fit matches works richtig correcta correcto верно".split())
+RIGHT_WORDS = frozenset(
+    "correct right true answer best better fits fit matches works richtig correcta correcto верно".split()
+)
+_RIGHT_BY_DEGREE = frozenset("likely plausible probable accurate suitable appropriate".split())
 WRONG_WORDS = frozenset(
     "wrong incorrect false impossible unlikely excluded eliminated inaccurate invalid mistake trap distractor decoy "
     "irrelevant out close tempting falsch incorrecta неверно".split()
@@ -103,12 +133,21 @@ WRONG_WORDS = frozenset(
 _MARKED = re.compile(
     r"\)?\s*[:–—-]\s*(yes|true|correct|right|no|false|incorrect|wrong)\b(?=[\s,.;!]*(?:[A-Z(]|$))", re.I
 )
+_CHECKED = re.compile(r"\)?\s*[:–—-]?\s*([✓✔✅☑✗✘❌✖])")
 _HEDGES = frozenset("maybe perhaps possibly could might may either vielleicht quizás".split())
+# What a reply calls its answer follows one of these.
+CALLED_ANSWER = re.compile(
+    r"\b(?:answer|antwort|respuesta|réponse|risposta|resposta|ответ)\b[^.!?\n:]{0,80}?"
+    r"(?:\s(?:is|was|would be|ist|es|est|è|é)\b:?|\s?[:=])|答案(?:是|为|為|:)|答えは|정답은"
+    r"|^[#* ]*(?:final )?answer[* ]*$|(?<=\n)a:|^(?:final )?(?:result|solution|conclusion)\s?[:=]",
+    re.IGNORECASE | re.MULTILINE,
+)
 # After the words before one of these something else is meant than what they say.
 _CORRECTION = re.compile(
     r"\b(?:no,? wait|wait,? no|wait|no,? actually|actually,? no|scratch that|correction|on second thoughts?|oops|"
-    r"let me correct(?: myself| that)?|i meant?|or rather|or actually|sorry, (?:it'?s|it is|i mean)|no,)\b,?"
-    r"|(?<=[.!?] )actually,",
+    r"let me correct(?: myself| that)?|just kidding|my mistake|(?:my )?apologies|i misspoke|"
+    r"i meant?|or rather|or actually|sorry, (?:it'?s|it is|i mean)|no,)\b,?"
+    r"|(?<=[.!?] )actually,|(?<=\.\.)\s*actually\b",
     re.IGNORECASE,
 )
 
@@ -134,12 +173,16 @@ class Mention:
 
 
 class Reply:
-    """A reply's text without markup, folded, in words."""
+    """A reply's text without markup, folded, in words.
 
-    def __init__(self, prediction: str) -> None:
-        lines = _MARKUP.sub("", spoken(prediction)).splitlines()
+    Args:
+        joins_initials: whether "J. K." is one word, as in a name, and not two letters of options.
+    """
+
+    def __init__(self, prediction: str, joins_initials: bool = True) -> None:
+        lines = _ARROW.sub(" = ", _MARKUP.sub("", spoken(prediction))).splitlines()
         self.text = "\n".join(line.strip() for line in lines).strip()
-        self.words = tuple(_words(self.text))
+        self.words = tuple(_words(self.text, joins_initials))
 
     @cached_property
     def sentences(self) -> tuple[range, ...]:
@@ -164,17 +207,18 @@ class Reply:
     def mentions(self, candidates: Sequence[str]) -> list[Mention]:
         """Where the candidates are named by whole words, in order; of overlapping ones the longest alone.
 
-        An article in front is left aside, on both sides. Candidates of the same words, or of none, are never named.
+        An article in front and accents of Latin letters are left aside, on both sides. Candidates of the same words, or
+        of none, are never named.
         """
         by_words: dict[tuple[str, ...], list[int]] = {}
         for index, candidate in enumerate(candidates):
-            by_words.setdefault(compared_words(candidate), []).append(index)
+            by_words.setdefault(_without_accents(compared_words(candidate)), []).append(index)
         named, taken = list[Mention](), set[int]()
-        texts = [word.text for word in self.words]
+        texts = _without_accents([word.text for word in self.words])
         for wanted in sorted(by_words, key=len, reverse=True):
             for first in range(len(texts) - len(wanted) + 1) if wanted and len(by_words[wanted]) == 1 else ():
                 behind = first + len(wanted)
-                if tuple(texts[first:behind]) != wanted or not taken.isdisjoint(range(first, behind)):
+                if texts[first:behind] != wanted or not taken.isdisjoint(range(first, behind)):
                     continue
                 if not self._is_part_of_a_word(first, behind):
                     taken.update(range(first, behind))
@@ -184,9 +228,8 @@ class Reply:
     def _is_part_of_a_word(self, first: int, behind: int) -> bool:
         """Whether a hyphen, or the point of a number, joins words to one of their neighbours."""
         start, end = self.words[first].start, self.words[behind - 1].end
-        joined_before = self.text[start - 1 : start] in "-–" and self.text[max(start - 2, 0) : start - 1].isalnum()
-        joined_after = self.text[end : end + 1] in "-–'" and self.text[end + 1 : end + 2].isalnum()
-        return (start > 1 and joined_before) or (end + 1 < len(self.text) and joined_after)
+        joins_before = _JOINED_BEFORE.search(self.text[max(start - 2, 0) : start])
+        return joins_before is not None or _JOINED_AFTER.match(self.text, end) is not None
 
     def denies(self, first: int, behind: int) -> bool:
         """Whether the words from `first` to `behind` are denied: "not X", "rather than X", "X is wrong", "X isn't"."""
@@ -215,6 +258,8 @@ class Reply:
             return False
         if _APPROVING_CHARACTERS_AFTER.match(self.text, self.words[behind - 1].end):
             return True
+        if checked := _CHECKED.match(self.text, self.words[behind - 1].end):
+            return checked[1] in "✓✔✅☑"
         if marked := _MARKED.match(self.text, self.words[behind - 1].end):
             return marked[1].lower() in ("yes", "true", "correct", "right")
         following = self.words[behind : behind + 5]
@@ -222,15 +267,16 @@ class Reply:
             return None
         if following[0].text not in IS_WORDS | RIGHT_WORDS | WRONG_WORDS:
             return None
-        is_denied, is_of_deed = False, following[0].text.startswith(("do", "did", "has", "have"))
+        previous, is_denied, is_of_deed = "", False, following[0].text.startswith(("do", "did", "has", "have"))
         for word in following:
             if word.clause != following[0].clause:
                 break
-            if word.text in RIGHT_WORDS:
+            if word.text in RIGHT_WORDS or (previous in ("more", "most") and word.text in _RIGHT_BY_DEGREE):
                 return not is_denied
             if word.text in WRONG_WORDS:
                 return is_denied
             is_denied |= word.text in ("not", "never", "cannot") or word.text.endswith("n't")
+            previous = word.text
         return False if is_denied and not is_of_deed else None
 
     def is_hedged(self, place: int) -> bool:
@@ -244,8 +290,16 @@ class Reply:
         return place
 
     def is_aside(self, place: int) -> bool:
-        """Whether the clause of the word at `place` begins with a word such as "because"."""
-        return self.words[self.clause_start(place)].text in ASIDE_WORDS
+        """Whether the clause of the word at `place` begins with a word such as "because".
+
+        Not where it says what kind the thing before is ("which is a breed of dog") or what results ("which leaves 3"),
+        nor in "Which leaves C.".
+        """
+        start = self.clause_start(place)
+        if self.words[start].text == "which" and start == self.sentence_of(place)[0]:
+            return False
+        said = self.text[self.words[start].start : self.words[place].start]
+        return self.words[start].text in ASIDE_WORDS and not _NO_ASIDE.search(said)
 
     def corrections(self) -> list[int]:
         """The places of the first words after "no, wait" and the like."""
@@ -258,7 +312,15 @@ def spoken(prediction: str) -> str:
     """The folded text behind the thoughts of a model that thinks in tags, up to a next question of its own."""
     text = folded(prediction).rpartition("</think>")[2].strip()
     run_on = _NEXT_QUESTION.search(text)
-    return text if run_on is None else text[: run_on.start()].rstrip()
+    before = text if run_on is None else text[: run_on.start()].rstrip()
+    return text if _PREAMBLE.fullmatch(before) else before
+
+
+def corrected(text: str) -> str:
+    """The text behind the last "no, wait" and the like that something comes before and after."""
+    reply = Reply(text)
+    places = reply.corrections()
+    return reply.text[reply.words[places[-1]].start :] if places else text
 
 
 def boxed_answer(text: str) -> str | None:
@@ -279,14 +341,19 @@ def compared_words(text: str) -> tuple[str, ...]:
     return tuple(words[1:] if len(words) > 1 and words[0] in ARTICLES else words)
 
 
+def _without_accents(words: Sequence[str]) -> tuple[str, ...]:
+    """The words without the accents of Latin letters; those of other scripts make other letters."""
+    return tuple(word if word.isascii() else _LATIN_ACCENT.sub("", normalize("NFD", word)) for word in words)
+
+
 def is_number(text: str) -> bool:
     """Whether a word is a number in digits."""
     return _NUMBER.fullmatch(text) is not None
 
 
-def _words(text: str) -> list[Word]:
+def _words(text: str, joins_initials: bool = True) -> list[Word]:
     words, sentence, clause, behind = list[Word](), 0, 0, 0
-    for found in _WORD.finditer(text):
+    for found in (_WORD if joins_initials else _WORD_OR_LETTER).finditer(text):
         between, spelt = text[behind : found.start()], found[0].lower()
         if words:
             ended = _ends_sentence(text, behind, found.start())
@@ -305,6 +372,8 @@ def _ends_sentence(text: str, behind: int, start: int) -> bool:
 def _compared(spelt: str) -> str:
     if spelt in NUMBER_WORDS or spelt in _ORDINAL_OF:
         return NUMBER_WORDS.get(spelt) or _ORDINAL_OF[spelt]
+    if ":" in spelt:
+        return spelt.removeprefix("0")
     if spelt[-1:] == "." and not spelt[:1].isdigit():
         return "".join(spelt.replace(".", "").split())
     if _NUMBER.fullmatch(spelt.replace(",", "")):
@@ -320,9 +389,9 @@ def _joined(source: str, words: Sequence[Word]) -> list[Word]:
     for word in words:
         last = joined[-1] if joined and joined[-1].clause == word.clause else None
         text, start = word.text, word.start
-        if last is not None and is_number(last.text) and "." not in last.text:
+        if last is not None and is_number(last.text):
             if text in _POWER_OF:
-                text, start = str(int(last.text) * _POWER_OF[text]), last.start
+                text, start = _compared(str(Decimal(last.text) * _POWER_OF[text])), last.start
             elif source[last.start : last.end].isalpha() and _is_last_digit(last.text, text):
                 text, start = str(int(last.text) + int(text)), last.start
         elif last is not None and last.text in "$€£" and is_number(text):

@@ -1,5 +1,7 @@
 """The relaxed match beside the rules of toolkits, and at its edges."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.scoring.em import em_lenient
 from experiment_core_utils.tasks.scoring.relaxed import WORD_LIMIT, relaxed
+from experiment_core_utils.tasks.scoring.replies import spoken
 
 LONG = "The picture shows a kitchen with many things on the table and on the shelves above it. " * 3
 
@@ -67,8 +70,8 @@ WORDS = st.lists(st.sampled_from("a the is not or and , . ? ; : Paris paris 2 tw
 
 @settings(max_examples=200, deadline=None)
 @given(WORDS.map(" ".join) | st.text(), st.lists(st.text(max_size=8) | st.just("Paris"), min_size=1, max_size=3))
-def test_what_is_exact_is_relaxed_too(prediction: str, references: list[str]) -> None:
-    assert em_lenient(prediction, references) <= relaxed(prediction, references) <= 1.0
+def test_what_is_exact_up_to_a_next_question_is_relaxed_too(prediction: str, references: list[str]) -> None:
+    assert em_lenient(spoken(prediction), references) <= relaxed(prediction, references) <= 1.0
 
 
 @settings(max_examples=100, deadline=None)
@@ -78,3 +81,30 @@ def test_what_is_exact_is_relaxed_too(prediction: str, references: list[str]) ->
 )
 def test_the_reference_in_a_plain_sentence_is_right(reference: str, form: str) -> None:
     assert relaxed(form.format(reference), ["other", reference]) == 1.0
+
+
+RUNS_ON = "Tokyo\n\nQuestion: What is the capital of China?\nAnswer: Beijing"
+
+
+@pytest.mark.parametrize(
+    ("reply", "references", "expected"),
+    [
+        (RUNS_ON, ["Tokyo"], 1),
+        (RUNS_ON, ["Beijing"], 0),
+        ("Tokyo. What is the capital of China? Answer: Beijing", ["Beijing"], 0),
+        ("Tokyo\nWhat is the capital of China?\nA: Beijing", ["Beijing"], 0),
+        ("Question: What is the capital of China?\nAnswer: Beijing", ["Beijing"], 1),
+        ("Sure! What is the capital of China? Answer: Beijing", ["Beijing"], 1),
+    ],
+)
+def test_the_answer_to_a_question_that_the_model_asks_itself_does_not_count(
+    reply: str, references: list[str], expected: float
+) -> None:
+    assert relaxed(reply, references) == expected
+
+
+@pytest.mark.parametrize("filling", [" ", " \n", "-", "* ", "A "])
+def test_a_reply_of_one_repeated_character_is_scored_in_time(filling: str) -> None:
+    start = time.perf_counter()
+    assert relaxed(f"x{filling * 3000}y", ["Paris"]) == 0
+    assert time.perf_counter() - start < 5
