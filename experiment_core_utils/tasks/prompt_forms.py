@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.datasets.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
 from experiment_core_utils.tasks.registry import is_own_task
@@ -84,6 +85,11 @@ def prompt_for(task: Task, sample: Sample, family: PromptFamily) -> str:
     if form is None:
         return task.prompt(sample)
     hint = sample.metadata["hint"] if task.name == "science_qa_img" else None
+    if len(sample.options) > len(string.ascii_uppercase):
+        raise SampleError(
+            f"sample {sample.sample_id} has {len(sample.options)} options, and there are letters for "
+            f"{len(string.ascii_uppercase)}: give it fewer `options`"
+        )
     lettered = list(zip(string.ascii_uppercase, sample.options, strict=False))
     return (form.choice if sample.options else form.open).format(
         question=sample.question.removeprefix(f"{hint}\n"),
