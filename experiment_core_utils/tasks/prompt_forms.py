@@ -7,14 +7,13 @@ instruction beside its question), and VLMEvalKit's of TallyQA. Questions stay as
 capitals in TextVQA are not followed.
 """
 
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.questions import lettered
 from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
 from experiment_core_utils.tasks.registry import is_own_task
 
@@ -80,22 +79,21 @@ def form_of(task: Task, family: PromptFamily) -> PromptForm | None:
 
 
 def prompt_for(task: Task, sample: Sample, family: PromptFamily) -> str:
-    """What the model is asked, before its chat template; without any placeholder of a picture."""
+    """What the model is asked, before its chat template; without any placeholder of a picture.
+
+    Raises:
+        SampleError: more options than letters.
+    """
     form = form_of(task, family)
     if form is None:
         return task.prompt(sample)
     hint = sample.metadata["hint"] if task.name == "science_qa_img" else None
-    if len(sample.options) > len(string.ascii_uppercase):
-        raise SampleError(
-            f"sample {sample.sample_id} has {len(sample.options)} options, and there are letters for "
-            f"{len(string.ascii_uppercase)}: give it fewer `options`"
-        )
-    lettered = list(zip(string.ascii_uppercase, sample.options, strict=False))
+    choices = lettered(sample.options)
     return (form.choice if sample.options else form.open).format(
         question=sample.question.removeprefix(f"{hint}\n"),
         context=f"Context: {hint}\n" if hint else "",
-        options="".join(f"{letter}. {option}\n" for letter, option in lettered),
-        choices=" ".join(f"({letter}) {option}" for letter, option in lettered),
+        options="".join(f"{letter}. {option}\n" for letter, option in choices),
+        choices=" ".join(f"({letter}) {option}" for letter, option in choices),
     )
 
 

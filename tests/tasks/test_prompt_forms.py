@@ -1,6 +1,7 @@
 """What each family is asked about a question: the words by task, and the final texts in the families' own formats."""
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,10 @@ import pytest
 from PIL import Image
 
 from experiment_core_utils.models.hf.requests import ChatOptions, prompt_layout_of
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.tasks.datasets.data_file import DataFileTask
-from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form, prompt_for
 from experiment_core_utils.tasks.registry import load_data_file, load_task
 from tests.tasks.datasets.layouts import RED, plain, write_json, write_picture
@@ -199,6 +200,15 @@ def test_options_stand_in_lines_of_their_letters() -> None:
     assert prompt_for(mmmu, sample, "chat") == f"What?\nA. one {{x}}\nB. two\n\n{LETTER}"
     assert prompt_for(mmmu, sample, "plain") == "Question: What?\nA. one {x}\nB. two\nAnswer:"
     assert prompt_for(mmmu, sample, "paligemma") == "Question: What?\nOptions: (A) one {x} (B) two\nAnswer:"
+
+
+@pytest.mark.parametrize("family", ["chat", "plain", "paligemma"])
+def test_more_options_than_letters_are_refused_and_none_is_cut(family: PromptFamily) -> None:
+    task, sample = sample_of("mmmu", options=tuple(f"option {number}" for number in range(27)), answer_index=26)
+    with pytest.raises(SampleError, match="a question has 27 options, more than the 26 letters: give it fewer"):
+        prompt_for(task, sample, family)
+    last = replace(sample, options=sample.options[:26])
+    assert "Z" in prompt_for(task, last, family) and "option 25" in prompt_for(task, last, family)
 
 
 def test_options_of_other_tasks_stand_before_the_answer() -> None:

@@ -50,7 +50,7 @@ def tiny_text_model(seed: int = 7) -> Any:
 
 
 class ScriptedTextModel(torch.nn.Module):
-    """Says `scripts[first id of the prompt]`, then only pads, and stops where every row does; remembers the shape of each call.
+    """Says `scripts[first id of the prompt]`, then only pads, until every row ends; remembers the shape of each call.
 
     Args:
         largest_batch: more rows do not fit into memory.

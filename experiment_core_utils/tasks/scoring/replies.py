@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from types import MappingProxyType
 
+from experiment_core_utils.tasks.answers import ANSWER_TAGS
 from experiment_core_utils.tasks.scoring.em import ARTICLES, NUMBER_WORDS, folded
 
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
@@ -60,7 +61,7 @@ _NUMBER = re.compile(r"-?\d*\.?\d+")
 _MARKUP = re.compile(
     r"(?<!\d)\*+|\*+(?!\d)|`+|__+|\$(?!\d)|\\(?:text|mathrm|mathbf|textbf)\b|[{}]|</?[A-Za-z]+>|^#+ ", re.MULTILINE
 )
-_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)(?:</answer>|$)", re.DOTALL)
+_BOXED = re.compile(rf"\\boxed\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}|{ANSWER_TAGS}", re.DOTALL | re.IGNORECASE)
 # Where a model that runs on asks itself the next question, behind its answer.
 _NEXT_QUESTION = re.compile(r"(?<=\S)\s*\n\s*(?:question|q|user|human)(?:\s*\d+)?\s*:", re.IGNORECASE)
 # Abbreviations whose period ends no sentence, and what does end one.
@@ -262,9 +263,9 @@ def spoken(prediction: str) -> str:
 
 
 def boxed_answer(text: str) -> str | None:
-    """What is in the last ``\\boxed{}`` or ``<answer>`` of a text; None where there is none, or nothing in it."""
-    boxed = [found[1] or found[2] or "" for found in _BOXED.finditer(text)]
-    return (boxed[-1].strip() or None) if boxed else None
+    """What is in the last ``\\boxed{}`` or ``<answer>`` with something in it; None where there is none."""
+    boxed = ((found[1] or found[2] or "").strip() for found in _BOXED.finditer(text))
+    return next(reversed([content for content in boxed if content]), None)
 
 
 def without_boxes(text: str) -> str:
