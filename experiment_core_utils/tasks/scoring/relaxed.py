@@ -89,8 +89,8 @@ def relaxed(prediction: str, references: Sequence[str]) -> float:
     digits (thirty-five is 35, 1,000 is 1000, 3.0 is 3) and units by their sign (5 centimetres is 5 cm, $5 is 5
     dollars). The plural is another word. Thoughts in ``<think>`` and what comes before "no, wait" are left out.
 
-    - Where it is read: in the last ``\\boxed{}`` or ``<answer>``, else behind the last "answer is" or "Answer:", to the end of the
-      sentence; else in the first sentence, in a conclusion ("So ..."), and in an output of up to WORD_LIMIT words in
+    - Where it is read: in the last ``\\boxed{}`` or ``<answer>``, else behind the last "answer is" or "Answer:", to
+      the end of the sentence; else in the first sentence, in a conclusion ("So ..."), and in an output of up to WORD_LIMIT words in
       every other sentence, but not as its subject. A first sentence of one to three words that has no verb is the whole
       answer.
     - What does not count: a reference that is denied ("not X", "it isn't X", "X is wrong", "rather than X"), in a
