@@ -98,12 +98,13 @@ def prompt_for(task: Task, sample: Sample, family: PromptFamily) -> str:
 
 
 def described_form(
-    task: Task, family: PromptFamily, *, chat_template: str, system_prompt: str | None = None
+    task: Task, family: PromptFamily, *, chat_template: str, system_prompt: str | None = None, date: str | None = None
 ) -> Mapping[str, Any]:
     """The form in force, for the record; of Molmo what the task says of itself, as before there were other forms.
 
     Args:
         chat_template: `applied`, `none` or `off`.
+        date: that is today in every prompt; None where no template asks for it.
     """
     own = dict(getattr(task, "prompt_form", {}))
     if family == "molmo":
@@ -111,5 +112,5 @@ def described_form(
     form = form_of(task, family)
     words = own if form is None else {"open": form.open, "choice": form.choice}
     words.pop("style", None)
-    system = {} if system_prompt is None else {"system_prompt": system_prompt}
-    return {"family": "own" if not has_forms(task) else family, **words, "chat_template": chat_template, **system}
+    more = {name: value for name, value in (("system_prompt", system_prompt), ("date", date)) if value is not None}
+    return {"family": "own" if not has_forms(task) else family, **words, "chat_template": chat_template, **more}

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ AYA = (
 )
 HARMONY = (
     "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
-    "Current date: TODAY\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be "
+    "Current date: 2024-07-26\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be "
     "included for every message.<|end|><|start|>user<|message|>"
 )
 # What the format of each family puts before and after the user's words; sources beside the templates.
@@ -134,7 +133,6 @@ def test_a_question_and_a_choice_are_asked_in_the_format_of_the_family(
     folder: Path, tmp_path: Path, family: str
 ) -> None:
     before, after = GOLDENS[family]
-    before = before.replace("TODAY", datetime.now().strftime("%Y-%m-%d"))
     assert final_texts(family, folder, tmp_path) == [f"{before}{VQA}{after}", f"{before}{CHOICE}{after}"]
 
 
@@ -293,6 +291,17 @@ def test_a_template_that_takes_the_systems_words_as_a_text_and_the_users_as_part
     family = CHAT_FAMILIES["pixtral"]
     layout = prompt_layout_of(tokenizer_of(family), family.template, "[IMG]", "pixtral", SAYS)
     assert layout.text("Why?", True) == f"<s>[INST]{SAYS}\n\n[IMG]Why?[/INST]"
+
+
+def test_today_is_the_same_day_in_every_prompt_and_noted() -> None:
+    """Also within a macro, where GPT-OSS asks for it."""
+    template = "{% macro day() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}{{ day() }}: {{ messages[0]['content'] }}"
+    tokenizer = tokenizer_of(CHAT_FAMILIES["olmoe"])
+    layout = prompt_layout_of(tokenizer, template, None, "tiny")
+    assert (layout.text("Why?", 0), layout.date) == ("26 Jul 2024: Why?", "2024-07-26")
+    assert prompt_layout_of(tokenizer, "{{ messages[0]['content'] }}", None, "tiny").date is None
+    task, _ = sample_of("text_vqa")
+    assert described_form(task, "chat", chat_template="applied", date="2024-07-26")["date"] == "2024-07-26"
 
 
 @pytest.mark.parametrize(
