@@ -174,7 +174,7 @@ class TextReader:
 
 def text_reader(tokenizer: Any) -> TextReader:
     """Text of ids, without special tokens, but with those by which thinking is told from the answer."""
-    vocabulary = getattr(tokenizer, "get_added_vocab", dict)()
+    vocabulary: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     special = special_token_ids(tokenizer)
     marks = [*(tag for tags in THINKING_TAGS for tag in tags), *(CHANNEL_MARKS if CHANNEL in vocabulary else ())]
     kept = frozenset(vocabulary[mark] for mark in marks if vocabulary.get(mark) in special)
