@@ -81,6 +81,11 @@ class ModelSource:
         """Whether prompts go through a chat template: `applied`, `none` where there is none, or `off`."""
         return "none" if self.hf is None else self.hf.requests.chat_template_use
 
+    @property
+    def prompt_date(self) -> str | None:
+        """The date that is today in every prompt; None where the chat template does not ask for it."""
+        return None if self.hf is None else self.hf.requests.prompt_date
+
 
 def find_model(path: str, cache_dir: Path | None = None, chat: ChatOptions = DEFAULT_CHAT) -> ModelSource:
     """Find a checkpoint and read its config, no weights.

@@ -262,8 +262,10 @@ def chat_form_of(source: PromptSource, tokenizer: Any, name: str) -> ChatForm:
     if template is None or source.chat_template == "off":
         return ChatForm(None, {"chat_template": "none" if template is None else "off"})
     layout = prompt_layout_of(tokenizer, template, None, name, source.system_prompt)
-    system = {} if source.system_prompt is None else {"system_prompt": source.system_prompt}
-    return ChatForm(layout, {"chat_template": "applied", **system})
+    more = {"system_prompt": source.system_prompt, "date": layout.date}
+    return ChatForm(
+        layout, {"chat_template": "applied", **{name: value for name, value in more.items() if value is not None}}
+    )
 
 
 def filter_prompts_by_length(

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
 from experiment_core_utils.meters.power import NOT_REQUESTED, no_energy
+from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.describe import computing_dtype
 from experiment_core_utils.models.common.finite_logits import remedy
 from experiment_core_utils.models.common.preferences import preferences_of, values_of
@@ -96,7 +97,6 @@ class TextShard:
     """The part of a text run that one process does."""
 
     generator: TextGenerator
-    tokeniser: Any
     prompts: OwnPrompts
     config: TextConfig
     process_index: int
@@ -178,8 +178,11 @@ class TextShard:
 
     def _queries(self, batch: PlannedBatch, generated: GeneratedBatch, batch_index: int) -> list[QueryRecord]:
         lengths = self.prompts.lengths
-        ends = self.generator.ends
-        answers = [(ends.generated(row), ends.up_to_end(row)[1]) for row in generated.token_ids]
+        ends_of_rows = [self._ends_after(self.prompts.input_ids[place]) for place in batch.places]
+        answers = [
+            (ends.generated(row), ends.up_to_end(row)[1])
+            for ends, row in zip(ends_of_rows, generated.token_ids, strict=True)
+        ]
         return [
             QueryRecord(
                 prompt_index=self.prompts.indices[place],
@@ -190,6 +193,8 @@ class TextShard:
                 ended=ended,
                 output_token_ids=token_ids,
                 output_text=None,
+                answer_text=None,
+                thinking_tokens=None,
                 energy_j=None,
             )
             for place, (token_ids, ended) in zip(batch.places, answers, strict=True)
@@ -217,13 +222,24 @@ class TextShard:
         )
 
     def _in_words(self, queries: list[QueryRecord]) -> list[QueryRecord]:
-        """Records with their texts up to their ends, without special tokens, where that was requested."""
-        if not self.config.decode_token_to_text or not queries:
+        """Records with their texts up to their ends, where that was requested."""
+        if not self.config.decode_token_to_text:
             return queries
-        ends = self.generator.ends
-        answers = [ends.up_to_eos(query["output_token_ids"]) for query in queries]
-        texts = self.tokeniser.batch_decode(answers, skip_special_tokens=True)
-        return [{**query, "output_text": ends.cut(text)} for query, text in zip(queries, texts, strict=True)]
+        prompts = dict(zip(self.prompts.indices, self.prompts.input_ids, strict=True))
+        return [_in_words(query, self._ends_after(prompts[query["prompt_index"]])) for query in queries]
+
+    def _ends_after(self, prompt_ids: torch.Tensor) -> AnswerEnds:
+        return self.generator.ends.after(prompt_ids.tolist())
+
+
+def _in_words(query: QueryRecord, ends: AnswerEnds) -> QueryRecord:
+    token_ids = query["output_token_ids"]
+    return {
+        **query,
+        "output_text": ends.raw_text(token_ids),
+        "answer_text": ends.answer(token_ids),
+        "thinking_tokens": ends.thinking_tokens(token_ids),
+    }
 
 
 def run_staged(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: int) -> StagedRun:
@@ -320,9 +336,9 @@ def prepare_gen_inference(
         preferences = preferences_of(values_of(own.generation_config), tokeniser, config.model_name)
         values = generation_values(config, own, tokeniser, preferences)
         ends = text_ends(config, own, tokeniser, preferences)[0]
-        generator = TextGenerator(own, values, config.random_seed, clock or HostClock(), preferences, ends)
+        generator = TextGenerator(own, values, config.random_seed, ends, clock or HostClock(), preferences)
         prompts = OwnPrompts(places, ids[list(places)], mask[list(places)])
-        shard = TextShard(generator, tokeniser, prompts, config, accelerator.process_index, accelerator.num_processes)
+        shard = TextShard(generator, prompts, config, accelerator.process_index, accelerator.num_processes)
         shard.warm_up()
         return shard
 

@@ -278,7 +278,15 @@ def _saved(
     custom = run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"])
     if due.config.save_outputs:
         shown, queries = due.chosen.texts, pooled["queries"]
-        texts = [{"prompt": shown[each["prompt_index"]], "output": each["output_text"]} for each in queries]
+        texts = [
+            {
+                "prompt": shown[query["prompt_index"]],
+                "output": query["output_text"],
+                "answer": query["answer_text"],
+                "thinking_tokens": query["thinking_tokens"],
+            }
+            for query in queries
+        ]
         save({"outputs": texts}, result_type="text_output")
         save({"output_token_ids": [each["output_token_ids"] for each in queries]}, result_type="token_output")
     prompts = {

@@ -185,6 +185,9 @@ def test_empty_answers_and_those_of_one_token_are_fractions() -> None:
     # The empty ones cannot be read either, and are named once.
     assert [each.kind for each in found] == ["answers_empty", "answers_one_token"]
     assert found[0].sentence.startswith("answers: 33% have no text; see the final prompt in --dry_run")
+    for references, wanted in ((("a stop sign", "red light", "no"), 1.0), (("red light", "no"), 0.0), (("no",), 0.0)):
+        cut = [replace(measured_sample(0, one_token), references=references)]
+        assert summarise(cut, accuracy, 0).counts.share_one_token == wanted
     choices = [replace(sample, options=("a", "b"), answer_index=0) for sample in samples]
     assert summarise(choices, accuracy, 0).counts.share_one_token == 0
 

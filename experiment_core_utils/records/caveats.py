@@ -131,7 +131,7 @@ Caveat.KINDS = {
     ),
     "answers_one_token": CaveatKind(
         "warning",
-        "answers: {fraction:.0%} are a single token where all reference answers have several words".format_map,
+        "answers: {fraction:.0%} are a single token where most reference answers have several words".format_map,
         "see the final prompt in --dry_run: its form may not be the model's",
     ),
     "few_references": CaveatKind(

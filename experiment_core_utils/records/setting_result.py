@@ -234,8 +234,8 @@ class CountsPart(Record):
     #: fraction of samples whose first run (or answer in a batch) reached the limit of tokens (`--max_new_tokens`, else
     #: the task's own) without end-of-sequence; None if no samples
     share_truncated: Share | None = None
-    #: fraction of samples whose answer is a single token before end-of-sequence, although each reference answer has
-    #: several words; None if no samples, or in older files
+    #: fraction of samples whose answer is a single token before end-of-sequence, although most of their reference
+    #: answers have several words; None if no samples, or in older files
     share_one_token: Share | None = None
     #: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested
     share_failed: Share | None = None

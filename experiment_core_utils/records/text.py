@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypedDict, TypeVar, cast
+from typing import Any, Literal, NotRequired, Protocol, TypedDict, TypeVar, cast
 
 from pydantic import Field
 
@@ -57,7 +57,12 @@ class QueryRecord(TypedDict):
     output_tokens: int  #: generated tokens up to end-of-sequence, that one included
     ended: bool  #: whether end-of-sequence came before the limit
     output_token_ids: list[int]  #: the generated ids
-    output_text: str | None  #: None where decoding to text was not requested
+    #: the text up to its end, thinking included; None where decoding to text was not requested
+    output_text: str | None
+    #: answer_text, thinking_tokens: not in older files; None where decoding to text was not requested
+    answer_text: NotRequired[str | None]  #: the text without thinking; "" where thinking has not ended
+    #: output tokens up to the end of thinking, its tags included; 0 if the model did not think
+    thinking_tokens: NotRequired[int | None]
     energy_j: float | None  #: its part of its batch's, by its tokens; see `meters.power.allocated_to_query`
 
 
@@ -87,7 +92,8 @@ class InferenceResults(TypedDict):
     """What one process generated, or all of them; rates over `total_inference_time_s`, None where nothing was timed."""
 
     output_tokens: Any  #: generated ids [N, longest] on the host, by prompt index, padded to the right after each end
-    output_text: list[str] | None  #: by prompt index; None where decoding to text was not requested
+    output_text: list[str] | None  #: by prompt index, thinking included; None where decoding to text was not requested
+    answer_text: list[str] | None  #: the same without thinking; None also in files from before it was told apart
     #: sum over batches, without simulated waiting and decoding to text; pooled: that of the process that took longest,
     #: for they run side by side
     total_inference_time_s: float
@@ -212,6 +218,8 @@ class InferenceMetrics(TypedDict):
     #: batches that ran after a larger one had run out of memory; None without records of batches
     num_halved_batches: int | None
     most_halvings: int | None  #: of one batch; None without records of batches
+    #: mean of the output tokens up to the end of thinking; None where decoding to text was not requested
+    avg_thinking_tokens_per_prompt: float | None
 
 
 class CustomMetricsReport(TypedDict):

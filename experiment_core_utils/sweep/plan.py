@@ -250,6 +250,7 @@ class RequestedRun:
             source.prompt_family,
             chat_template=source.chat_template_use,
             system_prompt=task.system_prompt,
+            date=source.prompt_date,
         )
 
     @property
@@ -638,7 +639,7 @@ def _prompt_part(requested: RequestedRun) -> Iterator[object]:
     """The words in which a model is asked, where they are not those of before: Molmo's, or the task's own."""
     family, asked = requested.source.prompt_family, requested.config.task
     is_new = form_of(requested.task, family) is not None or asked.no_chat_template or asked.system_prompt is not None
-    if is_new:
+    if is_new or requested.source.prompt_date is not None:
         yield "prompt_form", sorted(requested.prompt_form.items())
 
 

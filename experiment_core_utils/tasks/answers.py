@@ -33,7 +33,9 @@ _MESSAGE = re.compile(
 )
 # The same text where the marks were left out, as results from before have it.
 _CHANNELS_LEFT = re.compile(r"analysis.*assistantfinal", re.S)
-_WRAPPED = re.compile(r"<answer>(.*?)(?:</answer>)?", re.S | re.IGNORECASE)
+# An answer between tags, of which the closing one may be missing at the end.
+ANSWER_TAGS = r"<answer>(.*?)(?:</answer>|\Z)"
+_WRAPPED = re.compile(ANSWER_TAGS, re.S | re.IGNORECASE)
 
 Span = tuple[int, int]
 
@@ -89,9 +91,16 @@ def answer_in(text: str, is_open: bool = False) -> str:
         return text
     begins, ends = zip(*spans, strict=True)
     parts = (text[end:begin] for end, begin in zip((0, *ends), (*begins, len(text)), strict=True))
-    answer = "".join(parts).strip()
-    wrapped = _WRAPPED.fullmatch(answer)
-    return answer if wrapped is None else wrapped.group(1).strip()
+    return "".join(parts).strip()
+
+
+def unwrapped(answer: str) -> str:
+    """What is in the last `<answer>` of an answer that has something in it; without any, the answer without the tags.
+
+    Metrics read it, not `answer_in`: lmms-eval's scorers and those of users read such tags themselves.
+    """
+    contents = [content.strip() for content in _WRAPPED.findall(answer) if content.strip()]
+    return contents[-1] if contents else _WRAPPED.sub("", answer)
 
 
 def scored_text(prediction: str, answer: str | None) -> str:

@@ -170,10 +170,14 @@ def in_either_order(score: Callable[[str, Sequence[str]], float]) -> EitherOrder
     return scored
 
 
-def answer_to(sample: Sample, prediction: str) -> Answer:
-    """The answer in `prediction` beside what it is scored against."""
+def answer_to(sample: Sample, prediction: str, is_thinking_open: bool = False) -> Answer:
+    """The answer in `prediction` beside what it is scored against.
+
+    Args:
+        is_thinking_open: whether the prompt ended inside thinking; see `AnswerEnds`.
+    """
     return Answer(
-        answer_in(prediction),
+        answer_in(prediction, is_thinking_open),
         sample.answers,
         sample.options,
         sample.answer_index,

@@ -7,13 +7,13 @@ instruction beside its question), and VLMEvalKit's of TallyQA. Questions stay as
 capitals in TextVQA are not followed.
 """
 
-import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.questions import lettered
 from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
 from experiment_core_utils.tasks.registry import is_own_task
 
@@ -79,27 +79,32 @@ def form_of(task: Task, family: PromptFamily) -> PromptForm | None:
 
 
 def prompt_for(task: Task, sample: Sample, family: PromptFamily) -> str:
-    """What the model is asked, before its chat template; without any placeholder of a picture."""
+    """What the model is asked, before its chat template; without any placeholder of a picture.
+
+    Raises:
+        SampleError: more options than letters.
+    """
     form = form_of(task, family)
     if form is None:
         return task.prompt(sample)
     hint = sample.metadata["hint"] if task.name == "science_qa_img" else None
-    lettered = list(zip(string.ascii_uppercase, sample.options, strict=False))
+    choices = lettered(sample.options)
     return (form.choice if sample.options else form.open).format(
         question=sample.question.removeprefix(f"{hint}\n"),
         context=f"Context: {hint}\n" if hint else "",
-        options="".join(f"{letter}. {option}\n" for letter, option in lettered),
-        choices=" ".join(f"({letter}) {option}" for letter, option in lettered),
+        options="".join(f"{letter}. {option}\n" for letter, option in choices),
+        choices=" ".join(f"({letter}) {option}" for letter, option in choices),
     )
 
 
 def described_form(
-    task: Task, family: PromptFamily, *, chat_template: str, system_prompt: str | None = None
+    task: Task, family: PromptFamily, *, chat_template: str, system_prompt: str | None = None, date: str | None = None
 ) -> Mapping[str, Any]:
     """The form in force, for the record; of Molmo what the task says of itself, as before there were other forms.
 
     Args:
         chat_template: `applied`, `none` or `off`.
+        date: that is today in every prompt; None where no template asks for it.
     """
     own = dict(getattr(task, "prompt_form", {}))
     if family == "molmo":
@@ -107,5 +112,5 @@ def described_form(
     form = form_of(task, family)
     words = own if form is None else {"open": form.open, "choice": form.choice}
     words.pop("style", None)
-    system = {} if system_prompt is None else {"system_prompt": system_prompt}
-    return {"family": "own" if not has_forms(task) else family, **words, "chat_template": chat_template, **system}
+    more = {name: value for name, value in (("system_prompt", system_prompt), ("date", date)) if value is not None}
+    return {"family": "own" if not has_forms(task) else family, **words, "chat_template": chat_template, **more}

@@ -45,7 +45,7 @@ REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Where a dataset is read from, and how its prompts are made; generated tasks have no use for these."""
+    """Where a dataset is read from, and how its prompts are made; generated tasks use the prompts' template alone."""
 
     data_dir: Path | None = None  #: contains what the user put there
     cache_dir: Path | None = None  #: what a download may leave
@@ -65,11 +65,9 @@ class TaskEntry:
 def _generated(task: type[GeneratedTask]) -> TaskEntry:
     def open_task(split: str, source: TaskSource) -> Task:
         # Its scenes are generated, so the folders have nothing for it.
-        if (source.data_dir, source.prompt_template, source.revision) != (None, None, None):
-            raise ConfigurationError(
-                f"{task.name} is generated and takes no folder, prompt template or revision: leave them out"
-            )
-        return task(split)
+        if (source.data_dir, source.revision) != (None, None):
+            raise ConfigurationError(f"{task.name} is generated and takes no folder or revision: leave them out")
+        return task(split, prompt_template=source.prompt_template)
 
     return TaskEntry(metric=task.metric, default_split="validation", open=open_task)
 
@@ -209,7 +207,7 @@ def load_task(
         split: one of the task's splits; None takes the task's default.
         data_dir: folder with the task's files, for tasks that are not generated.
         cache_dir: folder for what a task downloads.
-        prompt_template: the prompt of a published dataset, with {question}, {style} and {options} as its fields.
+        prompt_template: in place of the task's own prompts, with {question}, {style} and {options} as its fields.
         revision: commit, tag or branch of a published dataset's copy on the hub.
 
     Raises:

@@ -15,13 +15,14 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from experiment_core_utils.models.common.answer_ends import turn_end
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import SampleError, library_faults_named
 from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
-from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.block_importance.answers import DrawnTask
 from experiments.block_importance.importance import Measured, TaskValues, watched_blocks
@@ -60,7 +61,7 @@ def gradient_importances(model: StagedModel, drawn: Sequence[DrawnTask], vision:
     """
 
     def of_sample(drawn_task: DrawnTask, sample: Sample, inputs: Mapping[str, Any]) -> list[float]:
-        target = _answer_tokens(model, drawn_task, sample, inputs, vision)
+        target = answer_tokens(model, drawn_task.task, sample, inputs, vision)
         calls: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
         def seen(block: int, given: torch.Tensor, output: torch.Tensor) -> torch.Tensor | None:
@@ -89,25 +90,33 @@ def expected_answer(sample: Sample) -> str:
     return max(sample.answers, key=sample.answers.count)
 
 
-def _answer_tokens(
-    model: StagedModel, drawn: DrawnTask, sample: Sample, inputs: Mapping[str, Any], vision: VisionTarget
+def answer_tokens(
+    model: StagedModel, task: Task, sample: Sample, inputs: Mapping[str, Any], vision: VisionTarget
 ) -> list[int]:
-    """The tokens by which the prompt with the answer is longer than the prompt, and one that ends an answer.
+    """The tokens of the expected answer behind a prompt, and one that ends an answer.
+
+    In a chat the answer is the assistant's, behind the template's last word; else what follows the prompt and a space.
 
     Raises:
         SampleError: the answer adds no token, or the sample has none.
     """
     if not sample.answers:
         raise SampleError(f"sample {sample.sample_id} has no reference answer")
-    whole = drawn.task[sample.sample_id]
-    text = f"{prompt_for(drawn.task, whole, model.prompt_family)} {expected_answer(sample)}"
-    with_answer = model.prepare(whole, text, vision.crops).inputs["input_ids"][0].tolist()
-    before = inputs["input_ids"][0].tolist()
+    whole, end = task[sample.sample_id], tuple(sorted(model.ends.token_ids))
+    prompt, answer = prompt_for(task, whole, model.prompt_family), expected_answer(sample)
+    if isinstance(model, TransformersModel) and model.requests.chat_template is not None:
+        tokenizer = model.requests.tokenizer
+        text = model.prepare(whole, prompt, vision.crops).text
+        texts = text, f"{text}{' ' if text.endswith(':') else ''}{answer}"
+        before, with_answer = (tokenizer(each, add_special_tokens=False)["input_ids"] for each in texts)
+        end = turn_end(tokenizer, model.requests.chat_template) or end
+    else:
+        before = inputs["input_ids"][0].tolist()
+        with_answer = model.prepare(whole, f"{prompt} {answer}", vision.crops).inputs["input_ids"][0].tolist()
     shared = next((at for at, (a, b) in enumerate(zip(before, with_answer, strict=False)) if a != b), len(before))
-    answer = with_answer[shared:]
-    if shared < len(before) or not answer:
+    if shared < len(before) or len(with_answer) <= shared:
         raise SampleError(f"sample {sample.sample_id}: the tokenizer does not separate its answer from its prompt")
-    return [*answer, *sorted(model.ends.token_ids)[:1]]
+    return [*with_answer[shared:], *end[:1]]
 
 
 def _answer_loss(model: StagedModel, inputs: Mapping[str, Any], features: Any, target: Sequence[int]) -> torch.Tensor:

@@ -8,24 +8,39 @@ import torch
 
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.e_inference import WARM_UP_TOKENS, OwnPrompts, TextShard, run_shard
-from experiment_core_utils.models.common.text_generation import TextGenerator, generation_values
+from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.primitives.errors import GenerationFailed, OutOfMemory, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
-from tests.tiny_models.tiny_text_model import EOS, PAD, NumberTokenizer, ScriptedTextModel, left_padded, tiny_text_model
+from tests.tiny_models.tiny_text_model import (
+    EOS,
+    PAD,
+    NumberTokenizer,
+    ScriptedTextModel,
+    ThinkingTokenizer,
+    left_padded,
+    number_generator,
+    tiny_text_model,
+)
 
 # The first id of a prompt chooses the answer.
 SCRIPTS = {60: (1, 2, EOS), 61: (EOS,), 62: (1, 2, 3, 4), 63: (1, EOS, 5, EOS), 64: (6,)}
 ROWS = [[60, 1], [61, 1, 1, 1], [62], [63, 1, 1], [64]]
 
 
-def shard(model: ScriptedTextModel, first: int = 0, step: int = 1, rows: Any = ROWS, **values: Any) -> TextShard:
+def shard(
+    model: ScriptedTextModel,
+    first: int = 0,
+    step: int = 1,
+    rows: Any = ROWS,
+    tokenizer: NumberTokenizer | None = None,
+    **values: Any,
+) -> TextShard:
     batching = {"batch_size___fixed_batching": 2, **values.pop("batching_options", {})}
     config = validated({"max_output_tokens": 4, "num_warmup_batches": 0, "batching_options": batching, **values})
     prompts = left_padded(rows)
     indices = tuple(range(first, first + step * len(rows), step))
-    generator = TextGenerator(model, generation_values(config, model, NumberTokenizer()), config.random_seed)
     own = OwnPrompts(indices, prompts["input_ids"], prompts["attention_mask"])
-    return TextShard(generator, NumberTokenizer(), own, config, 0, 1)
+    return TextShard(number_generator(model, config, tokenizer), own, config, 0, 1)
 
 
 def test_only_real_tokens_count() -> None:
@@ -70,6 +85,32 @@ def test_text_is_decoded_only_on_request() -> None:
     results, _ = run_shard(shard(ScriptedTextModel(SCRIPTS), decode_token_to_text=False), StopRequest())
     assert results["output_text"] is None
     assert {query["output_text"] for query in results["queries"]} == {None}
+    assert {(query["answer_text"], query["thinking_tokens"]) for query in results["queries"]} == {(None, None)}
+    assert results["answer_text"] is None
+
+
+def test_thinking_is_counted_and_no_part_of_the_answer() -> None:
+    """The last prompt ends inside thinking; the stop text 1 ends nothing there, and nothing in other prompts' rows."""
+    scripts = {
+        60: (20, 1, 21, 2, EOS),
+        61: (20, 1, 3, 4, 5),
+        62: (2, EOS),
+        63: (1, 21, 4, EOS),
+    }
+    rows = [[60], [61], [62], [63, 20]]
+    model = ScriptedTextModel(scripts)
+    thinking = shard(model, rows=rows, tokenizer=ThinkingTokenizer(), stop=["1"], max_output_tokens=5)
+    results, _ = run_shard(thinking, StopRequest())
+    found = [(query["output_text"], query["answer_text"], query["thinking_tokens"]) for query in results["queries"]]
+    assert found == [
+        ("<think> 1 </think> 2", "2", 3),
+        ("<think> 1 3 4 5", "", 5),
+        ("2", "2", 0),
+        ("1 </think> 4", "4", 2),
+    ]
+    assert results["answer_text"] == ["2", "", "2", "4"]
+    assert [query["ended"] for query in results["queries"]] == [True, False, True, True]
+    assert combine_inference_metrics(results)["avg_thinking_tokens_per_prompt"] == (3 + 5 + 0 + 2) / 4
 
 
 def test_a_prompt_over_the_token_limit_runs_alone() -> None:
@@ -152,7 +193,7 @@ def test_a_process_without_prompts_has_empty_results() -> None:
     model = ScriptedTextModel(SCRIPTS)
     full = shard(model)
     own = OwnPrompts((), full.prompts.input_ids[:0], full.prompts.attention_mask[:0])
-    empty = TextShard(full.generator, NumberTokenizer(), own, full.config, 1, 2)
+    empty = TextShard(full.generator, own, full.config, 1, 2)
     empty.warm_up()
     results, _ = run_shard(empty, StopRequest())
     assert model.calls == []

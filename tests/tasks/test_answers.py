@@ -5,6 +5,7 @@ from experiment_core_utils.tasks.answers import (
     before_stop,
     is_thinking_opened_by,
     thinking_spans,
+    unwrapped,
     up_to_stop,
 )
 
@@ -31,8 +32,7 @@ HARMONY = "<|channel|>analysis<|message|>hm blue<|end|><|start|>assistant<|chann
         ("[THINK]hm[/THINK]red", "red"),
         ("◁think▷hm◁/think▷red", "red"),
         ("<|START_THINKING|>hm<|END_THINKING|>red", "red"),
-        ("<think>hm</think><answer> B </answer>", "B"),
-        ("<think>hm</think><answer>B", "B"),
+        ("<think>hm</think><answer> B </answer>", "<answer> B </answer>"),
         ("<answer>B</answer>", "<answer>B</answer>"),
         (HARMONY, "red"),
         (HARMONY + "<|end|><|start|>assistant<|channel|>analysis<|message|>more", "red"),
@@ -44,6 +44,25 @@ HARMONY = "<|channel|>analysis<|message|>hm blue<|end|><|start|>assistant<|chann
 )
 def test_the_answer_is_what_is_not_thinking(text: str, answer: str) -> None:
     assert answer_in(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("<answer> B </answer>", "B"),
+        ("<answer>B", "B"),
+        ("<Answer>B</ANSWER>\n", "B"),
+        ("It is red.\n<answer>red</answer> Done.", "red"),
+        ("<answer>red</answer> no, wait <answer>blue</answer>", "blue"),
+        ("<answer>red</answer><answer> </answer>", "red"),
+        ("<answer></answer>", ""),
+        ("red<answer></answer>", "red"),
+        (" <b>red</b> ", " <b>red</b> "),
+        ("", ""),
+    ],
+)
+def test_an_answer_in_tags_is_what_is_in_the_last_of_them(answer: str, expected: str) -> None:
+    assert unwrapped(answer) == expected
 
 
 @pytest.mark.parametrize(

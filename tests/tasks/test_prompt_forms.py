@@ -1,7 +1,7 @@
 """What each family is asked about a question: the words by task, and the final texts in the families' own formats."""
 
 import json
-from datetime import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from experiment_core_utils.models.hf.requests import ChatOptions, prompt_layout_of
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.tasks.datasets.data_file import DataFileTask
-from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form, prompt_for
 from experiment_core_utils.tasks.registry import load_data_file, load_task
 from tests.tasks.datasets.layouts import RED, plain, write_json, write_picture
@@ -71,7 +71,7 @@ AYA = (
 )
 HARMONY = (
     "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06\n"
-    "Current date: TODAY\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be "
+    "Current date: 2024-07-26\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. Channel must be "
     "included for every message.<|end|><|start|>user<|message|>"
 )
 # What the format of each family puts before and after the user's words; sources beside the templates.
@@ -133,7 +133,6 @@ def test_a_question_and_a_choice_are_asked_in_the_format_of_the_family(
     folder: Path, tmp_path: Path, family: str
 ) -> None:
     before, after = GOLDENS[family]
-    before = before.replace("TODAY", datetime.now().strftime("%Y-%m-%d"))
     assert final_texts(family, folder, tmp_path) == [f"{before}{VQA}{after}", f"{before}{CHOICE}{after}"]
 
 
@@ -199,6 +198,15 @@ def test_options_stand_in_lines_of_their_letters() -> None:
     assert prompt_for(mmmu, sample, "chat") == f"What?\nA. one {{x}}\nB. two\n\n{LETTER}"
     assert prompt_for(mmmu, sample, "plain") == "Question: What?\nA. one {x}\nB. two\nAnswer:"
     assert prompt_for(mmmu, sample, "paligemma") == "Question: What?\nOptions: (A) one {x} (B) two\nAnswer:"
+
+
+@pytest.mark.parametrize("family", ["chat", "plain", "paligemma"])
+def test_more_options_than_letters_are_refused_and_none_is_cut(family: PromptFamily) -> None:
+    task, sample = sample_of("mmmu", options=tuple(f"option {number}" for number in range(27)), answer_index=26)
+    with pytest.raises(SampleError, match="a question has 27 options, more than the 26 letters: give it fewer"):
+        prompt_for(task, sample, family)
+    last = replace(sample, options=sample.options[:26])
+    assert "Z" in prompt_for(task, last, family) and "option 25" in prompt_for(task, last, family)
 
 
 def test_options_of_other_tasks_stand_before_the_answer() -> None:
@@ -283,6 +291,17 @@ def test_a_template_that_takes_the_systems_words_as_a_text_and_the_users_as_part
     family = CHAT_FAMILIES["pixtral"]
     layout = prompt_layout_of(tokenizer_of(family), family.template, "[IMG]", "pixtral", SAYS)
     assert layout.text("Why?", True) == f"<s>[INST]{SAYS}\n\n[IMG]Why?[/INST]"
+
+
+def test_today_is_the_same_day_in_every_prompt_and_noted() -> None:
+    """Also within a macro, where GPT-OSS asks for it."""
+    template = "{% macro day() %}{{ strftime_now('%d %b %Y') }}{% endmacro %}{{ day() }}: {{ messages[0]['content'] }}"
+    tokenizer = tokenizer_of(CHAT_FAMILIES["olmoe"])
+    layout = prompt_layout_of(tokenizer, template, None, "tiny")
+    assert (layout.text("Why?", 0), layout.date) == ("26 Jul 2024: Why?", "2024-07-26")
+    assert prompt_layout_of(tokenizer, "{{ messages[0]['content'] }}", None, "tiny").date is None
+    task, _ = sample_of("text_vqa")
+    assert described_form(task, "chat", chat_template="applied", date="2024-07-26")["date"] == "2024-07-26"
 
 
 @pytest.mark.parametrize(

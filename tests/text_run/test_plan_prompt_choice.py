@@ -123,6 +123,12 @@ def test_a_model_without_a_template_has_none() -> None:
         chat_chosen(["Why?"], template=None, system_prompt="Be kind.")
 
 
+def test_the_date_in_prompts_is_part_of_their_form() -> None:
+    form = chat_chosen(["Why?"], template="{{ strftime_now('%Y') }} {{ messages[0]['content'] }}").form
+    assert (form["date"], form["final_prompt"]["text"]) == ("2024-07-26", "2024 Why?")
+    assert "date" not in chat_chosen(["Why?"]).form
+
+
 def test_a_system_prompt_goes_before_every_turn_and_counts() -> None:
     found = chat_chosen(["Why?"], system_prompt="Be kind.")
     assert found.form["system_prompt"] == "Be kind."

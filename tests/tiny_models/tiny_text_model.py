@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, GenerationConfig, OlmoeConfig, OlmoeForCausalLM
 
+from experiment_core_utils.config.text import TextConfig
+from experiment_core_utils.models.common.preferences import NO_PREFERENCES
+from experiment_core_utils.models.common.text_generation import TextGenerator, generation_values, text_ends
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 
 EOS, PAD = 9, 8
@@ -47,7 +50,7 @@ def tiny_text_model(seed: int = 7) -> Any:
 
 
 class ScriptedTextModel(torch.nn.Module):
-    """Says `scripts[first id of the prompt]`, then only pads; remembers the shape of each call.
+    """Says `scripts[first id of the prompt]`, then only pads, until every row ends; remembers the shape of each call.
 
     Args:
         largest_batch: more rows do not fit into memory.
@@ -83,8 +86,8 @@ class ScriptedTextModel(torch.nn.Module):
         for place in range(max(map(len, scripts))):
             column = [script[place] if place < len(script) else PAD for script in scripts]
             input_ids = torch.cat([input_ids, torch.tensor(column)[:, None]], dim=1)
-            if self._reports_tokens:
-                assert not stopping_criteria(input_ids, None).any()
+            if self._reports_tokens and stopping_criteria(input_ids, None).all():
+                break
         return input_ids
 
 
@@ -95,9 +98,31 @@ class NumberTokenizer:
     eos_token_id = EOS
     pad_token_id = PAD
 
-    def batch_decode(self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False) -> list[str]:
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         left_out = {EOS, PAD} if skip_special_tokens else set()
-        return [" ".join(str(token) for token in row if token not in left_out) for row in sequences]
+        return " ".join(str(token) for token in token_ids if token not in left_out)
+
+
+class ThinkingTokenizer(NumberTokenizer):
+    """The same with the special tokens `<think>`, 20, and `</think>`, 21, which are left out on request as well."""
+
+    all_special_ids = (EOS, PAD, 20, 21)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {"<think>": 20, "</think>": 21}
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        left_out = self.all_special_ids if skip_special_tokens else ()
+        texts = {token: text for text, token in self.get_added_vocab().items()}
+        return " ".join(texts.get(token, str(token)) for token in token_ids if token not in left_out)
+
+
+def number_generator(model: Any, config: TextConfig, tokenizer: NumberTokenizer | None = None) -> TextGenerator:
+    """A generator of numbers as texts."""
+    tokenizer = tokenizer or NumberTokenizer()
+    values = generation_values(config, model, tokenizer)
+    ends = text_ends(config, model, tokenizer, NO_PREFERENCES)[0]
+    return TextGenerator(model, values, config.random_seed, ends)
 
 
 def left_padded(rows: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:

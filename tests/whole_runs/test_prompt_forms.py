@@ -1,6 +1,7 @@
 """What a model is asked, from the flags to the plan, the result and the digest of a run."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +88,19 @@ def test_another_form_is_another_run_and_molmoes_is_the_former_one(config: Flags
     # With words of one's own the run is known by --prompt_template, as before.
     assert named(config("--prompt_template", "Q {question}")) == []
     assert named(parse_config(["--device", "cpu", "--ids", "1"])) == []
+
+
+def test_prompts_with_a_date_are_another_run_also_with_words_of_ones_own(
+    config: Flags, chat_model: Path, tmp_path: Path
+) -> None:
+    dated = shutil.copytree(chat_model, tmp_path / "dated")
+    (dated / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}: {{ messages[0]['content'] }}")
+    flags = config("--prompt_template", "Q {question}")
+    model = flags.model.model_copy(update={"model_path": str(dated)})
+    found = requested_run(flags.model_copy(update={"model": model}))
+    parts = dict(part for part in fingerprint_parts(found, Accelerator(cpu=True)) if isinstance(part, tuple)
+                 and part[0] == "prompt_form")  # fmt: skip
+    assert ("date", "2024-07-26") in parts["prompt_form"]
 
 
 def test_a_system_prompt_and_no_template_exclude_each_other() -> None:

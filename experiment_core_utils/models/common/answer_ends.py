@@ -15,11 +15,14 @@ from experiment_core_utils.tasks.answers import (
     THINKING_TAGS,
     answer_in,
     before_stop,
+    is_thinking_opened_by,
     thinking_spans,
     up_to_stop,
 )
 
 TextOf = Callable[[Sequence[int]], str]
+# A tag in bytes and the white space behind it have no more.
+_TOKENS_OF_A_TAG = 32
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class AnswerEnds:
     """What ends the answers of one model; without anything, only the limit of tokens does.
 
     Args:
-        text_of: text of generated ids, special tokens left out but those around thinking; None without stop texts.
+        text_of: text of generated ids, special tokens left out but those around thinking; None where no text is read.
     """
 
     token_ids: frozenset[int] = frozenset()  #: end-of-sequence tokens
@@ -35,6 +38,12 @@ class AnswerEnds:
     text_of: TextOf | None = None
     are_ignored: bool = False  #: whether generation goes on to the limit whatever comes (`--ignore_eos`)
     is_thinking_open: bool = False  #: whether prompts end inside thinking
+
+    def after(self, prompt_ids: Sequence[int]) -> "AnswerEnds":
+        """The ends of the answer to one prompt, which may end inside thinking."""
+        if self.text_of is None:
+            return self
+        return replace(self, is_thinking_open=is_thinking_opened_by(self.text_of(prompt_ids[-_TOKENS_OF_A_TAG:])))
 
     def are_reached(self, token_ids: Sequence[int]) -> bool:
         """Whether generation ends with the last of these tokens."""
@@ -123,17 +132,22 @@ class HasEnds:
 class StopTexts(StoppingCriteria):
     """Ends each row of `generate()` at its first stop text."""
 
-    def __init__(self, ends: AnswerEnds, prompt_tokens: int) -> None:
+    def __init__(self, ends: Sequence[AnswerEnds], prompt_tokens: int) -> None:
         self._ends, self._prompt_tokens = ends, prompt_tokens
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         rows = input_ids[:, self._prompt_tokens :].tolist()
-        return torch.tensor([self._ends.are_reached(row) for row in rows], device=input_ids.device)
+        reached = [ends.are_reached(row) for ends, row in zip(self._ends, rows, strict=True)]
+        return torch.tensor(reached, device=input_ids.device)
 
 
-def stopping_criteria(ends: AnswerEnds, prompt_tokens: int) -> list[StoppingCriteria]:
-    """What `generate()` has to look at beside end-of-sequence tokens: nothing without stop texts."""
-    return [StopTexts(ends, prompt_tokens)] if ends.stop and not ends.are_ignored else []
+def stopping_criteria(ends: Sequence[AnswerEnds], prompt_tokens: int) -> list[StoppingCriteria]:
+    """What `generate()` has to look at beside end-of-sequence tokens: nothing without stop texts.
+
+    Args:
+        ends: of each row.
+    """
+    return [StopTexts(ends, prompt_tokens)] if any(row.stop and not row.are_ignored for row in ends) else []
 
 
 def special_token_ids(tokenizer: Any) -> frozenset[int]:
@@ -160,7 +174,8 @@ class TextReader:
 
 def text_reader(tokenizer: Any) -> TextReader:
     """Text of ids, without special tokens, but with those by which thinking is told from the answer."""
-    vocabulary, special = tokenizer.get_added_vocab(), special_token_ids(tokenizer)
+    vocabulary: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    special = special_token_ids(tokenizer)
     marks = [*(tag for tags in THINKING_TAGS for tag in tags), *(CHANNEL_MARKS if CHANNEL in vocabulary else ())]
     kept = frozenset(vocabulary[mark] for mark in marks if vocabulary.get(mark) in special)
     return TextReader(tokenizer, special - kept, kept)

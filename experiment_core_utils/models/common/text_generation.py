@@ -65,30 +65,22 @@ class TextGenerator:
     Args:
         model: with `generate()`, not wrapped for distribution.
         clock: that of the power readings taken beside.
+        ends: what ends an answer; see `text_ends`.
         preferences: of the checkpoint, applied to each row without its padding.
-        given_ends: what ends an answer; None for the end-of-sequence tokens of `generation`.
     """
 
     model: Any
     generation: GenerationConfig
     random_seed: int
+    ends: AnswerEnds
     clock: Clock = field(default_factory=HostClock)
     preferences: Preferences = NO_PREFERENCES
-    given_ends: AnswerEnds | None = None
 
     @property
     def device(self) -> torch.device:
         """The device of prompts: that of the input embeddings where a model is spread over devices."""
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
-
-    @property
-    def ends(self) -> AnswerEnds:
-        """What ends an answer."""
-        if self.given_ends is not None:
-            return self.given_ends
-        ids = self.generation.eos_token_id
-        return AnswerEnds(frozenset() if ids is None else frozenset([ids] if isinstance(ids, int) else ids))
 
     def generate(self, prompts: TokenisedPrompts, first_index: int, max_new_tokens: int) -> GeneratedBatch:
         """Tokens and times of one batch.
@@ -102,6 +94,7 @@ class TextGenerator:
             GenerationFailed: the model broke off.
         """
         device, ends = self.device, self.ends
+        ends_of_rows = [ends.after(row) for row in prompts["input_ids"].tolist()]
         generation = copy.copy(self.generation)
         generation.max_new_tokens = max_new_tokens
         if ends.are_ignored:
@@ -116,7 +109,7 @@ class TextGenerator:
         ):
             ids, mask = prompts["input_ids"].to(device), prompts["attention_mask"].to(device)
             marks = new_marks(device)
-            stops = stopping_criteria(ends, ids.shape[1])
+            stops = stopping_criteria(ends_of_rows, ids.shape[1])
             criteria = StoppingCriteriaList([TokenMarks(marks, len(ids), device), *stops])
             synchronize(device)
             started_s = self.clock.now_s()
@@ -133,7 +126,7 @@ class TextGenerator:
             marks.mark()
             spans = marks.seconds()
             ended_s, rows = self.clock.now_s(), tokens.tolist()
-            lengths = [len(ends.generated(row)) for row in rows]
+            lengths = [len(ends.generated(row)) for ends, row in zip(ends_of_rows, rows, strict=True)]
             return _generated(rows, spans, (started_s, ended_s), watch.rows_not_finite(lengths))
 
 
@@ -183,7 +176,7 @@ def text_ends(
     """What ends the answers of a text experiment, and where its end-of-sequence tokens are from."""
     template = getattr(tokeniser, "chat_template", None)
     eos = eos_sources(model.generation_config, model.config, tokeniser, template, preferences.stop_token_ids)
-    ends = AnswerEnds(frozenset(eos.token_ids), text_of=text_reader(tokeniser) if config.stop else None)
+    ends = AnswerEnds(frozenset(eos.token_ids), text_of=text_reader(tokeniser))
     return with_stops(ends, eos, config.stop, config.ignore_eos, tokeniser)
 
 
@@ -407,12 +400,12 @@ def results_of_records(
     """
     queries = sorted(queries, key=lambda query: query["prompt_index"])
     batches = sorted(batches, key=lambda batch: (batch["process_index"], batch["batch_index"]))
-    texts = [query["output_text"] for query in queries]
     output_tokens = sum(query["output_tokens"] for query in queries)
     time_s = _longest((batch["process_index"], batch["inference_time_s"]) for batch in batches)
     return InferenceResults(
         output_tokens=_padded([query["output_token_ids"] for query in queries], decoding["pad_token_id"]),
-        output_text=None if None in texts else [text for text in texts if text is not None],
+        output_text=_unless_missing([query["output_text"] for query in queries]),
+        answer_text=_unless_missing([query.get("answer_text") for query in queries]),
         total_inference_time_s=time_s,
         total_input_tokens=sum(query["input_tokens"] for query in queries),
         total_output_tokens=output_tokens,
@@ -427,6 +420,10 @@ def results_of_records(
         decoding=decoding,
         simulated_delay_s=_longest((batch["process_index"], batch["simulated_delay_s"]) for batch in batches),
     )
+
+
+def _unless_missing(texts: Sequence[str | None]) -> list[str] | None:
+    return None if None in texts else [text for text in texts if text is not None]
 
 
 def _longest(seconds: Iterable[tuple[int, float]]) -> float:

@@ -48,7 +48,7 @@ def answer_together(
                 **merged,
                 max_new_tokens=max_new_tokens,
                 logits_processor=processors,
-                stopping_criteria=stopping_criteria(ends, prompt_tokens),
+                stopping_criteria=stopping_criteria([ends] * len(places), prompt_tokens),
             )
         rows = answered[:, prompt_tokens:].tolist()
         # Rows that ended before the longest are padded after their end.

@@ -116,7 +116,7 @@ def generate_timed(
             max_new_tokens=max_new_tokens,
             streamer=tokens,
             logits_processor=processors,
-            stopping_criteria=stopping_criteria(ends, inputs["input_ids"].shape[1]),
+            stopping_criteria=stopping_criteria([ends], inputs["input_ids"].shape[1]),
         )
     watch.refuse_not_finite([len(tokens.token_ids)])
     return TimedTokens(tuple(tokens.token_ids), tuple(stages.spans))

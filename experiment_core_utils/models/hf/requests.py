@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
 from itertools import takewhile
 from typing import Any
@@ -33,6 +34,16 @@ from experiment_core_utils.tasks.interface import PromptFamily, Sample
 # Tensors [1, T] beside the ids, with the padding value of each.
 ALONG_THE_PROMPT = {"attention_mask": 0, "mm_token_type_ids": 0, "token_type_ids": 0}
 _PROBE = "probe of the template"
+# What templates get where they ask for today's date, so that a prompt is the same on every day; Llama 3's gives this
+# date where it has no clock.
+_PROMPT_DATE = datetime(2024, 7, 26)
+_DIRECTIVES = ("-d", "-m", *"aAbBcdeHIjmMpSUwWxXyYZ")
+# In front of a template; transformers gives it texts and no functions. The plus keeps a line break behind it.
+_TODAY = (
+    "{% macro strftime_now(format) %}{{ format"
+    + "".join(f" | replace('%{each}', '{_PROMPT_DATE.strftime(f'%{each}')}')" for each in _DIRECTIVES)
+    + " }}{% endmacro +%}"
+)
 # A template takes milliseconds; one that takes so long never ends.
 RENDERING_S = 10.0
 
@@ -137,6 +148,11 @@ class PromptLayout:
             raise SampleError(f"its {num_pictures} pictures have no place in the chat template, which takes fewer")
         return text
 
+    @property
+    def date(self) -> str | None:
+        """The date that is today in every prompt; None where the template does not ask for it."""
+        return _PROMPT_DATE.date().isoformat() if self.template and "strftime_now" in self.template else None
+
     def places(self, prompt: str, num_pictures: int) -> list[str | int]:
         """The prompt's texts and pictures in their order; see `several_pictures.placed`.
 
@@ -180,7 +196,7 @@ class PromptLayout:
             with time_limit(RENDERING_S if in_main else None):
                 text: str = self.tokenizer.apply_chat_template(
                     self._messages(content),
-                    chat_template=self.template,
+                    chat_template=self.template if self.date is None else f"{_TODAY}{self.template}",
                     tokenize=False,
                     add_generation_prompt=True,
                 )
@@ -353,6 +369,11 @@ class HFRequests:
     def chat_template(self) -> str | None:
         """The chat template that prompts are put into; None where they are taken as they are."""
         return self._layout.template
+
+    @property
+    def prompt_date(self) -> str | None:
+        """See `PromptLayout.date`."""
+        return self._layout.date
 
     def config_for(self, crops: CropRange | None) -> Mapping[str, Any]:
         """Fields of the model's config that must be in force while requests with these crops run; mostly none."""

@@ -24,9 +24,16 @@ FIELDS = ("question", "style", "options")
 
 def options_block(options: Sequence[str]) -> str:
     """One line for each option, ``A: text`` and a line break; raises SampleError above 26 options."""
+    return "".join(f"{letter}: {option}\n" for letter, option in lettered(options))
+
+
+def lettered(options: Sequence[str]) -> list[tuple[str, str]]:
+    """Each option behind its letter; raises SampleError above 26 options."""
     if len(options) > len(string.ascii_uppercase):
-        raise SampleError(f"a question has {len(options)} options, more than there are letters")
-    return "".join(f"{letter}: {option}\n" for letter, option in zip(string.ascii_uppercase, options, strict=False))
+        raise SampleError(
+            f"a question has {len(options)} options, more than the {len(string.ascii_uppercase)} letters: give it fewer"
+        )
+    return list(zip(string.ascii_uppercase, options, strict=False))
 
 
 def check_template(template: str, required: Sequence[str]) -> str:

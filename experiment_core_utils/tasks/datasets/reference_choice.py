@@ -88,6 +88,7 @@ class ReferenceChoice(GeneratedTask):
 
     name = "reference_choice"
     metric = "mc"
+    required_fields = ("question", "options")
     max_new_tokens = 16
     questions_per_image = 2
     question_types = tuple(TYPE_WEIGHTS)

@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.datasets.data_file import CHOICE_STYLE, OPEN_STYLE
+from experiment_core_utils.tasks.datasets.questions import check_template, fill
 from experiment_core_utils.tasks.datasets.reference_scenes import (
     COLOURS,
     DEFAULT_H_REL,
@@ -212,6 +214,10 @@ class GeneratedTask:
         num_samples: length of the split; None gives 100,000 for train and 2,000 for the others.
         seed: another seed gives other scenes of the same kind.
         h_rel: range of the relative text height, see `SceneOptions`; None gives the family's own.
+        prompt_template: in place of the reference model's; its fields are {question}, {style} and {options}.
+
+    Raises:
+        ConfigurationError: another split, numbers that are not possible, or a template that cannot be filled.
     """
 
     name: str
@@ -223,6 +229,7 @@ class GeneratedTask:
     even_answers = False  #: whether the answers of a type are drawn evenly; see `draw_by_type`
     splits: tuple[Split, ...] = ("train", "validation")
     h_rel: tuple[float, float] = DEFAULT_H_REL
+    required_fields: tuple[str, ...] = ("question",)  #: of a prompt template
     is_generated = True
     pictures: str = ""  #: prefix of the pictures' names; families with the same one ask about the same pictures
 
@@ -232,11 +239,15 @@ class GeneratedTask:
         num_samples: int | None = None,
         seed: int = 0,
         h_rel: tuple[float, float] | None = None,
+        prompt_template: str | None = None,
     ) -> None:
         if split not in self.splits:
             raise ConfigurationError(f"{self.name} has no split {split!r}: choose one of {', '.join(self.splits)}")
         if num_samples is not None and num_samples < 1:
             raise ConfigurationError(f"{num_samples} samples of {self.name} were requested; request at least 1")
+        if prompt_template is not None:
+            check_template(prompt_template, self.required_fields)
+        self.prompt_template = prompt_template
         self._split: Split = split
         self.split: str = split
         self.seed = seed
@@ -303,11 +314,18 @@ class GeneratedTask:
     @property
     def prompt_form(self) -> Mapping[str, str]:
         """The template of an open question and of one with options."""
-        return {"open": prompt_of("{question}"), "choice": prompt_of("{question}", ("{first}", "{second}", "..."))}
+        given = self.prompt_template
+        return {
+            "open": given or prompt_of("{question}"),
+            "choice": given or prompt_of("{question}", ("{first}", "{second}", "...")),
+        }
 
     def prompt(self, sample: Sample) -> str:
         """The prompt text; the answer follows it as a space and the text."""
-        return prompt_of(sample.question, sample.options)
+        if self.prompt_template is None:
+            return prompt_of(sample.question, sample.options)
+        style = CHOICE_STYLE if sample.options else OPEN_STYLE
+        return fill(self.prompt_template, style, sample.question, sample.options)
 
     def _requested(self, index: int) -> tuple[QuestionAnswer, int]:
         if not 0 <= index < self._length:

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.tasks.answers import unwrapped
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 from experiment_core_utils.tasks.scoring.anls import anls
 from experiment_core_utils.tasks.scoring.cider_score import BEST, DocumentFrequencies, score_captions
@@ -67,7 +68,7 @@ class CiderMetric:
         numbers: dict[tuple[str, tuple[str, ...]], int] = {}
         set_of = [numbers.setdefault((answer.image_id, answer.references), len(numbers)) for answer in answers]
         values, empty, source = score_captions(
-            [answer.prediction for answer in answers], set_of, list(numbers), self.frequencies
+            [unwrapped(answer.prediction) for answer in answers], set_of, list(numbers), self.frequencies
         )
         scores = [
             Score(
@@ -96,9 +97,12 @@ def _scoring(scores: Sequence[Score], beside: dict[str, object]) -> Scoring:
 
 
 def _unless_empty(score: Callable[[Answer], Score]) -> Callable[[Answer], Score]:
-    """Any text is an answer; an output without one scores 0 in all its figures, even where a reference is empty."""
+    """Any text is an answer, of `<answer>` tags what is in them; an output without one scores 0 in all its figures,
+    even where a reference is empty.
+    """
 
     def checked(answer: Answer) -> Score:
+        answer = replace(answer, prediction=unwrapped(answer.prediction))
         scored = score(answer)
         if not answer.prediction.strip():
             return Score(0.0, parsed=False, parse_status=EMPTY, details=dict.fromkeys(scored.details, 0.0))
@@ -145,7 +149,9 @@ def _mc_score(answer: Answer) -> Score:
 
 def _mc_molmo_score(answer: Answer) -> Score:
     # Every output chooses an option here, an empty one too: that is what this variant is kept to show.
-    return Score(mc_molmo(answer.prediction, answer.options, _right_option(answer)), parse_status="nearest_letter")
+    return Score(
+        mc_molmo(unwrapped(answer.prediction), answer.options, _right_option(answer)), parse_status="nearest_letter"
+    )
 
 
 def _mmmu_score(answer: Answer) -> Score:

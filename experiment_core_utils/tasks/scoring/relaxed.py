@@ -74,10 +74,10 @@ def relaxed(prediction: str, references: Sequence[str]) -> float:
     dollars), without accents of Latin letters. The plural is another word. Thoughts in ``<think>``, what comes before
     "no, wait" and a next question that the model asks itself are left out; `em_lenient` of what is left makes 1.
 
-    - Where it is read: in the last ``\\boxed{}``, else behind the last "answer is" or "Answer:", to the end of the
-      sentence; else in the first sentence, in a conclusion ("So ..."), and in an output of up to WORD_LIMIT words in
-      every other sentence, but not as its subject. A first sentence of one to three words that has no verb is the whole
-      answer.
+    - Where it is read: in the last ``\\boxed{}`` or ``<answer>``, else behind the last "answer is" or "Answer:", to
+      the end of the sentence; else in the first sentence, in a conclusion ("So ..."), and in an output of up to
+      WORD_LIMIT words in every other sentence, but not as its subject. A first sentence of one to three words that has
+      no verb is the whole answer.
     - What does not count: a reference that is denied ("not X", "it isn't X", "X is wrong", "rather than X"), in a
       question or a reason ("because ..."), part of another word or number, or repeated from a question ("the opposite
       of X is Y", "X + 2 = Y", "X -> Y"), or a part of a total ("X boys and Y girls, Z in total").

@@ -13,6 +13,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from unicodedata import normalize
 
+from experiment_core_utils.tasks.answers import ANSWER_TAGS
 from experiment_core_utils.tasks.scoring.em import ARTICLES, NUMBER_WORDS, folded
 
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
@@ -66,7 +67,7 @@ _LATIN_ACCENT = re.compile(r"(?<=[a-z])[\u0300-\u036f]+")
 _MARKUP = re.compile(
     r"(?<!\d)\*+|\*+(?!\d)|`+|__+|\$(?!\d)|\\(?:text|mathrm|mathbf|textbf)\b|[{}]|</?[A-Za-z]+>|^#+ ", re.MULTILINE
 )
-_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}|<answer>(.*?)(?:</answer>|$)", re.DOTALL)
+_BOXED = re.compile(rf"\\boxed\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}|{ANSWER_TAGS}", re.DOTALL | re.IGNORECASE)
 _ARROW = re.compile(r"(?<![-=])[-=]{1,9}>|[→⇒➔]")
 # Where a model that runs on asks itself the next question, behind its answer, and what is no answer yet.
 _NEXT_QUESTION = re.compile(
@@ -324,9 +325,9 @@ def corrected(text: str) -> str:
 
 
 def boxed_answer(text: str) -> str | None:
-    """What is in the last ``\\boxed{}`` or ``<answer>`` of a text; None where there is none, or nothing in it."""
-    boxed = [found[1] or found[2] or "" for found in _BOXED.finditer(text)]
-    return (boxed[-1].strip() or None) if boxed else None
+    """What is in the last ``\\boxed{}`` or ``<answer>`` with something in it; None where there is none."""
+    boxed = ((found[1] or found[2] or "").strip() for found in _BOXED.finditer(text))
+    return next(reversed([content for content in boxed if content]), None)
 
 
 def without_boxes(text: str) -> str:

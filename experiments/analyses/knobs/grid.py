@@ -131,7 +131,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
 def unreadable_fraction(result: SettingResult) -> float:
     """The fraction of a result's answers that say nothing; 0 without samples.
 
-    The largest of four: those that are empty, could not be read as an answer, are one token where the references have
+    The largest of four: those that are empty, could not be read as an answer, are one token where most references have
     several words, or were cut at the limit of tokens and score 0 (one that was cut behind the right answer was read).
     """
     samples = result.per_sample_results

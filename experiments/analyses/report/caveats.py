@@ -87,7 +87,7 @@ def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
         ("share_truncated", "of the answers were cut at the limit of output tokens, so their own length is not known"),
         ("share_unparsed", "of the answers could not be read by the metric and count as wrong"),
         ("share_empty", "of the answers have no text"),
-        ("share_one_token", "of the answers are a single token where all reference answers have several words"),
+        ("share_one_token", "of the answers are a single token where most reference answers have several words"),
     ):
         known = frame[[column, "num_samples"]].dropna()
         if known.empty or not known[column].any():

@@ -227,8 +227,10 @@ def scores_of_choices(
 def _scores(
     model: StagedModel, metric: Metric, requests: Sequence[LiveRequest], token_ids: Sequence[tuple[int, ...]]
 ) -> np.ndarray:
+    is_open = model.ends.is_thinking_open
     answers: list[Answer] = [
-        answer_to(request.sample, model.decode_text(ids)) for request, ids in zip(requests, token_ids, strict=True)
+        answer_to(request.sample, model.decode_text(ids), is_open)
+        for request, ids in zip(requests, token_ids, strict=True)
     ]
     return np.array([score.value for score in metric.score(answers).scores], dtype=float)
 

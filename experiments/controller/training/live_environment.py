@@ -83,7 +83,8 @@ class LiveEnvironment:
         )
 
     def _accuracy(self, places: Sequence[int], runs: Sequence[AdaptiveRun]) -> torch.Tensor:
-        answers = [answer_to(self.requests[at].sample, run.text) for at, run in zip(places, runs, strict=True)]
+        is_open = self.model.ends.is_thinking_open
+        answers = [answer_to(self.requests[at].sample, run.text, is_open) for at, run in zip(places, runs, strict=True)]
         return torch.tensor(score_fractions_among(self.metric, self.requests, answers), dtype=torch.float64)
 
 

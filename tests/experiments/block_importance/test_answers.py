@@ -9,13 +9,21 @@ import torch
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, VisionTarget
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.block_importance.answers import AnswerScorer, DrawnTask, draw_task
 from experiments.block_importance.importance import leave_one_out
-from experiments.block_importance.proxies import activation_changes, expected_answer, gradient_importances
+from experiments.block_importance.proxies import (
+    activation_changes,
+    answer_tokens,
+    expected_answer,
+    gradient_importances,
+)
+from tests.models.common.test_answer_ends import CHATML
+from tests.models.tiny_checkpoints import write_checkpoint
 
 ONE_TILE = VisionTarget("tokens288", None, 288, CropRange(1, 1))
 
@@ -65,7 +73,7 @@ def answers_with(model: MolmoeStagedModel, task: ShortTask, blocks: tuple[int, .
     return texts
 
 
-def drawn(model: MolmoeStagedModel, task: ShortTask) -> DrawnTask:
+def drawn(model: MolmoeStagedModel | TransformersModel, task: ShortTask) -> DrawnTask:
     return draw_task(model, task, task.ids, 10**9)
 
 
@@ -148,6 +156,26 @@ def test_the_gradient_predicts_a_small_change_of_the_loss(tiny: MolmoeStagedMode
     tiny.apply(KnobSetting(ONE_TILE, 4, (0, 1, 2, 3)))
     slope = (loss(1 - share) - loss(1 + share)) / (2 * share)
     assert abs(slope) == pytest.approx(importance, rel=0.02)
+
+
+def test_the_expected_answer_is_the_assistants_where_there_are_turns(tmp_path: Path) -> None:
+    """ChatML ends in a line break, OLMoE's template in a colon, behind which there is a space."""
+    for family, answer in (("chatml", "7"), ("olmoe", " 7")):
+        folder = write_checkpoint("olmoe", tmp_path / family)
+        if family == "chatml":
+            (folder / "chat_template.jinja").write_text(CHATML)
+        config = parse_config(["--model_path", str(folder), "--device", "cpu", "--precision", "float32"])
+        model = load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
+        assert isinstance(model, TransformersModel)
+        task = ShortTask("short", (6,))
+        task.answers = {6: "7"}
+        inputs = model.prepare(task[6], task.prompt(task[6]), ONE_TILE.crops).inputs
+        tokens = answer_tokens(model, task, task[6], inputs, ONE_TILE)  # type: ignore[arg-type]
+        tokenizer = model.requests.tokenizer
+        assert tokenizer.decode(tokens[:-1]) == answer
+        assert tokens[-1] in model.ends.token_ids
+        importance = gradient_importances(model, [drawn(model, task)], ONE_TILE)
+        assert any(found["short"].values[0] > 0 for found in importance.values())
 
 
 def test_what_a_perfect_model_would_say() -> None:

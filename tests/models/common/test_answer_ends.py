@@ -92,6 +92,12 @@ def test_thinking_is_counted_and_no_answer(tokens: list[int], is_open: bool, tho
     assert (found.thinking_tokens(tokens), found.answer(tokens)) == (thought, answer)
 
 
+@pytest.mark.parametrize(("prompt", "is_open"), [([3, 0], True), ([0, 4], True), ([0, 1], False), ([], False)])
+def test_a_prompt_opens_the_thinking_of_its_own_answer(prompt: list[int], is_open: bool) -> None:
+    assert AnswerEnds(text_of=words).after(prompt).is_thinking_open == is_open
+    assert NO_ENDS.after(prompt) is NO_ENDS
+
+
 def test_no_stop_text_ends_thinking() -> None:
     found = AnswerEnds(stop=("\n\n",), text_of=words)
     assert found.up_to_end([0, 4, 2, 4, 3, 4, 3]) == ([0, 4, 2, 4, 3, 4], True)

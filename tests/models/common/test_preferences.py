@@ -103,7 +103,7 @@ def test_every_way_of_running_gives_the_answers_of_generate(name: str, folder: P
         assert list(generate_greedily(model, each, NEW_TOKENS, NoMarks()).token_ids) == wanted
     # Padded on the left: padding is no token of a prompt.
     assert [list(row) for row in model.answer_batch(inputs, NEW_TOKENS)] == expected
-    text = TextGenerator(plain, text_values(model, eos), 7, preferences=model.preferences)
+    text = TextGenerator(plain, text_values(model, eos), 7, model.ends, preferences=model.preferences)
     assert text.generate(padded(inputs), 0, NEW_TOKENS).token_ids[1][: len(expected[1])] == expected[1]
 
 

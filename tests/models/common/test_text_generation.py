@@ -16,7 +16,15 @@ from experiment_core_utils.models.common.text_generation import (
 )
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
-from tests.tiny_models.tiny_text_model import EOS, PAD, NumberTokenizer, ScriptedTextModel, left_padded, tiny_text_model
+from tests.tiny_models.tiny_text_model import (
+    EOS,
+    PAD,
+    NumberTokenizer,
+    ScriptedTextModel,
+    left_padded,
+    number_generator,
+    tiny_text_model,
+)
 
 MODEL = tiny_text_model()
 PROMPT = left_padded([[60, 61, 62], [70]])
@@ -24,7 +32,7 @@ PROMPT = left_padded([[60, 61, 62], [70]])
 
 def generator(model: Any, seed: int = 42, **decoding: Any) -> TextGenerator:
     config = validated({"decoder_config": decoding, "random_seed": seed, "max_output_tokens": 6})
-    return TextGenerator(model, generation_values(config, model, NumberTokenizer()), config.random_seed)
+    return number_generator(model, config)
 
 
 def decoding_of(**decoding: Any) -> dict[str, Any]:

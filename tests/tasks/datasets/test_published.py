@@ -119,7 +119,7 @@ def test_the_registry_hands_everything_on(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--revision v9"):
         load_task("text_vqa", "validation", cache_dir=tmp_path, revision="v9")
     with pytest.raises(ConfigurationError, match="reference_vqa is generated and takes no folder"):
-        load_task("reference_vqa", "validation", prompt_template="{question}")
+        load_task("reference_vqa", "validation", data_dir=folder)
 
 
 def test_a_revision_is_not_of_a_folder(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, QuestionAnswer, draw_by_type, prompt_of
 from experiment_core_utils.tasks.interface import answer_to
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric, get_metric_for_dataset, load_task
 
 SHARED = [family for family in REFERENCE_TASKS if not family.pictures]
@@ -95,3 +96,30 @@ def test_drawing_by_type_follows_the_weights_and_can_even_out_answers() -> None:
     # 0.9 x 1/2 each for the answers 0 and 1 of the frequent type, however many questions have them; 0.1 for the rare.
     assert share == pytest.approx({"0": 0.45, "1": 0.45, "2": 0.1}, abs=0.04)
     assert len(draw_by_type(pool, {"often": 0.5, "rare": 0.5}, rng, 99)) == len(pool)
+
+
+def test_a_given_template_replaces_the_trained_one() -> None:
+    task = load_task("reference_vqa", prompt_template="{question} One {{word}}. ({style})")
+    sample = task[0]
+    assert task.prompt(sample) == f"{sample.question} One {{word}}. (vqa2)"
+    assert sample == load_task("reference_vqa")[0]
+    assert task.prompt_form == {"open": task.prompt_template, "choice": task.prompt_template}  # type: ignore[attr-defined]
+    choice = load_task("reference_choice", prompt_template="{question}\n{options}")
+    lines = choice.prompt(choice[0]).splitlines()
+    assert lines[0] == choice[0].question
+    assert lines[1:] == [f"{letter}: {text}" for letter, text in zip("ABCD", choice[0].options, strict=True)]
+    for family in ("chat", "plain", "molmo"):
+        assert prompt_for(task, sample, family) == task.prompt(sample)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "message"),
+    [
+        ("reference_choice", "{question}", "leaves out {options}"),
+        ("reference_vqa", "Say yes.", "leaves out {question}"),
+        ("reference_vqa", "{question} {hint}", "has the field {hint}"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_is_refused(name: str, template: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        load_task(name, prompt_template=template)

@@ -106,6 +106,31 @@ def test_an_empty_output_is_counted_and_worth_nothing(name: str) -> None:
     assert (scoring.overall, scoring.details["unparsed"]) == (0.5, 1)
 
 
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize(
+    "wrapped", ["I see two. <answer>{}</answer>", "<Answer> {}", "<answer>{}</ANSWER> <answer></answer>"]
+)
+def test_what_is_between_answer_tags_is_the_answer_of_every_metric(name: str, wrapped: str) -> None:
+    """Of two pictures, so that CIDEr has frequencies; one of four tokens and the same choice."""
+    choice = {"options": GASES, "answer_index": 1} if name in ("mc", "mc_molmo") else {}
+    texts = ("B", "B") if choice else ("a red round ball", "the old blue car")
+    plain, tagged = (
+        BY_NAME[name].score(
+            [
+                Answer(form.format(text), (text,) * 10, image_id=text, **choice)  # type: ignore[arg-type]
+                for text in texts
+            ]
+        )
+        for form in ("{}", wrapped)
+    )
+    assert [score.value for score in tagged.scores] == [score.value for score in plain.scores]
+    assert plain.overall == pytest.approx(BY_NAME[name].best)
+
+
+def test_empty_answer_tags_are_an_empty_output() -> None:
+    assert BY_NAME["em"].score([Answer("<answer> </answer>", ("yes",))]).scores[0].parse_status == "empty"
+
+
 @pytest.mark.parametrize("name", [*TEXT, "cider_score"])
 def test_no_references_is_an_error_also_for_an_empty_output(name: str) -> None:
     for prediction in ("cat", ""):

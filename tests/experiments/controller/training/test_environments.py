@@ -246,6 +246,34 @@ def test_live_roll_outs_of_one_picture_are_scored_among_all(
     assert environment.roll_out(networks, budgeted, torch.Generator().manual_seed(0)).accuracy.tolist() == [1.0, 1.0]
 
 
+class LengthsOfAnswers:
+    """What an answer is worth is the number of its characters."""
+
+    name = "lengths"
+    best = 1.0
+    scores_each_answer = True
+
+    def score(self, answers: Sequence[Answer]) -> Scoring:
+        return Scoring(tuple(Score(float(len(answer.prediction))) for answer in answers), 0.0)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_thinking_that_has_not_ended_is_rewarded_as_an_empty_answer(
+    model: MolmoeStagedModel, requests: list[LiveRequest], networks: TwoStageNetworks, is_open: bool
+) -> None:
+    before = model.ends
+    model.ends = replace(before, is_thinking_open=is_open)
+    try:
+        environment = LiveEnvironment(model, LengthsOfAnswers(), requests, SPACE, BLOCKS, LIMIT, (0.2, 0.3), {})
+        budgeted = BudgetedRequests(
+            torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([0.2, 0.2], dtype=torch.float64)
+        )
+        rewarded = environment.roll_out(networks, budgeted, torch.Generator().manual_seed(0)).accuracy
+    finally:
+        model.ends = before
+    assert (rewarded == 0).tolist() == [is_open, is_open]
+
+
 def test_requests_that_have_no_score_are_refused_before_they_are_run(model: MolmoeStagedModel) -> None:
     requests = [captioned("a", "one two three four"), captioned("a", "five six seven eight")]
     with pytest.raises(ConfigurationError, match="cider_score has no scores for 2 samples of 1 picture; give samples"):
