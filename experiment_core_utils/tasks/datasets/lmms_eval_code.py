@@ -122,14 +122,15 @@ def contacted_server(function: Any) -> str | None:
         if (client := _client_of(origin) or _client_of(type(value).__module__)) is not None:
             return client
         if isinstance(value, type):
-            waiting.extend(each for part in value.__mro__ for each in vars(part).values() if callable(each))
+            held = [each for part in value.__mro__ for each in vars(part).values()]
+            waiting.extend(each for each in held if callable(each) or _client_of(type(each).__module__) is not None)
         elif isinstance(value, FunctionType):
             if not _of_a_task(value):
                 continue
             names, texts, modules = _names_in(value.__code__)
-            if (name := next((each for each in (*names, *texts) if _KEY_OF_A_SERVER.search(each)), None)) is not None:
+            if (name := next(filter(_KEY_OF_A_SERVER.search, sorted(names | texts)), None)) is not None:
                 return name
-            if (client := next(filter(None, map(_client_of, modules)), None)) is not None:
+            if (client := next(filter(None, map(_client_of, sorted(modules))), None)) is not None:
                 return client
             waiting.extend(_reached(value, names))
         elif inspect.ismethod(value):

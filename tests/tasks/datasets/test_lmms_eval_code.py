@@ -72,6 +72,16 @@ class Judge:
 
 JUDGE = Judge()
 
+class Shared:
+    wire = wire.HTTPConnection("judge")
+    def score(self, text):
+        return self.wire.request("GET", text)
+
+SHARED = Shared()
+
+def by_a_shared_client(doc, results):
+    return SHARED.score(results[0])
+
 def by_an_object(doc, results):
     return JUDGE.score(results[0])
 
@@ -128,6 +138,7 @@ def task_of(**config: Any) -> Any:
         ("by_a_key", "JUDGE_API_KEY"),
         ("by_an_object", "http.client"),
         ("decorated", "urllib.request"),
+        ("by_a_shared_client", "http.client"),
         ("by_parts", "google.genai"),
         ("of_its_row", None),
         ("empty_cell", None),
