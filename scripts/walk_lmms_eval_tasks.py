@@ -28,7 +28,6 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -169,16 +168,12 @@ class Rows:
         if steps > self._best[0] or (steps == self._best[0] and reached > self._best) or self._best[0] < 0:
             self._best, self._before = reached, dict(self._chosen)
             suspects = self._suspects(error)
-            others = [name for name in self._chosen if name not in suspects]
+            names = [*suspects, *(name for name in self._chosen if name not in suspects)]
             kinds = {name: range(len(self._values[name])) for name in self._chosen}
             if NO_ROWS in str(error):
                 # All were filtered out: texts that the code knows first.
                 kinds = {name: range(len(kinds[name]) - 1, -1, -1) for name in kinds}
-            self._waiting = [(name, kind) for name in suspects for kind in kinds[name]]
-            # Of columns that may have nothing to do with it, the most likely values of all of them first.
-            columns = ([(name, kind) for kind in kinds[name]] for name in others)
-            self._waiting += [each for step in zip_longest(*columns) for each in step if each is not None]
-            self._waiting = [(name, kind) for name, kind in self._waiting if kind != self._chosen[name]]
+            self._waiting = [(name, kind) for name in names for kind in kinds[name] if kind != self._chosen[name]]
         if not self._waiting:
             return False
         name, kind = self._waiting.pop(0)
