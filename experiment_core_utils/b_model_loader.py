@@ -72,6 +72,11 @@ class ModelSource:
         return self.hf is not None and self.hf.requests.chat_template is not None
 
     @property
+    def model_type(self) -> str:
+        """What transformers calls its architecture."""
+        return self.config.model_type
+
+    @property
     def prompt_family(self) -> PromptFamily:
         """How the model is asked."""
         return "molmo" if self.hf is None else self.hf.requests.prompt_family

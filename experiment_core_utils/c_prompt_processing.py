@@ -40,12 +40,13 @@ def with_task_named(config: TaskConfig, *, takes_pictures: bool) -> TaskConfig:
     return config.model_copy(update={"dataset_name": VISION_TASK if takes_pictures else TEXT_TASK})
 
 
-def open_task(config: TaskConfig, *, has_chat_template: bool = False) -> Task:
+def open_task(config: TaskConfig, *, has_chat_template: bool = False, model_type: str | None = None) -> Task:
     """The requested task: rows of a file, or a split of a dataset.
 
     Args:
         has_chat_template: whether the model that will be asked has one; of your own data its open answers are then
             scored by `relaxed` where no metric is named.
+        model_type: of that model, for tasks of lmms-eval that have other words for some models.
 
     Raises:
         ConfigurationError: it is not there or has no row that can be used, or there is no such metric.
@@ -72,6 +73,7 @@ def open_task(config: TaskConfig, *, has_chat_template: bool = False) -> Task:
         cache_dir=config.hf_cache_dir,
         prompt_template=config.prompt_template,
         revision=config.dataset_revision,
+        model_type=model_type,
     )
     if config.metric is not None:
         task.metric = get_metric(config.metric).name
@@ -87,14 +89,17 @@ def refuse_without_pictures(task: Task, config: TaskConfig, takes_pictures: bool
         )
 
 
-def open_tasks(config: TaskConfig, names: Sequence[str], *, has_chat_template: bool = False) -> dict[str, Task]:
+def open_tasks(
+    config: TaskConfig, names: Sequence[str], *, has_chat_template: bool = False, model_type: str | None = None
+) -> dict[str, Task]:
     """Tasks by name, each once, as `open_task` opens them; the rows of a file are the one task that there is.
 
     Raises:
         ConfigurationError: one of them is not there, or is not what the file is called.
     """
     if config.data_file is None:
-        return {name: open_task(config.model_copy(update={"dataset_name": name})) for name in dict.fromkeys(names)}
+        named = {name: config.model_copy(update={"dataset_name": name}) for name in names}
+        return {name: open_task(each, model_type=model_type) for name, each in named.items()}
     task = open_task(config, has_chat_template=has_chat_template)
     others = [name for name in dict.fromkeys(names) if name != task.name]
     if others:

@@ -207,6 +207,8 @@ def caveats_of(
     caveats = []
     if data_source.get("read_from") == "hub" and not _COMMIT.fullmatch(data_source["revision"]):
         caveats.append(caveat("data_commit_unknown"))
+    if "left_out" in data_source:
+        caveats.append(caveat("task_decoding_left_out", names=data_source["left_out"]))
     if random_weights:
         caveats.append(caveat("random_weights"))
     return [*caveats, *shared_cores_caveats(device, processes_here)]

@@ -138,19 +138,23 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
 
 def answer_caveats(accuracy: AccuracyPart, num_answers: int, share_one_token: float | None) -> list[Caveat]:
     """Caveats of answers that could not be read, are empty or end after one token, where those are more than a few,
-    and of those that have too few references.
+    and of those that have no score or too few references.
 
-    An empty answer cannot be read either; it is named as an empty one alone.
+    An empty answer cannot be read either, nor can one whose scoring failed; each is named once.
     """
+    details = accuracy.metric_details or {}
+    few, unscored, failed = (
+        fraction_of(details.get(name, 0), num_answers) or 0.0
+        for name in ("few_references", "unscored", "scoring_failed")
+    )
     empty = accuracy.share_empty or 0.0
     fractions = {
-        "answers_unparsed": max((accuracy.share_unparsed or 0.0) - empty, 0.0),
+        "answers_unparsed": max((accuracy.share_unparsed or 0.0) - empty - failed, 0.0),
         "answers_empty": empty,
         "answers_one_token": share_one_token or 0.0,
     }
-    few = fraction_of((accuracy.metric_details or {}).get("few_references", 0), num_answers)
     found = {kind: fraction for kind, fraction in fractions.items() if fraction > MOST_UNREADABLE}
-    found |= {"few_references": few} if few else {}
+    found |= {kind: each for kind, each in (("answers_unscored", unscored), ("few_references", few)) if each}
     return [caveat(kind, fraction=fraction, metric=accuracy.metric) for kind, fraction in found.items()]
 
 

@@ -69,6 +69,8 @@ def test_data_of_the_hub_whose_commit_is_not_known_is_a_caveat() -> None:
         ({"read_from": "hub", "revision": "unknown"}, 1),
     ):
         assert len(caveats_of(config.model.random_weights, CPU, 1, source)) == caveats
+    (found,) = caveats_of(False, CPU, 1, {"left_out": "temperature 0.7"})
+    assert found.sentence.startswith("decoding: the task requests temperature 0.7, and decoding is greedy here; do not")
 
 
 # --- text experiments -----------------------------------------------------------------------------------------------

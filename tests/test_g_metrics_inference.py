@@ -22,7 +22,7 @@ from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.setting_result import FixedLengthTime, TypeScores
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
 from experiment_core_utils.saved_results.terminal import fixed_length_line
-from experiment_core_utils.tasks.interface import Answer, answer_of
+from experiment_core_utils.tasks.interface import Answer, Score, Scoring, answer_of
 from experiment_core_utils.tasks.registry import get_metric
 from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
 
@@ -207,6 +207,16 @@ def test_few_references_are_a_note() -> None:
     assert (found.kind, found.severity, found.figures) == (
         "few_references", "note", {"fraction": 0.5, "metric": "vqa_score"},
     )  # fmt: skip
+
+
+def test_answers_without_a_score_are_named_once() -> None:
+    scores = Score(1.0), Score(None), Score(None, parsed=False, parse_status="scoring_failed"), Score(0.5)
+    scoring = Scoring(scores, 0.75, {"unscored": 2, "scoring_failed": 1})
+    answers = [Answer("cat", ("cat",))] * 4
+    accuracy = summarise_accuracy(answers, scoring, get_metric("em"))
+    assert (accuracy.accuracy, accuracy.num_unparsed) == (0.75, 1)
+    (found,) = answer_caveats(accuracy, 4, None)
+    assert found.sentence.startswith("answers: 50% have no score by em and do not enter accuracy; see metric_details")
 
 
 def test_no_samples_have_no_figures() -> None:

@@ -60,7 +60,7 @@ class Caveat(BaseModel):
 
 
 # Those that follow from how answers are read; made anew where answers are scored again.
-ANSWER_KINDS = ("answers_unparsed", "answers_empty", "answers_one_token", "few_references")
+ANSWER_KINDS = ("answers_unparsed", "answers_empty", "answers_one_token", "answers_unscored", "few_references")
 
 Caveat.KINDS = {
     "data_commit_unknown": CaveatKind(
@@ -109,6 +109,11 @@ Caveat.KINDS = {
         lambda found: f"decoding: the checkpoint prefers {', '.join(found['names'])}, which this run leaves out",
         "do not compare its accuracy with that of the model's card",
     ),
+    "task_decoding_left_out": CaveatKind(
+        "warning",
+        "decoding: the task requests {names}, and decoding is greedy here".format_map,
+        "do not compare its accuracy with figures that were sampled",
+    ),
     "first_blocks": CaveatKind(
         "warning",
         lambda found: "blocks: without scores the first ones run, and the last are often not the least important",
@@ -133,6 +138,11 @@ Caveat.KINDS = {
         "warning",
         "answers: {fraction:.0%} are a single token where most reference answers have several words".format_map,
         "see the final prompt in --dry_run: its form may not be the model's",
+    ),
+    "answers_unscored": CaveatKind(
+        "warning",
+        "answers: {fraction:.0%} have no score by {metric} and do not enter accuracy".format_map,
+        "see metric_details for the task's other metrics and for scoring that failed",
     ),
     "few_references": CaveatKind(
         "note",

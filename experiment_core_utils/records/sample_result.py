@@ -65,7 +65,7 @@ class SampleScore(Record):
     """How a sample's answer is scored."""
 
     #: score of the answer, from 0 to `metric_best`; 0 where it could not be parsed; None if the metric has none (CIDEr
-    #: of fewer than two pictures)
+    #: of fewer than two pictures; a metric of lmms-eval that fails, or is no number from 0 to 1)
     accuracy: Positive | None
     #: how the answer was read: `text` where any text is one, otherwise a word of the metric's, such as
     #: `letter` or `unparsed`

@@ -288,7 +288,7 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     source = find_requested_model(config)
     grid = plan_for(config, source)
     config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=source.takes_pictures)})
-    task = open_task(config.task, has_chat_template=source.has_chat_template)
+    task = open_task(config.task, has_chat_template=source.has_chat_template, model_type=source.model_type)
     refuse_without_pictures(task, config.task, source.takes_pictures)
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)

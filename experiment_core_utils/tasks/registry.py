@@ -51,6 +51,7 @@ class TaskSource:
     cache_dir: Path | None = None  #: what a download may leave
     prompt_template: str | None = None  #: instead of the task's own prompts
     revision: str | None = None  #: of the hub's copy, instead of the reader's own
+    model_type: str | None = None  #: of the model that will be asked, where it is known
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _published(module: str, reader: str, metric: str, default_split: str = "vali
         # Imported here, for the readers need the `datasets` library, which takes seconds that other tasks need not pay.
         with package_of_extra("datasets", "datasets"):
             task: Callable[..., Task] = getattr(import_module(f"experiment_core_utils.tasks.datasets.{module}"), reader)
-        return task(split, **vars(source))
+        return task(split, **{name: value for name, value in vars(source).items() if name != "model_type"})
 
     return TaskEntry(metric=metric, default_split=default_split, open=open_task)
 
@@ -102,7 +103,9 @@ def _of_lmms_eval(name: str) -> TaskEntry:
                 f"{name} needs lmms-eval, which cannot be imported ({first_line(error)}); run `pip install lmms-eval`"
             ) from error
         include_path = None if source.data_dir is None else str(source.data_dir)
-        task = module.LmmsEvalTask(name.removeprefix(LMMS_EVAL), split, include_path, source.prompt_template)
+        task = module.LmmsEvalTask(
+            name.removeprefix(LMMS_EVAL), split, include_path, source.prompt_template, source.model_type
+        )
         register_metric(task.scorer)
         opened: Task = task
         return opened
@@ -199,6 +202,7 @@ def load_task(
     cache_dir: str | Path | None = None,
     prompt_template: str | None = None,
     revision: str | None = None,
+    model_type: str | None = None,
 ) -> Task:
     """Open one split of a task.
 
@@ -209,6 +213,7 @@ def load_task(
         cache_dir: folder for what a task downloads.
         prompt_template: in place of the task's own prompts, with {question}, {style} and {options} as its fields.
         revision: commit, tag or branch of a published dataset's copy on the hub.
+        model_type: of the model that will be asked, as transformers calls it; for tasks of lmms-eval.
 
     Raises:
         ConfigurationError: unknown task or split, a dataset that is not there, a template that cannot be filled.
@@ -219,6 +224,7 @@ def load_task(
         cache_dir=None if cache_dir is None else Path(cache_dir),
         prompt_template=prompt_template,
         revision=revision,
+        model_type=model_type,
     )
     return entry.open(entry.default_split if split is None else split, source)
 

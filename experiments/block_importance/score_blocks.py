@@ -198,7 +198,11 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     source = find_requested_model(config)
     named = with_task_named(config.task, takes_pictures=source.takes_pictures)
     names = own.dataset_name or ([named.dataset_name] if named.dataset_name is not None else [])
-    tasks = tuple(open_tasks(config.task, names, has_chat_template=source.has_chat_template).values())
+    tasks = tuple(
+        open_tasks(
+            config.task, names, has_chat_template=source.has_chat_template, model_type=source.model_type
+        ).values()
+    )
     for task in tasks:
         refuse_without_pictures(task, config.task, source.takes_pictures)
         refuse_unseen_pictures(

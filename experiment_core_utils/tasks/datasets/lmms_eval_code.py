@@ -1,6 +1,7 @@
 """What can be known of the code of an lmms-eval task: its identity, whom it contacts, where and why it fails."""
 
 import copy
+import dis
 import functools
 import hashlib
 import inspect
@@ -12,6 +13,7 @@ import socket
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, NoneType
@@ -40,20 +42,33 @@ _KEY_OF_A_SERVER = re.compile(r"(^|_)API_(KEY|URL|BASE)$")
 # Where the data of a task lie; what the data are is known by the samples.
 _PLACES = ("dataset_path", "dataset_kwargs")
 _COPY_TIMEOUT_S = 120.0
+# Beside the code of a task, what it may read: text of up to 1 MB.
+_TEXT_FILES = ("", ".csv", ".jinja", ".json", ".jsonl", ".toml", ".tsv", ".txt", ".yaml", ".yml")
+_MOST_BYTES = 1_000_000
 
 
 def definition_digest(task: Any) -> str:
     """SHA-256 of the resolved configuration of a task and of the code of its functions, in hexadecimal digits.
 
-    The code is that of the files in which its functions are, with all Python files beside them.
+    The code is that of the files in which its functions are, with all Python files beside them and all text files of up
+    to 1 MB; of YAML files, in which other tasks may be, only those whose name the code contains.
     """
     config = {name: value for name, value in vars(task.config).items() if name not in _PLACES}
     functions = [type(task), *_callables(config)]
     files = {path for each in functions if (path := _file_of(each)) is not None}
-    files |= {beside for path in files for beside in path.parent.glob("*.py")}
+    for folder in {path.parent for path in files}:
+        files |= set(folder.glob("*.py")) | set(_read_files(folder))
     content = json.dumps(config, default=_as_text, sort_keys=True)
     code = sorted((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files)
     return hashlib.sha256(json.dumps([content, code]).encode()).hexdigest()
+
+
+def _read_files(folder: Path) -> Iterator[Path]:
+    code = "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("*.py"))
+    for path in folder.iterdir():
+        is_named = path.name in code or not ("yaml" in path.name or path.suffix == ".yml")
+        if is_named and path.suffix in _TEXT_FILES and path.is_file() and path.stat().st_size <= _MOST_BYTES:
+            yield path
 
 
 def _callables(value: Any) -> Iterator[Callable[..., Any]]:
@@ -107,14 +122,15 @@ def contacted_server(function: Any) -> str | None:
         if (client := _client_of(origin) or _client_of(type(value).__module__)) is not None:
             return client
         if isinstance(value, type):
-            waiting.extend(each for part in value.__mro__ for each in vars(part).values() if callable(each))
+            held = [each for part in value.__mro__ for each in vars(part).values()]
+            waiting.extend(each for each in held if callable(each) or _client_of(type(each).__module__) is not None)
         elif isinstance(value, FunctionType):
             if not _of_a_task(value):
                 continue
-            names, texts = _names_in(value.__code__)
-            if (name := next((each for each in (*names, *texts) if _KEY_OF_A_SERVER.search(each)), None)) is not None:
+            names, texts, modules = _names_in(value.__code__)
+            if (name := next(filter(_KEY_OF_A_SERVER.search, sorted(names | texts)), None)) is not None:
                 return name
-            if (client := next(filter(None, map(_client_of, names)), None)) is not None:
+            if (client := next(filter(None, map(_client_of, sorted(modules))), None)) is not None:
                 return client
             waiting.extend(_reached(value, names))
         elif inspect.ismethod(value):
@@ -137,21 +153,29 @@ def _of_a_task(value: Any) -> bool:
     return "site-packages" not in parts or ("lmms_eval" in parts and "tasks" in parts)
 
 
-def _names_in(code: CodeType) -> tuple[set[str], set[str]]:
-    """The names that code uses and the texts in it, with those of the functions inside it."""
+def _names_in(code: CodeType) -> tuple[set[str], set[str], set[str]]:
+    """The names that code uses, the texts in it and the modules it imports, with those of the functions inside it."""
     names, texts = set(code.co_names), {each for each in code.co_consts if isinstance(each, str)}
+    modules, package = set[str](), ""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            package = str(step.argval)
+            modules.add(package)
+        elif step.opname == "IMPORT_FROM":
+            modules.add(f"{package}.{step.argval}")
     for each in code.co_consts:
         if isinstance(each, CodeType):
             inner = _names_in(each)
-            names, texts = names | inner[0], texts | inner[1]
-    return names, texts
+            names, texts, modules = names | inner[0], texts | inner[1], modules | inner[2]
+    return names, texts, modules
 
 
 def _reached(function: FunctionType, names: set[str]) -> Iterator[Any]:
     found = [function.__globals__[each] for each in names if each in function.__globals__]
     yield from found
     for cell in function.__closure__ or ():
-        yield cell.cell_contents
+        with suppress(ValueError):  # an empty cell: of a name that has no value yet, or no more
+            yield cell.cell_contents
     for module in found:
         if isinstance(module, ModuleType):
             inner = [vars(module)[each] for each in names if each in vars(module)]

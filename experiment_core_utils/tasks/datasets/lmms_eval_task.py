@@ -41,6 +41,23 @@ from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
 
 # Where a task names no limit of its own.
 MAX_NEW_TOKENS = 128
+# What lmms-eval calls the wrapper of a family, where that is not transformers' `model_type`. Its own `llava` and
+# `llava_onevision` are for checkpoints of another layout.
+_WRAPPERS = {
+    "llava": "llava_hf",
+    "llava_next": "llava_hf",
+    "llava_onevision": "llava_hf",
+    "perception_lm": "plm",
+    "phi3_v": "phi3v",
+    "qwen3_vl_moe": "qwen3_vl",
+}
+_BY_MODEL = ("lmms_eval_specific_kwargs", "model_specific_generation_kwargs", "model_specific_target_kwargs")
+# Of `generation_kwargs`: what is followed, what only sampling uses, and what only wrappers of other models read.
+_FOLLOWED = ("max_new_tokens", "until")
+_OF_SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "seed")
+_OF_OTHER_MODELS = ("image_aspect_ratio", "visual_cot")
+# Values that change nothing.
+_NEUTRAL = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1, "top_p": 1}
 # Of these first samples one at least must be readable and scorable.
 _TRIED_SAMPLES = 3
 
@@ -61,6 +78,8 @@ class LmmsEvalTask:
         split: "" or the one that lmms-eval evaluates: its test split, else its validation split.
         include_path: folder of further task files (YAML); None for none.
         prompt_template: text around lmms-eval's own text, which is its {question}.
+        model_type: of the model that will be asked, as transformers calls it: some tasks have other words for some
+            models. None for a task's default.
 
     Attributes:
         scorer: scores its answers, by lmms-eval.
@@ -74,12 +93,19 @@ class LmmsEvalTask:
             data or its code fail.
     """
 
-    def __init__(self, name: str, split: str, include_path: str | None, prompt_template: str | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        split: str,
+        include_path: str | None,
+        prompt_template: str | None,
+        model_type: str | None = None,
+    ) -> None:
         if prompt_template is not None:
             check_template(prompt_template, ("question",))
         self._template = prompt_template or "{question}"
         self.prompt_form: Mapping[str, str] = {"open": self._template}
-        self._task = _open(name, include_path)
+        self._task = _open(name, include_path, _WRAPPERS.get(model_type or "", model_type))
         config = self._task.config
         self.split = str(config.test_split or config.validation_split)
         if split not in ("", self.split):
@@ -94,9 +120,7 @@ class LmmsEvalTask:
         self.filters = _filters(self._task)
         self.score_key = str(config.score_key)
         self.state = CodeState(self._task)
-        self.max_new_tokens = int(self._generation.get("max_new_tokens", MAX_NEW_TOKENS))
-        until = self._generation.get("until") or ()
-        self.stop = tuple(text for text in ([until] if isinstance(until, str) else until) if text)
+        self.max_new_tokens, self.stop = _limits(name, self._generation)
         self.name = f"lmms_eval_{name}"
         self.scorer = LmmsEvalMetric(f"{self.name}.{next(iter(self._task.aggregation()))}", self)
         self.metric = self.scorer.name
@@ -108,6 +132,8 @@ class LmmsEvalTask:
             "fingerprint": str(getattr(self._docs, "_fingerprint", "unknown")),
             "lmms_eval": version("lmms_eval"),
             "definition": definition_digest(self._task),
+            **_words_for(self._task),
+            **_left_out(self._generation),
         }
         self._check_first_samples()
 
@@ -115,7 +141,11 @@ class LmmsEvalTask:
         return len(self._docs)
 
     def __getitem__(self, index: int) -> Sample:
-        """See `Task`; the question is lmms-eval's whole text, its pictures are as its functions make them."""
+        """See `Task`; the question is lmms-eval's whole text.
+
+        Its pictures are as its functions make them, turned by EXIF where `datasets` decoded them, then
+        `.convert("RGB")` as in lmms-eval's wrappers, which drops transparency.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name} has samples 0 to {len(self) - 1}, not {index}")
         with self._named(index, "its row"):
@@ -228,7 +258,8 @@ class LmmsEvalMetric:
     """The scoring of one task of lmms-eval. Implements `Metric`.
 
     A sample's score is the first metric of the task, by the first of its filters, where that is a number from 0 to 1,
-    or a record with such a number as its `score`; else it has none. The figures of all its metrics, aggregated as
+    or a record with such a number as its `score`; else it has none, and `unscored` counts it. Its details have the
+    number of each metric by that filter. The figures of all metrics, aggregated as
     lmms-eval does, are in the details. The task's code runs once for each answer, and aggregates once.
     """
 
@@ -261,6 +292,10 @@ class LmmsEvalMetric:
                 figures[key] = None
                 failed.append(f"{self.task.name}: aggregation of {metric} fails: {failure(error)}")
         details: dict[str, Any] = {"lmms_eval": figures}
+        if unscored := sum(each.value is None for each in scores):
+            details["unscored"] = unscored
+        if unparsed := sum(not each.parsed for each in scores):
+            details["scoring_failed"] = unparsed
         if failed:
             details["lmms_eval_failed"] = failed
         return Scoring(scores, mean_of([score.value for score in scores]), details)
@@ -275,9 +310,14 @@ class LmmsEvalMetric:
 
     def _score(self, results: Mapping[str, Mapping[str, Any]] | str) -> Score:
         if isinstance(results, str):
-            return Score(None, parse_status="scoring_failed")
-        first = next(iter(self.task.aggregation()))
-        return Score(_from_0_to_1(next(iter(results.values())).get(first), self.task.score_key))
+            return Score(None, parsed=False, parse_status="scoring_failed")
+        first, by_first_filter = next(iter(self.task.aggregation())), next(iter(results.values()))
+        numbers = {
+            metric: number
+            for metric, value in by_first_filter.items()
+            if (number := _number_in(value, self.task.score_key)) is not None
+        }
+        return Score(_from_0_to_1(by_first_filter.get(first), self.task.score_key), details=numbers)
 
     def _results(self, answer: Answer) -> Mapping[str, Mapping[str, Any]] | str:
         """By filter and metric; the reason where the code of the task fails."""
@@ -293,13 +333,15 @@ def _own_tasks() -> TaskManager:
     return TaskManager("ERROR")
 
 
-def _open(name: str, include_path: str | None) -> Any:
+def _open(name: str, include_path: str | None, wrapper: str | None) -> Any:
     try:
         manager = None
         if include_path is not None:
             manager = TaskManager("ERROR", include_path=include_path, include_defaults=False)
         if manager is None or name not in manager.all_tasks:
             manager = _own_tasks()
+        # As `lmms_eval --model WRAPPER`; the list of tasks is the same for all models.
+        manager.model_name = wrapper
         (found,) = get_task_dict([name], manager).items()
     except (Exception, SystemExit) as error:  # KeyError for an unknown name, and whatever its data and code raise
         raise ConfigurationError(
@@ -332,6 +374,38 @@ def _unsupported_reason(task: Any) -> str | None:
         if name != "process_results" and (problem := _call_problem(function)) is not None:
             return f"cannot be scored: {name} ({where_defined(function)}): {problem}"
     return None
+
+
+def _limits(name: str, generation: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """The limit of tokens and the texts that end an answer; raises ConfigurationError for other values."""
+    limit, until = generation.get("max_new_tokens"), generation.get("until") or ()
+    limit = MAX_NEW_TOKENS if limit is None else limit
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise ConfigurationError(f"{name} of lmms-eval: max_new_tokens is {shown(repr(limit))}; give an integer from 1")
+    stop = [until] if isinstance(until, str) else until
+    if not isinstance(stop, list | tuple) or not all(isinstance(text, str) for text in stop):
+        raise ConfigurationError(f"{name} of lmms-eval: until is {shown(repr(until))}; give a text or a list of texts")
+    return limit, tuple(text for text in stop if text)
+
+
+def _words_for(task: Any) -> Mapping[str, str]:
+    """The entry that lmms-eval took of a task's tables by model: the model's, else the default; {} without tables."""
+    tables = [set(table) for each in _BY_MODEL if (table := getattr(task.config, each))]
+    known = [each for each in (task.model_name, "default") if any(each in table for table in tables)]
+    return {"words_for": [*known, "all"][0]} if tables else {}
+
+
+def _left_out(generation: Mapping[str, Any]) -> Mapping[str, str]:
+    """What a task requests of decoding that greedy decoding here leaves out; {} for nothing.
+
+    A temperature of 0 is greedy, as in lmms-eval's wrappers, whatever `do_sample` says.
+    """
+    temperature = generation.get("temperature")
+    is_greedy = not generation.get("do_sample") if temperature is None else temperature in (0, False)
+    names = [each for each in generation if each not in (*_FOLLOWED, *_OF_OTHER_MODELS)]
+    names = [each for each in names if each not in _OF_SAMPLING or not is_greedy]
+    texts = [f"{each} {generation[each]}" for each in names if generation[each] not in (None, _NEUTRAL.get(each))]
+    return {"left_out": shown(", ".join(texts))} if texts else {}
 
 
 def _call_problem(aggregate: Callable[..., Any]) -> str | None:
@@ -371,8 +445,12 @@ def _filters(task: Any) -> Mapping[str, Sequence[Any]]:
 
 
 def _from_0_to_1(value: Any, score_key: str) -> float | None:
-    number = _number(value.get(score_key) if isinstance(value, Mapping) else value)
+    number = _number_in(value, score_key)
     return number if number is not None and 0 <= number <= 1 else None
+
+
+def _number_in(value: Any, score_key: str) -> float | None:
+    return _number(value.get(score_key) if isinstance(value, Mapping) else value)
 
 
 def _number(value: Any) -> float | None:

@@ -19,6 +19,10 @@ OF_SINGLE_SETTINGS = {
 }
 
 
+# Caveats of answers that no column of the settings tells.
+_WITHOUT_COLUMN = {"answers_unscored", "few_references"}
+
+
 def report_caveats(found: Analyses) -> list[ReportCaveat]:
     """Caveats of the whole run first, then of single settings, then of the samples, then of the analyses."""
     return [
@@ -33,7 +37,7 @@ def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
     carried: dict[str, list[str]] = {}
     for each in settings:
         provenance = each.result.provenance
-        elsewhere = (*OF_SINGLE_SETTINGS, *ANSWER_KINDS)
+        elsewhere = {*OF_SINGLE_SETTINGS, *ANSWER_KINDS} - _WITHOUT_COLUMN
         texts = [found.sentence for found in provenance.caveat_records if found.kind not in elsewhere]
         # Files from before the records were there have sentences alone.
         for text in texts if provenance.caveat_records else provenance.caveats:
@@ -85,7 +89,10 @@ def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
         )
     for column, text in (
         ("share_truncated", "of the answers were cut at the limit of output tokens, so their own length is not known"),
-        ("share_unparsed", "of the answers could not be read by the metric and count as wrong"),
+        (
+            "share_unparsed",
+            "of the answers could not be read, and count as wrong, or not be scored, and are left out",
+        ),
         ("share_empty", "of the answers have no text"),
         ("share_one_token", "of the answers are a single token where most reference answers have several words"),
     ):

@@ -105,7 +105,7 @@ def open_live(
         refuse_other_controller(learned, config.model, source)
     space = published_space(source.limits)
     named = with_task_named(config.task, takes_pictures=source.takes_pictures)
-    task = open_task(named, has_chat_template=source.has_chat_template)
+    task = open_task(named, has_chat_template=source.has_chat_template, model_type=source.model_type)
     blocks = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, blocks)
     device = choose_device(config.machine.device, 0)

@@ -72,10 +72,35 @@ class Judge:
 
 JUDGE = Judge()
 
+class Shared:
+    wire = wire.HTTPConnection("judge")
+    def score(self, text):
+        return self.wire.request("GET", text)
+
+SHARED = Shared()
+
+def by_a_shared_client(doc, results):
+    return SHARED.score(results[0])
+
 def by_an_object(doc, results):
     return JUDGE.score(results[0])
 
 decorated = functools.lru_cache(posts)
+
+def by_parts(doc, results):
+    from google import genai
+    return genai
+
+def of_its_row(doc, results):
+    return doc.requests, doc.openai, doc.httpx
+
+def makes_an_empty_cell():
+    def inner(doc, results):
+        return later
+    return inner
+    later = 1
+
+empty_cell = makes_an_empty_cell()
 """
 HELPER = "from urllib.request import urlopen\n\ndef ask(text):\n    return urlopen(text)\n"
 
@@ -113,6 +138,10 @@ def task_of(**config: Any) -> Any:
         ("by_a_key", "JUDGE_API_KEY"),
         ("by_an_object", "http.client"),
         ("decorated", "urllib.request"),
+        ("by_a_shared_client", "http.client"),
+        ("by_parts", "google.genai"),
+        ("of_its_row", None),
+        ("empty_cell", None),
     ],
 )
 def test_whom_a_function_contacts(utils: ModuleType, name: str, client: str | None) -> None:
@@ -142,6 +171,25 @@ def test_a_definition_is_its_configuration_and_the_code_beside_it(utils: ModuleT
     (tmp_path / "utils.py").write_text(CODE.replace("float(", "1 - float("))
     changed.append(digest())
     assert len({first, *changed}) == 6
+
+
+def test_text_that_its_code_may_read_is_part_of_a_definition(utils: ModuleType, tmp_path: Path) -> None:
+    task = task_of(process_results=utils.plain)
+    found = [definition_digest(task)]
+    for name, content in (("rules.json", "{}"), ("rules.json", "[]"), ("words", "a"), ("big.txt", "a" * 1_000_000)):
+        (tmp_path / name).write_text(content)
+        found.append(definition_digest(task))
+    assert len(set(found)) == 5
+    # Too big, no text, and the files of other tasks.
+    (tmp_path / "big.csv").write_text("a" * 1_000_001)
+    (tmp_path / "picture.png").write_bytes(b"a")
+    (tmp_path / "other.yaml").write_text("task: other")
+    (tmp_path / "_default_template_yaml").write_text("a: 1")
+    assert definition_digest(task) == found[-1]
+    (tmp_path / "helper.py").write_text(HELPER + "open('_default_template_yaml')\n")
+    named = definition_digest(task)
+    (tmp_path / "_default_template_yaml").write_text("a: 2")
+    assert len({*found, named, definition_digest(task)}) == 7
 
 
 def test_its_variables_are_put_back(utils: ModuleType) -> None:

@@ -115,6 +115,7 @@ def test_its_prompts_limits_and_scores(folder: Path) -> None:
     assert [score.value for score in found.scores] == [1.0, 0.0]
     assert found.overall == 0.5
     assert found.details == {"lmms_eval": {"right": 0.5, "letters": 3.5}}
+    assert [score.details for score in found.scores] == [{"right": 1.0, "letters": 3.0}, {"right": 0.0, "letters": 4.0}]
 
 
 def test_a_template_goes_around_its_text(folder: Path) -> None:
@@ -189,7 +190,9 @@ def test_what_cannot_be_scored_is_refused_at_once(folder: Path, parts: dict[str,
 def test_code_that_fails_later_leaves_a_reason(folder: Path) -> None:
     edited(folder, score="colours.broken_sometimes", letters="letters\n    aggregation: !function colours.fails")
     found = scored(load_task("lmms_eval:colours", data_dir=folder), "red", "zero")
-    assert [(score.value, score.parse_status) for score in found.scores] == [(1.0, "text"), (None, "scoring_failed")]
+    statuses = [(score.value, score.parsed, score.parse_status) for score in found.scores]
+    assert statuses == [(1.0, True, "text"), (None, False, "scoring_failed")]
+    assert (found.details["unscored"], found.details["scoring_failed"]) == (1, 1)
     assert found.overall == 1.0 and found.details["lmms_eval"] == {"right": 1.0, "letters": None}
     sample, figure = found.details["lmms_eval_failed"]
     assert sample.startswith("lmms_eval_colours sample 1: process_results fails: ZeroDivisionError: division by zero")
@@ -242,3 +245,79 @@ def test_nothing_is_scored_before_there_is_an_answer(folder: Path) -> None:
     task.results_of = None  # type: ignore[attr-defined]
     check_scorable(task[0], metric)
     assert metric.scores_of([answer_to(task[0], "red")])[0].value == 1.0  # type: ignore[attr-defined]
+
+
+def with_generation(folder: Path, *lines: str, more: str = "") -> Task:
+    """The task with these lines as its `generation_kwargs`, asked by `qwen3_vl_moe`."""
+    text = TASK.format(folder=folder)
+    old = '  max_new_tokens: 7\n  until: ["\\n"]\n'
+    assert old in text
+    (folder / "colours.yaml").write_text(text.replace(old, "".join(f"  {line}\n" for line in lines)) + more)
+    return load_task("lmms_eval:colours", data_dir=folder, model_type="qwen3_vl_moe")
+
+
+@pytest.mark.parametrize(
+    ("lines", "left_out"),
+    [
+        (("do_sample: false", "temperature: 0", "top_p: 1.0", "num_beams: 1", "repetition_penalty: 1.0"), None),
+        # Wrappers sample by the temperature alone; of a greedy task nothing else is used.
+        (("do_sample: true", "temperature: 0", "top_p: 0.9"), None),
+        (("do_sample: false", "temperature: 0.7", "top_p: 1"), "temperature 0.7"),
+        (("do_sample: true", "top_p: 0.9"), "do_sample True, top_p 0.9"),
+        (("do_sample: false", "num_beams: 4", "image_aspect_ratio: pad"), "num_beams 4"),
+    ],
+)
+def test_what_greedy_decoding_leaves_out_is_kept(folder: Path, lines: tuple[str, ...], left_out: str | None) -> None:
+    assert with_generation(folder, *lines).source.get("left_out") == left_out
+
+
+@pytest.mark.parametrize(
+    ("lines", "limit", "stop"),
+    [
+        (("max_new_tokens: null", "until: null"), 128, ()),
+        (("max_new_tokens: 5", "until: END"), 5, ("END",)),
+        (("max_new_tokens: 5", 'until: ["Q:", "", "</s>"]'), 5, ("Q:", "</s>")),
+    ],
+)
+def test_its_limits(folder: Path, lines: tuple[str, ...], limit: int, stop: tuple[str, ...]) -> None:
+    task = with_generation(folder, *lines)
+    assert (task.max_new_tokens, task.stop) == (limit, stop)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (("max_new_tokens: 0",), "max_new_tokens is 0; give an integer from 1"),
+        (("max_new_tokens: many",), "max_new_tokens is 'many'; give"),
+        (("until: [1]",), r"until is \[1\]; give a text or a list of texts"),
+        (("until: 1",), "until is 1; give a text"),
+    ],
+)
+def test_limits_that_are_none(folder: Path, lines: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        with_generation(folder, *lines)
+
+
+def test_the_words_for_a_model_are_those_that_lmms_eval_chooses(folder: Path) -> None:
+    more = """
+lmms_eval_specific_kwargs:
+  default:
+    post: " Default."
+  qwen3_vl:
+    post: " Qwen."
+  llava:
+    post: " Not for transformers' layout."
+model_specific_generation_kwargs:
+  qwen3_vl:
+    max_new_tokens: 9
+"""
+    text = TASK.format(folder=folder).replace('"{{question}}\\nOne word."', "!function colours.text")
+    assert "colours.text" in text
+    (folder / "colours.yaml").write_text(text + more)
+    (folder / "colours.py").write_text(CODE + "\ndef text(doc, words):\n    return doc['question'] + words['post']\n")
+    known = {}
+    for model_type in ("qwen3_vl", "qwen3_vl_moe", "llava", "molmoe", None):
+        task = load_task("lmms_eval:colours", data_dir=folder, model_type=model_type)
+        known[model_type] = task.prompt(task[0]), task.max_new_tokens, task.source["words_for"]
+    qwen, default = ("What colour? Qwen.", 9, "qwen3_vl"), ("What colour? Default.", 7, "default")
+    assert known == {"qwen3_vl": qwen, "qwen3_vl_moe": qwen, "llava": default, "molmoe": default, None: default}
