@@ -240,3 +240,54 @@ def test_what_a_metric_cannot_give_in_full_is_said(folder: Path) -> None:
         "of 10 answers)"
     )
     assert list(task.faults(range(2))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("options_list", ["red", "blue"]), ("mc_choices", "['red', 'blue']"), ("answerOptions", ["red", "blue"]),
+        ("choices", "A. red\nB. blue"), ("choices", "red|blue"), ("candidate_choices", {"text": ["red", "blue"]}),
+    ],
+)  # fmt: skip
+def test_columns_with_a_word_for_options_are_named(folder: Path, name: str, cell: Any) -> None:
+    assert refusal(jsonl(folder, QUESTION | {name: cell})).endswith(
+        f"has no options, and {name} would not be read: give --columns options={name}"
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"distractor1": "blue", "distractor2": "green"},
+        {"distractors": ["blue"]},
+        {"incorrect_answers": "['blue', 'green']"},
+        {"wrong_answer": "blue"},
+    ],
+)
+def test_options_without_the_right_one_are_named(folder: Path, more: dict[str, Any]) -> None:
+    assert f"has no options, and the wrong ones in {', '.join(more)} would not be read: write them and the" in refusal(
+        jsonl(folder, QUESTION | more)
+    )
+
+
+def test_scores_of_options_are_no_options(folder: Path) -> None:
+    row = {"option_scores": [0.1, 0.9], "num_choices": 2, "num_distractors": 3, "tags": ["blue", "green"]}
+    assert load_data_file(jsonl(folder, QUESTION | row)).remarks == []  # type: ignore[attr-defined]
+
+
+def test_a_list_with_the_answer_in_it_is_named(folder: Path) -> None:
+    """It may be the options, or the objects in a picture."""
+    path = jsonl(folder, QUESTION | {"pool": ["red", "blue"]}, QUESTION | {"pool": None}, QUESTION | {"pool": ["red"]})
+    assert load_data_file(path).remarks == []  # type: ignore[attr-defined]
+    path = jsonl(folder, QUESTION | {"pool": ["red", "blue"]}, QUESTION | {"pool": "['green' 'red']"}, QUESTION)
+    assert load_data_file(path).remarks == [  # type: ignore[attr-defined]
+        "pool contains the right answer among others and is not read: if these are the options, give --columns "
+        "options=pool"
+    ]
+
+
+def test_pictures_under_another_name_are_left_out_with_a_remark(folder: Path) -> None:
+    path = jsonl(folder, QUESTION | {"images": ["p/a.png"]}, QUESTION, QUESTION | {"images": ["p/b.png"]})
+    task = load_data_file(path, text_only=True)
+    assert task.remarks == ["--text_only: the pictures of 2 rows are left out"]  # type: ignore[attr-defined]
+    assert task[0].images == ()
