@@ -23,8 +23,8 @@ _NUMBERED = re.compile(r"image_([1-9]\d?)")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 # The letter or number at the end of a column of one option.
 _LETTERED = re.compile(
-    r"(?:(?:.*[ _-])?(?:option|choice|opt|candidate|alternative)s?(?:[ _-]?text)?[ _-]?)?([a-z]|\d\d?)"
-    r"|answer[ _-]?([a-z])",
+    r"(?:(?:.*[ _-])?(?:option|choice|opt|op|candidate|alternative|ending|solution|sol)s?(?:[ _-]?text)?[ _-]?)?"
+    r"([a-z]|\d\d?)|answer[ _-]?([a-z])",
     re.IGNORECASE,
 )
 # Options without the right one, compared as `normal` makes names.
@@ -58,7 +58,7 @@ _NEAR = {
 }
 _OPTION_WORDS = frozenset("options option choices choice candidates alternatives opts".split())
 # Options within one text: `A. red B. blue`, or lines, or with marks between them.
-_OPTIONS_IN_TEXT = re.compile(r"\(?\bA[.):].*\bB[.):]|\S\s*[|;\n]\s*\S", re.DOTALL)
+_OPTIONS_IN_TEXT = re.compile(r"\(?\bA[.):].*\bB[.):]|\S\s*[|;,\n]\s*\S", re.DOTALL)
 # What `str` makes of the missing cells of numpy and pandas.
 _MISSING = frozenset({"", "nan", "<na>"})
 
@@ -277,6 +277,8 @@ def _are_options(name: str, value: Any) -> bool:
     is_list = isinstance(value, list | tuple | Mapping) or (isinstance(value, str) and value.strip()[:1] in "[({")
     if normal(name) in _NEAR["options"]:
         return is_list or (isinstance(value, str) and bool(_OPTIONS_IN_TEXT.search(value)))
+    if isinstance(value, Mapping) and any(normal(str(key)) in _NEAR["options"] for key in value):
+        return True
     if not _OPTION_WORDS & {word.casefold() for word in _WORDS.findall(name)}:
         return False
     # Not their scores or lengths.

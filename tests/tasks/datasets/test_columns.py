@@ -153,6 +153,10 @@ def test_a_hint_beside_columns_of_letters_is_part_of_the_question(folder: Path) 
         ({"a": "red", "b": "blue"}, "A=a B=b"),
         ({"option1": "red", "option2": "blue"}, "A=option1 B=option2"),
         ({"choice_0": "red", "choice_1": "blue"}, "A=choice_0 B=choice_1"),
+        ({"optionA": "red", "optionB": "blue"}, "A=optionA B=optionB"),
+        ({"opa": "red", "opb": "blue"}, "A=opa B=opb"),
+        ({"mc_option_text_a": "red", "mc_option_text_b": "blue"}, "A=mc_option_text_a B=mc_option_text_b"),
+        ({"ending0": "red", "ending1": "blue"}, "A=ending0 B=ending1"),
     ],
 )
 def test_options_under_other_names_do_not_become_an_open_question(
@@ -246,6 +250,7 @@ def test_what_a_metric_cannot_give_in_full_is_said(folder: Path) -> None:
     ("name", "cell"),
     [
         ("options_list", ["red", "blue"]), ("mc_choices", "['red', 'blue']"), ("answerOptions", ["red", "blue"]),
+        ("choices", "red, blue"), ("mc1_targets", {"choices": ["red", "blue"], "labels": [1, 0]}),
         ("choices", "A. red\nB. blue"), ("choices", "red|blue"), ("candidate_choices", {"text": ["red", "blue"]}),
     ],
 )  # fmt: skip
