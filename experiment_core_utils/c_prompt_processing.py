@@ -20,8 +20,8 @@ from experiment_core_utils.primitives.texts import short_digest, shown
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.content import digests_of
-from experiment_core_utils.tasks.datasets.columns import mapping_of
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.files.columns import mapping_of
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset

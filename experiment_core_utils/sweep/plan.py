@@ -52,7 +52,7 @@ from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.drift import fill_in_drift
 from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
 from experiment_core_utils.tasks.content import digests_of
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form, form_of
 from experiment_core_utils.tasks.registry import get_metric

@@ -17,8 +17,8 @@ from experiment_core_utils.config.parts import DATA_FILE_ENDINGS
 from experiment_core_utils.primitives.errors import ConfigurationError, package_of_extra
 from experiment_core_utils.primitives.files import parse_json, read_given, refuse_unreadable
 from experiment_core_utils.primitives.texts import did_you_mean, shown
-from experiment_core_utils.tasks.datasets.columns import COLUMNS, is_empty, ours_near
-from experiment_core_utils.tasks.datasets.picture_cells import looks_like_picture
+from experiment_core_utils.tasks.datasets.files.columns import COLUMNS, is_empty, ours_near
+from experiment_core_utils.tasks.datasets.files.picture_cells import looks_like_picture
 from experiment_core_utils.tasks.datasets.tables import Row
 
 if TYPE_CHECKING:

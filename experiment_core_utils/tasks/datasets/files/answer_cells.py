@@ -8,7 +8,7 @@ from typing import Any
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.files import parse_json
 from experiment_core_utils.primitives.texts import shown
-from experiment_core_utils.tasks.datasets.columns import LETTERS, is_empty
+from experiment_core_utils.tasks.datasets.files.columns import LETTERS, is_empty
 from experiment_core_utils.tasks.datasets.questions import is_list_literal, literal_list
 from experiment_core_utils.tasks.datasets.tables import Row
 

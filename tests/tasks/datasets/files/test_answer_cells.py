@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.tasks.datasets.answer_cells import possible_firsts, with_whole_numbers
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.files.answer_cells import possible_firsts, with_whole_numbers
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 
 GOOD = {"question": "Which?", "answer": "red"}
 CITIES = ["Rome", "Oslo", "Bern", "Riga"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.tasks.datasets.columns import mapping_of
+from experiment_core_utils.tasks.datasets.files.columns import mapping_of
 from experiment_core_utils.tasks.interface import Answer, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file
 from tests.tasks.datasets.layouts import BLUE, RED, plain, write_picture

@@ -14,7 +14,7 @@ from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.texts import did_you_mean, shown
-from experiment_core_utils.tasks.datasets.picture_cells import looks_like_picture
+from experiment_core_utils.tasks.datasets.files.picture_cells import looks_like_picture
 from experiment_core_utils.tasks.datasets.tables import Row
 
 COLUMNS = ("image", "question", "answer", "answers", "options", "type")

@@ -9,7 +9,7 @@ from typing import Any
 
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, SampleError, first_line
 from experiment_core_utils.primitives.texts import is_text, shown
-from experiment_core_utils.tasks.datasets.answer_cells import (
+from experiment_core_utils.tasks.datasets.files.answer_cells import (
     listed_beside,
     possible_firsts,
     refuse_series,
@@ -18,9 +18,9 @@ from experiment_core_utils.tasks.datasets.answer_cells import (
     texts_in,
     with_whole_numbers,
 )
-from experiment_core_utils.tasks.datasets.columns import LETTERS, Columns, is_empty
-from experiment_core_utils.tasks.datasets.file_rows import read_rows
-from experiment_core_utils.tasks.datasets.picture_cells import pictures_in
+from experiment_core_utils.tasks.datasets.files.columns import LETTERS, Columns, is_empty
+from experiment_core_utils.tasks.datasets.files.file_rows import read_rows
+from experiment_core_utils.tasks.datasets.files.picture_cells import pictures_in
 from experiment_core_utils.tasks.datasets.pictures import PictureFolders
 from experiment_core_utils.tasks.datasets.questions import (
     UNTYPED,

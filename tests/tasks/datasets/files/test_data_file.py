@@ -14,7 +14,7 @@ from datasets import Image as Picture
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import load_data_file
 from tests.tasks.datasets.layouts import GREEN, RED, plain, stored, write_picture
