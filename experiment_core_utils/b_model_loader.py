@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.config.parts import ModelConfig, say_only_model
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import Quantisation, TextConfig, validated
 from experiment_core_utils.models.common.checkpoint_files import check_files, download, refuse_hub_code
@@ -115,9 +115,11 @@ def find_model(path: str, cache_dir: Path | None = None, chat: ChatOptions = DEF
     if model_type in (PUBLISHED_MODEL_TYPE, MolmoeConfig.model_type):
         config = find_molmoe_config(folder, raw)
         chat.refuse_without_template(path)
+        say_only_model(path)
         is_published_layout = model_type == PUBLISHED_MODEL_TYPE
         return ModelSource(path, folder, config, molmoe_limits(config), is_published_layout, revision)
     found = find_hf_model(path, folder, raw, chat)
+    say_only_model(path)
     return ModelSource(path, folder, found.config, limits_of(found), False, revision, found)
 
 

@@ -20,8 +20,8 @@ from experiment_core_utils.primitives.texts import short_digest, shown
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.content import digests_of
-from experiment_core_utils.tasks.datasets.columns import mapping_of
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.files.columns import mapping_of
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
@@ -78,15 +78,6 @@ def open_task(config: TaskConfig, *, has_chat_template: bool = False, model_type
     if config.metric is not None:
         task.metric = get_metric(config.metric).name
     return task
-
-
-def refuse_without_pictures(task: Task, config: TaskConfig, takes_pictures: bool) -> None:
-    """Raises ConfigurationError for rows without any picture and a model with vision: it would be measured blind."""
-    if takes_pictures and isinstance(task, DataFileTask) and not task.has_pictures and not config.text_only:
-        raise ConfigurationError(
-            f"--data_file {config.data_file} has no picture in any row, and this model takes pictures: give the column "
-            "of the pictures by --columns image=COLUMN, or --text_only to ask without any"
-        )
 
 
 def open_tasks(
@@ -172,18 +163,26 @@ def _where_from(source: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in source.items() if name != "path"}
 
 
-def refuse_unseen_pictures(
+def refuse_unfit_pictures(
     task: Task, sample_ids: Sequence[int], config: TaskConfig, *, takes_pictures: bool, model: str
 ) -> None:
-    """Refuse to ask a text model about pictures, by the first few samples that can be read.
+    """Refuse to ask a text model about pictures, and a model with vision about rows without any, as if it were blind.
+
+    Args:
+        sample_ids: by the first few of them that can be read, a text model's task has pictures.
 
     Raises:
-        ConfigurationError: a sample has a picture, and `--text_only` is not given; or it is given for a model that sees
-            pictures, and a task that is not a file.
+        ConfigurationError: see above, where `--text_only` is not given; or it is given for a model that sees pictures,
+            and a task that is not a file.
     """
     if takes_pictures:
         if config.text_only and config.data_file is None:
             raise ConfigurationError(f"--text_only is for a text model or the rows of --data_file, not {task.name}")
+        if isinstance(task, DataFileTask) and not task.has_pictures and not config.text_only:
+            raise ConfigurationError(
+                f"--data_file {config.data_file} has no picture in any row, and this model takes pictures: give the "
+                "column of the pictures by --columns image=COLUMN, or --text_only to ask without any"
+            )
     elif not config.text_only and any(each.image is not None for each in _inspected(task, sample_ids)):
         raise ConfigurationError(
             f"{model} is a text model and cannot see the pictures of {task.name}; give a task without pictures, such "

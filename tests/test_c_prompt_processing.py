@@ -15,7 +15,7 @@ from experiment_core_utils.c_prompt_processing import (
     filter_prompts_by_length,
     fingerprint_of_ids,
     picture_caveats,
-    refuse_unseen_pictures,
+    refuse_unfit_pictures,
     sort_prompts_by_length,
     tokenise_prompts,
     with_task_named,
@@ -134,7 +134,7 @@ def test_a_text_model_is_not_asked_about_pictures_without_text_only() -> None:
     text_only = parse_config(["--text_only"]).task
 
     def refuse(task: Task, config: TaskConfig, takes_pictures: bool) -> None:
-        refuse_unseen_pictures(task, (1, 2), config, takes_pictures=takes_pictures, model="gpt")
+        refuse_unfit_pictures(task, (1, 2), config, takes_pictures=takes_pictures, model="gpt")
 
     with pytest.raises(ConfigurationError, match=r"gpt is a text model .* pictures of reference_vqa; .*--text_only"):
         refuse(pictures, config, False)
@@ -143,6 +143,16 @@ def test_a_text_model_is_not_asked_about_pictures_without_text_only() -> None:
     refuse(TextTask(), config, False)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="--text_only is for a text model"):
         refuse(pictures, text_only, True)
+
+
+def test_a_model_with_vision_is_not_asked_about_rows_without_pictures_without_text_only(tmp_path: Path) -> None:
+    (tmp_path / "my.jsonl").write_text('{"question": "Is 4 even?", "answer": "yes"}\n')
+    task, given = load_data_file(tmp_path / "my.jsonl"), ["--data_file", str(tmp_path / "my.jsonl")]
+    config, text_only = parse_config(given).task, parse_config([*given, "--text_only"]).task
+    with pytest.raises(ConfigurationError, match=r"no picture in any row.*--columns image=COLUMN, or --text_only"):
+        refuse_unfit_pictures(task, (0,), config, takes_pictures=True, model="molmo")
+    refuse_unfit_pictures(task, (0,), text_only, takes_pictures=True, model="molmo")
+    refuse_unfit_pictures(task, (0,), config, takes_pictures=False, model="gpt")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ _LISTED_MODELS = 10
 
 
 def only_model_in(path: str) -> str:
-    """`path`, or the only model in it where it is a folder without one of its own, which one line of warning says.
+    """`path`, or the only model in it where it is a folder without one of its own; see `say_only_model`.
 
     A model in a folder is a GGUF file, or a folder of its own.
 
@@ -78,7 +78,7 @@ def only_model_in(path: str) -> str:
         listed = ", ".join(inside[:_LISTED_MODELS]) + (", ..." if len(inside) > _LISTED_MODELS else "")
         raise ConfigurationError(f"{path} contains {len(inside)} models; give one of {listed}")
     if inside:
-        _say_only_model(path, inside[0])
+        _TAKEN[inside[0]] = path
     return inside[0] if inside else path
 
 
@@ -92,9 +92,19 @@ def _is_model(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("config.json", "config.yaml"))
 
 
+# Models that were taken, and the folders that were given for them.
+_TAKEN: dict[str, str] = {}
+
+
+def say_only_model(model: str) -> None:
+    """Warn in one line that a model was taken because it is the only one in a folder; for one that can be measured."""
+    if model in _TAKEN:
+        _say_taken(_TAKEN[model], model)
+
+
 @cache
-def _say_only_model(path: str, model: str) -> None:
-    # A configuration is validated more than once, and of a launcher's processes one speaks.
+def _say_taken(path: str, model: str) -> None:
+    # A model is found more than once, and of a launcher's processes one speaks.
     if os.environ.get("RANK", "0") == "0":
         LOGGER.warning("%s contains one model, which is taken: %s", path, model)
 

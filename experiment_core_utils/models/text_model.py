@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from experiment_core_utils.config.parts import say_only_model
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.models.common.checkpoint_files import (
     check_files,
@@ -136,6 +137,7 @@ def find_language_model(config: TextConfig) -> LanguageModelSource:
     raw = check_files(folder, allow_hub_code=config.trust_remote_code)
     is_published = raw.get("model_type") == PUBLISHED_MODEL_TYPE
     native = config_from_published(raw, folder) if is_published else _native_config(config, raw, folder)
+    say_only_model(config.model_name)
     return LanguageModelSource(config.model_name, folder, revision, native, own_method(raw), is_published)
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -27,6 +27,16 @@ def shown(value: Any) -> str:
         half = _MOST_SHOWN // 2
         text = f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+def first_of(names: Sequence[object], most: int) -> str:
+    """At most so many names, and how many more there are: "a, b and 3 more"."""
+    return ", ".join(map(str, names[:most])) + and_more(len(names) - most)
+
+
+def and_more(num_more: int) -> str:
+    """What follows the first of several things, " and 3 more"; empty where there are no more."""
+    return f" and {num_more} more" if num_more > 0 else ""
 
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")

@@ -17,8 +17,7 @@ from experiment_core_utils.c_prompt_processing import (
     draw_other_samples,
     fingerprint_of_ids,
     open_task,
-    refuse_unseen_pictures,
-    refuse_without_pictures,
+    refuse_unfit_pictures,
     with_task_named,
 )
 from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
@@ -45,7 +44,7 @@ from experiment_core_utils.primitives.knobs import (
     own_target,
     reference_setting,
 )
-from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.primitives.texts import and_more, short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fingerprint, Ledger, RunPlan, read_plan
@@ -53,7 +52,7 @@ from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.drift import fill_in_drift
 from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
 from experiment_core_utils.tasks.content import digests_of
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form, form_of
 from experiment_core_utils.tasks.registry import get_metric
@@ -289,10 +288,9 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     grid = plan_for(config, source)
     config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=source.takes_pictures)})
     task = open_task(config.task, has_chat_template=source.has_chat_template, model_type=source.model_type)
-    refuse_without_pictures(task, config.task, source.takes_pictures)
     choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
-    refuse_unseen_pictures(task, drawn.sample_ids, config.task, takes_pictures=source.takes_pictures, model=source.name)
+    refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=source.takes_pictures, model=source.name)
     return RequestedRun(config, source, grid, task, drawn, reference_beside(config, source, grid))
 
 
@@ -460,11 +458,11 @@ def broken_rows_lines(faults: Sequence[str], num_rows: int) -> list[str]:
     """How many of `num_rows` rows cannot be used, the first five with the reason, and how many more there are."""
     if not faults:
         return []
-    more = len(faults) - _SHOWN_ROWS
+    more = and_more(len(faults) - _SHOWN_ROWS)
     return [
         f"{len(faults)} of {num_rows} rows of the data file cannot be used, and are failed samples in a run:",
         *[f"  {fault}" for fault in faults[:_SHOWN_ROWS]],
-        *[f"  and {more} more"] * (more > 0),
+        *[f" {more}"] * bool(more),
     ]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.datasets.questions import lettered
 from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
 from experiment_core_utils.tasks.registry import is_own_task

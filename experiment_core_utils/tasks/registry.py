@@ -20,7 +20,7 @@ from experiment_core_utils.primitives.errors import (
 )
 from experiment_core_utils.primitives.files import check_file_name_part, refuse_unreadable
 from experiment_core_utils.primitives.texts import did_you_mean
-from experiment_core_utils.tasks.datasets.data_file import OPEN_METRIC, DataFileTask
+from experiment_core_utils.tasks.datasets.files.data_file import OPEN_METRIC, DataFileTask
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting

@@ -13,6 +13,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import first_of
 from experiment_core_utils.records.caveats import Caveat, caveat
 
 # Below this, differences between settings are mostly noise: the published minimum for a Pareto comparison.
@@ -149,18 +150,13 @@ def _checked_ids(ids: Sequence[int], length: int) -> tuple[int, ...]:
     ids = [int(index) for index in ids]
     outside = [index for index in ids if not 0 <= index < length]
     if outside:
-        raise ConfigurationError(f"sample ids {_listed(outside)} are outside the split; it has 0 to {length - 1}")
+        raise ConfigurationError(f"sample ids {first_of(outside, 5)} are outside the split; it has 0 to {length - 1}")
     twice = [index for index in dict.fromkeys(ids) if ids.count(index) > 1] if len(set(ids)) < len(ids) else []
     if twice:
-        raise ConfigurationError(f"sample ids {_listed(twice)} are given twice; give each once")
+        raise ConfigurationError(f"sample ids {first_of(twice, 5)} are given twice; give each once")
     if not ids:
         raise ConfigurationError("no sample ids are given; give at least one")
     return tuple(ids)
-
-
-def _listed(ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ids[:5]))
-    return shown if len(ids) <= 5 else f"{shown} and {len(ids) - 5} more"
 
 
 def few_samples_caveats(num_settings: int, num_samples: int) -> list[Caveat]:

@@ -20,8 +20,7 @@ import numpy as np
 from experiment_core_utils.b_model_loader import ModelSource, find_requested_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import (
     open_tasks,
-    refuse_unseen_pictures,
-    refuse_without_pictures,
+    refuse_unfit_pictures,
     with_task_named,
 )
 from experiment_core_utils.config.block_choice import BlockChoice, provenance_path, read_importance
@@ -204,8 +203,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
         ).values()
     )
     for task in tasks:
-        refuse_without_pictures(task, config.task, source.takes_pictures)
-        refuse_unseen_pictures(
+        refuse_unfit_pictures(
             task, range(len(task)), config.task, takes_pictures=source.takes_pictures, model=source.name
         )
     set_cpu_threads(config.machine.num_threads, 1)

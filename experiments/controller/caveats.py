@@ -18,6 +18,11 @@ class ControllerCaveat(Caveat):
             "budgets are fractions of the time of {setting}, the largest setting: the reference, the model as it is, "
             "was not measured".format_map,
         ),
+        "reference_not_chosen": CaveatKind(
+            "note",
+            "two_stage chooses among tiers: the reference, the model as it is ({setting}), is none of its "
+            "choices".format_map,
+        ),
         "lookup_of_the_same": CaveatKind(
             "warning",
             "the lookup was built of {num_seen} of the {num_requests} requests that it is evaluated on".format_map,

@@ -200,12 +200,12 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[ControllerCave
     budgets = [Budget(s, can[at], float(could[at].mean()), _share(s, whole_s)) for at, s in enumerate(seconds)]
     names = (lookup.name, *[CHOSEN_TABLE] * (CHOSEN_TABLE in [each.name for each in further]), BEST_STATIC)
     evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
-    caveats = [*_of_budgets(given, calibration), *caveats_of(grid, lookup), *notes]
+    caveats = [*reference_caveats(given, calibration), *caveats_of(grid, lookup), *notes]
     written = write(given, evaluation, grid, grid.caption, {
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
         "num_without_states": num_without_states, **caveat_fields(caveats),
     }, further)  # fmt: skip
-    return evaluation, [*_of_budgets(given, calibration), *_seen(lookup, grid.keys)], written
+    return evaluation, [*reference_caveats(given, calibration), *_seen(lookup, grid.keys)], written
 
 
 def measured_live(
@@ -252,21 +252,25 @@ def measured_live(
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
         **caveat_fields([
-            *_of_budgets(given, calibration), *_few(len(keys)), *_seen(lookup, keys),
+            *reference_caveats(given, calibration), *_few(len(keys)), *_seen(lookup, keys),
             *task_caveats(grid, job.task.name, job.task.split), *live_caveats(job, given.learned, controllers),
         ]),
     }, further)  # fmt: skip
-    return evaluation, [*_of_budgets(given, calibration), *_seen(lookup, keys)], written
+    return evaluation, [*reference_caveats(given, calibration), *_seen(lookup, keys)], written
 
 
 def _share(budget_s: float, whole_s: float | None) -> float | None:
     return None if whole_s is None else budget_s / whole_s
 
 
-def _of_budgets(given: argparse.Namespace, calibration: MeasuredGrid) -> list[ControllerCaveat]:
-    """That the fractions of --budget_shares are not of the model as it is."""
-    has_none = given.budget_shares is not None and calibration.reference is None
-    return [ControllerCaveat.of("reference_not_measured", setting=calibration.largest.key)] * has_none
+def reference_caveats(given: argparse.Namespace, calibration: MeasuredGrid) -> list[ControllerCaveat]:
+    """That the fractions of --budget_shares are not of the model as it is, or that --learned cannot choose it."""
+    reference = calibration.reference
+    if reference is None:
+        caveats = [ControllerCaveat.of("reference_not_measured", setting=calibration.largest.key)]
+        return caveats if given.budget_shares is not None else []
+    is_out = given.learned is not None and not reference.has_all_knobs
+    return [ControllerCaveat.of("reference_not_chosen", setting=reference.key)] * is_out
 
 
 def shared_content(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.config.parts import _say_launched_format, only_model_in
+from experiment_core_utils.config.parts import _say_launched_format, only_model_in, say_only_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.config.text import published_form, validated
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -22,6 +22,10 @@ def test_the_only_model_in_a_folder_is_taken_and_named(tmp_path: Path, caplog: p
     with caplog.at_level(logging.WARNING):
         assert parse_config(["--model_path", str(tmp_path)]).model.model_path == str(inside)
         assert validated({"model_name": str(tmp_path)}).model_name == str(inside)
+        # Not before it is known that it can be measured, and once.
+        assert not caplog.records
+        for model in (str(inside), str(inside), str(tmp_path / "other")):
+            say_only_model(model)
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path} contains one model, which is taken: {inside}"
     ]

@@ -2,7 +2,15 @@
 
 import pytest
 
-from experiment_core_utils.primitives.texts import did_you_mean, is_text, printable, short_digest, shown
+from experiment_core_utils.primitives.texts import (
+    and_more,
+    did_you_mean,
+    first_of,
+    is_text,
+    printable,
+    short_digest,
+    shown,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,3 +41,9 @@ def test_the_nearest_name_is_offered_where_one_is_near() -> None:
     assert did_you_mean("textvqa", ["okvqa", "text_vqa"]) == " (did you mean text_vqa?)"
     # Equal dashes make no flag near.
     assert did_you_mean("--zzz", ["--abc", "--def"]) == ""
+
+
+def test_the_first_names_and_how_many_more_there_are() -> None:
+    assert first_of(["a", "b"], 2) == "a, b" and first_of([], 2) == ""
+    assert first_of(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert and_more(0) == and_more(-3) == "" and and_more(12) == " and 12 more"

@@ -21,7 +21,7 @@ from experiment_core_utils.sweep.estimate import (
     of_first_samples,
     work_of,
 )
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
 from tests.models.tiny_checkpoints import write_checkpoint

@@ -11,7 +11,7 @@ from PIL import Image
 from experiment_core_utils.models.hf.requests import ChatOptions, prompt_layout_of
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.knobs import TIERS
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form, prompt_for
 from experiment_core_utils.tasks.registry import load_data_file, load_task

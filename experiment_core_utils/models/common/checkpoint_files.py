@@ -21,6 +21,7 @@ from experiment_core_utils.models.common.vendor_errors import vendor_errors_name
 from experiment_core_utils.primitives.device import most_memory_bytes
 from experiment_core_utils.primitives.errors import ConfigurationError, HubUnreachable, first_line
 from experiment_core_utils.primitives.files import is_gguf, read_json, refuse_unreadable
+from experiment_core_utils.primitives.texts import first_of
 
 # What transformers opens in a folder, by the ends of the names; JSON files contain one object each.
 _OPENED = (".json", ".safetensors", ".jinja", ".model", ".txt", ".bin")
@@ -394,8 +395,8 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
     other = [name for name, stored in found.items() if stored.dtype not in _FLOATING]
     if other:
         raise ConfigurationError(
-            f"{folder}: {listed(other)} not stored in floating point ({found[other[0]].dtype}); quantised weights in "
-            "this layout are not supported"
+            f"{folder}: {first_of(other, _NAMED_AT_MOST)} not stored in floating point ({found[other[0]].dtype}); "
+            "quantised weights in this layout are not supported"
         )
     return found
 
@@ -414,12 +415,12 @@ def _files_of(folder: Path) -> list[Path]:
     if missing:
         raise ConfigurationError(
             f"{folder}: {len(missing)} of the {len(named)} files that {INDEX_FILE} names are not there: "
-            f"{listed(missing)}; the download is not complete, repeat it"
+            f"{first_of(missing, _NAMED_AT_MOST)}; the download is not complete, repeat it"
         )
     left_over = [file.name for file in present if file not in named]
     if left_over:
         raise ConfigurationError(
-            f"{folder}: {INDEX_FILE} does not name {listed(left_over)}; remove what is not its own"
+            f"{folder}: {INDEX_FILE} does not name {first_of(left_over, _NAMED_AT_MOST)}; remove what is not its own"
         )
     return named
 
@@ -463,12 +464,6 @@ def refuse_misfit_tensors(found: Mapping[str, Shape], expected: Mapping[str, Sha
         if name in found and tuple(found[name]) != tuple(shape)
     ]
     kinds = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
-    complaints = [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds.items() if names]
+    complaints = [f"{len(names)} {kind}: {first_of(names, _NAMED_AT_MOST)}" for kind, names in kinds.items() if names]
     if complaints:
         raise ConfigurationError(f"the tensors in {where} do not fit its config; {'; '.join(complaints)}")
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

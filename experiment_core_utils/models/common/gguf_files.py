@@ -4,6 +4,7 @@ transformers reads it (with the package gguf) and makes every weight a plain num
 """
 
 import copy
+import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -17,8 +18,11 @@ from experiment_core_utils.models.common.private_apis import gguf_architectures,
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import is_gguf, refuse_unreadable
+from experiment_core_utils.primitives.texts import shown
 
 _AGAIN = "copy or download it again"
+_GIVE = "give a GGUF file, a folder with config.json and safetensors, or a hub id"
+_VERSIONS = (2, 3)
 
 
 def source_of(place: Path) -> dict[str, Any]:
@@ -61,11 +65,12 @@ def check_gguf(file: Path, most_layers: int) -> None:
         ConfigurationError: the package gguf is missing; the file is not there, not GGUF or not whole; its architecture
             is not one that transformers reads, or has more than `most_layers` blocks.
     """
-    refuse_unreadable(file, hint="give a GGUF file, a folder with config.json and safetensors, or a hub id")
+    refuse_unreadable(file, hint=_GIVE)
     if not is_gguf_available():
         raise ConfigurationError(
             f"{file} is read with the package gguf, which is not installed or too old; run: pip install -U gguf"
         )
+    _check_beginning(file)
     metadata, end = _header(file)
     size = file.stat().st_size
     if size < end:
@@ -81,10 +86,31 @@ def check_gguf(file: Path, most_layers: int) -> None:
         raise ConfigurationError(f"{file}: block_count {blocks} is not possible; give 1 to {most_layers}")
 
 
+def _check_beginning(file: Path) -> None:
+    """Raises ConfigurationError for a file that does not begin as GGUF of a version that is read."""
+    with file.open("rb") as stream:
+        beginning = stream.read(8)
+    if beginning.startswith(b"version "):
+        raise ConfigurationError(f"{file} is a pointer of Git LFS, not the model; run: git lfs pull")
+    if not b"GGUF".startswith(beginning[:4]):
+        raise ConfigurationError(f"{file} is not GGUF: it begins with {shown(repr(beginning))[1:]}; {_GIVE}")
+    if len(beginning) < 8:
+        raise ConfigurationError(f"{file} is torn: it has {len(beginning)} bytes and no header; {_AGAIN}")
+    if (version := int.from_bytes(beginning[4:], "little")) not in _VERSIONS:
+        raise ConfigurationError(
+            f"{file} is GGUF of version {version}, and versions {' and '.join(map(str, _VERSIONS))} are read; convert "
+            "the model again with a current llama.cpp"
+        )
+
+
 def _header(file: Path) -> tuple[Mapping[str, Any], int]:
-    with vendor_errors_named(f"{file} cannot be read as GGUF", f"; {_AGAIN}"):
+    with vendor_errors_named(f"the header of {file} cannot be read as GGUF", f"; {_AGAIN}"):
         state = file.stat()
-        return _header_of(file, state.st_size, state.st_mtime_ns)
+        size = state.st_size
+        try:
+            return _header_of(file, size, state.st_mtime_ns)
+        except struct.error as error:
+            raise ConfigurationError(f"{file} is torn within its header, after {size:,} bytes; {_AGAIN}") from error
 
 
 @lru_cache(maxsize=4)

@@ -124,16 +124,33 @@ def listed(values: Any, what: str) -> tuple[Any, ...]:
     return tuple(values)
 
 
-# A list as numpy and pandas show it: `array([...], dtype=object)`, and its texts as `np.str_(...)`.
-_ARRAY = re.compile(r"(?:np\.|numpy\.)?array\((\[.*\])(?:,\s*dtype=[\w.'<>|]+)?\)", re.DOTALL)
+# A list as numpy, pandas and others show it: `array([...], dtype=object)`, and its texts as `np.str_(...)`.
+_ARRAY = re.compile(
+    r"(?:(?:np\.|numpy\.)?array|tensor|frozenset|set|deque|dict_keys|dict_values|\w*Index)\(([\[{(].*[\]})])"
+    r"(?:,\s*\w+=[\w.'<>|=, ]+)?\)",
+    re.DOTALL,
+)
 _SCALAR = re.compile(r"\b(?:np|numpy)\.(?:str_|u?int\d*|float\d*)\(([^()]*|'[^']*'|\"[^\"]*\")\)")
 _BESIDE = (tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER, tokenize.ENCODING, tokenize.INDENT, tokenize.DEDENT)
 
 
 def is_list_literal(text: str) -> bool:
-    """Whether a text is a list, or a tuple of texts, in the notation of Python, numpy or pandas."""
+    """Whether a text is a list, or a tuple or set of texts, in the notation of Python, numpy or pandas."""
     text = text.strip()
-    return text.startswith("[") or bool(_ARRAY.fullmatch(text)) or bool(re.match(r"\(\s*['\"].*['\"]\s*,?\s*\)$", text))
+    is_tuple = re.match(r"\(\s*['\"].*['\"]\s*,?\s*\)$", text)
+    return text.startswith("[") or bool(_ARRAY.fullmatch(text)) or bool(is_tuple) or _is_set_of_texts(text)
+
+
+def _is_set_of_texts(text: str) -> bool:
+    if not (text.startswith("{") and text.endswith("}")):
+        return False
+    try:
+        body = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    return isinstance(body, ast.Set) and all(
+        isinstance(each, ast.Constant) and isinstance(each.value, str) for each in body.elts
+    )
 
 
 def literal_list(text: str, what: str) -> list[Any]:
@@ -145,6 +162,8 @@ def literal_list(text: str, what: str) -> list[Any]:
     """
     text = text.strip()
     bare = array[1] if (array := _ARRAY.fullmatch(text)) else text
+    if bare.startswith("{"):  # a set, in the order in which it is written
+        bare = f"[{bare[1:-1]}]"
     try:
         found = ast.literal_eval(_with_commas(bare, what))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError) as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import parse_json
-from experiment_core_utils.tasks.datasets.data_file import CHOICE_STYLE, OPEN_STYLE
+from experiment_core_utils.tasks.datasets.files.data_file import CHOICE_STYLE, OPEN_STYLE
 from experiment_core_utils.tasks.datasets.questions import QuestionRow, RowTask, check_template
 from experiment_core_utils.tasks.interface import Sample
 

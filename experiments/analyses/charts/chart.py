@@ -170,6 +170,11 @@ def milliseconds(value: float) -> str:
     return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
+def change_in_ms(value: float) -> str:
+    """A change of a time as text, such as `+522 ms`, `-8.4 ms`, `+0.031 ms`."""
+    return f"{value:+.0f} ms" if abs(value) >= 10 else f"{value:+.2g} ms"
+
+
 def stacked_bars(
     names: Sequence[str],
     parts: Sequence[Sequence[float]],

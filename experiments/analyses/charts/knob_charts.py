@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from experiment_core_utils.primitives.texts import first_of
 from experiments.analyses.charts.chart import (
     Axis,
     Band,
@@ -192,8 +193,7 @@ def _point_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
     if point.dominated_by is not None:
         lines.append(f"dominated by {point.dominated_by}")
     if point.not_better_than:
-        more = len(point.not_better_than) - 1
-        lines.append(f"not surely better than {point.not_better_than[0]}" + (f" and {more} more" if more else ""))
+        lines.append(f"not surely better than {first_of(point.not_better_than, 1)}")
     return (point.key, *lines)
 
 

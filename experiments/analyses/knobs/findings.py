@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from experiment_core_utils.sweep.statistical_power import accuracy_shown, samples_for_accuracy
-from experiments.analyses.charts.chart import milliseconds, thinned
+from experiments.analyses.charts.chart import change_in_ms, milliseconds, thinned
 from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_drift, is_beyond_noise
 from experiments.analyses.knobs.grid import KNOB_NAMES, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
@@ -152,7 +152,8 @@ def _knob_changes(analysis: TaskAnalysis, drift: float, no_accuracy: bool) -> li
     changes = []
     for knob in dict.fromkeys(mean.knob for mean in latency.level_means):
         first, last = ends(latency, knob)
-        text = f"{KNOB_NAMES[knob]} {first.value} → {last.value}: {last.change:+.0f} ms{_noise(latency, knob, drift)}"
+        change_of_time = change_in_ms(last.change) + _noise(latency, knob, drift)
+        text = f"{KNOB_NAMES[knob]} {first.value} → {last.value}: {change_of_time}"
         if not no_accuracy:
             # Not minus zero.
             change = round(scale * ends(accuracy, knob)[1].change, decimals) + 0.0
@@ -232,8 +233,8 @@ def _between(first: LevelMean, last: LevelMean, whole: float) -> str:
     low, high = last.change_ci95
     share = 100 * last.change / whole
     return (
-        f"{KNOB_NAMES[last.knob]} {first.value} → {last.value}: {last.change:+.0f} ms, {share:+.0f} % "
-        f"[{low:+.0f} to {high:+.0f} ms]"
+        f"{KNOB_NAMES[last.knob]} {first.value} → {last.value}: {change_in_ms(last.change)}, {share:+.0f} % "
+        f"[{change_in_ms(low)} to {change_in_ms(high)}]"
     )
 
 

@@ -10,6 +10,7 @@ from PIL import Image
 from experiment_core_utils.c_prompt_processing import open_task
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.texts import first_of
 from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
@@ -176,6 +177,4 @@ def _elsewhere(sample: SampleResult, shown: SettingResult, results: Sequence[Set
     text = f"right at {sum(others.values())} of {len(others)}"
     if not differing:
         return text
-    named = ", ".join(differing[:MOST_NAMED])
-    more = len(differing) - MOST_NAMED
-    return f"{text}; {'wrong' if is_right else 'right'} at {named}" + (f" and {more} more" if more > 0 else "")
+    return f"{text}; {'wrong' if is_right else 'right'} at {first_of(differing, MOST_NAMED)}"

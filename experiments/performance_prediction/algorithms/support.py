@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import first_of
 from experiments.performance_prediction.algorithms.convolution import (
     AlgorithmName,
     AlgorithmRefused,
@@ -70,13 +71,8 @@ class CombinationReport:
         return [
             f"{self.algorithm} does not cover {len(self.refused)} of {len(self.layers)} convolutions of {self.model} "
             f"({self.refused_flops_share:.0%} of their FLOPs)",
-            *(f"  {reason}: {_named(layers)}" for reason, layers in by_reason.items()),
+            *(f"  {reason}: {first_of(layers, _LAYERS_NAMED)}" for reason, layers in by_reason.items()),
         ]
-
-
-def _named(layers: Sequence[str]) -> str:
-    more = f" and {len(layers) - _LAYERS_NAMED} more" if len(layers) > _LAYERS_NAMED else ""
-    return ", ".join(layers[:_LAYERS_NAMED]) + more
 
 
 def conv_shapes(model: nn.Module, input_shape: Sequence[int]) -> dict[str, ConvShape]:

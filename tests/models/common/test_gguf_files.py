@@ -104,7 +104,13 @@ def test_scores_of_blocks_lie_beside_the_file(file: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("kept", "says"),
-    [(-1, "is torn: it has"), (600, "cannot be read as GGUF"), (0, "cannot be read as GGUF"), (3, "cannot be read as")],
+    [
+        (-1, "is torn: it has"),
+        (600, "is torn within its header, after 600 bytes"),
+        (24, "is torn within its header, after 24 bytes"),
+        (3, "is torn: it has 3 bytes and no header"),
+        (0, "is torn: it has 0 bytes and no header"),
+    ],
 )
 def test_a_torn_file_is_named(file: Path, kept: int, says: str) -> None:
     file.write_bytes(file.read_bytes()[:kept])
@@ -113,9 +119,16 @@ def test_a_torn_file_is_named(file: Path, kept: int, says: str) -> None:
 
 
 def test_what_is_not_gguf_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.gguf").write_bytes(b"PK\x03\x04" + bytes(100))
-    with pytest.raises(ConfigurationError, match="cannot be read as GGUF"):
-        find_model(str(tmp_path / "a.gguf"))
+    for content, says in (
+        (b"PK\x03\x04" + bytes(100), "a.gguf is not GGUF: it begins with 'PK.*; give a GGUF file, a folder with"),
+        (b"<html>", "a.gguf is not GGUF: it begins with '<html>'; give a GGUF file"),
+        (b"version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS, not the model; run: git lfs pull"),
+        (b"GGUF\1\0\0\0" + bytes(99), "is GGUF of version 1, and versions 2 and 3 are read; convert the model again"),
+        (b"GGUF\3\0\0\0" + bytes(99), "the header of .*a.gguf cannot be read as GGUF: .*; copy or download it again"),
+    ):
+        (tmp_path / "a.gguf").write_bytes(content)
+        with pytest.raises(ConfigurationError, match=says):
+            find_model(str(tmp_path / "a.gguf"))
     with pytest.raises(ConfigurationError, match=r"no.gguf: .*give a GGUF file"):
         find_model(str(tmp_path / "no.gguf"))
 

@@ -144,6 +144,7 @@ def one_knob(milliseconds: tuple[float, ...], drift: float | None) -> TaskGrid:
         # A fall to 60 % is a change by 67 % from the other end.
         ((300.0, 180.0), 0.5, "blocks 20 → 24: -120 ms"),
         ((300.0, 231.0), None, "blocks 20 → 24: -69 ms"),
+        ((0.3, 0.26), None, "blocks 20 → 24: -0.04 ms"),
         # What is beyond the drift is in the middle; the ends are not.
         ((300.0, 600.0, 310.0), 0.1, "blocks 20 → 28: +10 ms (noise)"),
     ],

@@ -2,15 +2,17 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiments.controller.evaluate_controller import build_parser, main
+from experiments.controller.evaluate_controller import build_parser, main, reference_caveats
 from experiments.controller.evaluation.record import Budget, content_of, evaluate, rows_of, table_lines
 from experiments.controller.evaluation.replay import PerSampleOracle, best_static, possible, replay, requests_in
+from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import build, save
 from experiments.controller.measured_grid import load_grid
 from tests.experiments.controller.hand_made_requests import grid
@@ -195,3 +197,17 @@ def test_every_flag_key_and_column_is_documented():
     }
     flags = {action.option_strings[-1] for action in build_parser()._actions if action.option_strings} - {"--help"}
     assert {name for name in names | flags if f"`{name}`" not in text} == set()
+
+
+def test_what_the_reference_is_to_budgets_and_to_the_two_stages():
+    given = build_parser().parse_args(["a", "--budget_shares", "0.5", "--learned", "two_stage.pt"])
+    (caveat,) = reference_caveats(given, grid())
+    assert "budgets are fractions of the time of" in caveat.sentence
+    own = replace(grid(), reference=KnobChoice("own", 8, 16), reference_s=np.ones(4))
+    (caveat,) = reference_caveats(given, own)
+    assert caveat.sentence.endswith(
+        "two_stage chooses among tiers: the reference, the model as it is (own_topk8_blocks16), is none of its choices"
+    )
+    assert reference_caveats(build_parser().parse_args(["a", "--budgets_ms", "9"]), own) == []
+    # A tier's setting can be chosen.
+    assert reference_caveats(given, replace(own, reference=own.choices[0])) == []

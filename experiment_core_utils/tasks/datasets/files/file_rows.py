@@ -17,8 +17,8 @@ from experiment_core_utils.config.parts import DATA_FILE_ENDINGS
 from experiment_core_utils.primitives.errors import ConfigurationError, package_of_extra
 from experiment_core_utils.primitives.files import parse_json, read_given, refuse_unreadable
 from experiment_core_utils.primitives.texts import did_you_mean, shown
-from experiment_core_utils.tasks.datasets.columns import COLUMNS, is_empty, ours_near
-from experiment_core_utils.tasks.datasets.picture_cells import looks_like_picture
+from experiment_core_utils.tasks.datasets.files.columns import COLUMNS, is_empty, ours_near
+from experiment_core_utils.tasks.datasets.files.picture_cells import looks_like_picture
 from experiment_core_utils.tasks.datasets.tables import Row
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ _LISTS = ("data", "rows", "questions", "samples", "examples", "items", "annotati
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 # What a folder of pictures calls the paths in its metadata, as the `datasets` library reads it.
 _OF_METADATA = ("file_name", "file_names", "image_file_name", "image_file_names")
+# Files of `save_to_disk`, with splits and without.
+_SAVED = ("dataset_dict.json", "state.json")
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 # Of tables on disk, so many rows are looked at before any is requested.
 _INSPECTED_ROWS = 20
@@ -280,15 +282,22 @@ def _check_header(header: Sequence[str], line: int, path: Path) -> None:
 
 
 def _check_separator(header: str, separator: str, path: Path) -> None:
-    """Raises ConfigurationError for a first line whose columns something else than `separator` separates."""
+    """Raises ConfigurationError for a first line whose columns something else than `separator` separates: by the names
+    that we know, and among other names by there being one column, or more of common marks than of `separator`.
+    """
 
     def num_columns(mark: str) -> int:
         # A letter alone is near to many a name.
-        names = [each.strip(" \"'") for each in header.split(mark)]
+        names = [name.strip(" \"'") for name in header.split(mark)]
         return sum(len(name) > 1 and ours_near(name) is not None for name in names)
 
-    other = max((mark for mark in _SEPARATORS if mark != separator), key=num_columns)
-    if other in header and num_columns(other) > num_columns(separator):
+    def rank(mark: str) -> tuple[int, int]:
+        is_common = separator not in header or mark in (";", "\t", "|", separator)
+        return num_columns(mark), header.count(mark) if is_common else 0
+
+    other = max((mark for mark in _SEPARATORS if mark != separator), key=rank)
+    is_better = num_columns(other) > num_columns(separator) if rank(separator)[0] else rank(other) > rank(separator)
+    if other in header and is_better:
         expected = _SEPARATORS[separator]
         raise ConfigurationError(
             f"--data_file {path} separates its columns by {_SEPARATORS[other]} ({shown(header)}), and is read with "
@@ -319,44 +328,64 @@ def _of_table(table: "HubTable", name: str, folders: tuple[Path, ...]) -> FileRo
 
 
 def _folder_rows(folder: Path, cache_dir: Path | None, split: str | None) -> FileRows:
-    of_split = folder if split is None else folder / split
-    found = [each for each in (of_split / name for name in _METADATA) if each.is_file()]
-    if len(found) > 1:
-        raise ConfigurationError(f"--data_file {folder} has {', '.join(each.name for each in found)}; keep one")
-    if found:
-        rows = _file_rows(found[0], cache_dir)
-        named = [each for each in _OF_METADATA if each in rows.columns and "image" not in rows.columns]
-        mapping = {"image": named[0]} if named else {}
-        return replace(rows, name=folder.resolve().name, split=split or "all", mapping=mapping)
-    splits = sorted({each.parent.name for name in _METADATA for each in folder.glob(f"*/{name}")})
-    is_saved = (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
-    tables = not is_saved and any(next(folder.rglob(f"*.{kind}"), None) is not None for kind in ("parquet", "arrow"))
-    if (folder / "dataset_dict.json").is_file():
-        stated = parse_json(read_given(folder / "dataset_dict.json"), str(folder / "dataset_dict.json"))
-        splits = list(stated.get("splits", ())) if isinstance(stated, dict) else []
+    name = folder.resolve().name
+    if (metadata := _metadata_in(folder, split)) is not None:
+        rows = _file_rows(metadata, cache_dir)
+        named = [column for column in _OF_METADATA if column in rows.columns and "image" not in rows.columns]
+        return replace(rows, name=name, split=split or "all", mapping={"image": named[0]} if named else {})
+    splits = _splits_in(folder)
     if splits and split not in splits:
         raise ConfigurationError(
             f"--data_file {folder} has the splits {', '.join(splits)}"
             f"{'' if split is None else f' and not {split}{did_you_mean(split, splits)}'}; give one by --split"
         )
-    if tables and split is None:
-        raise ConfigurationError(f"--data_file {folder} has files of several splits, or of one; give it by --split")
-    if not is_saved and not tables:
+    if any((folder / state).is_file() for state in _SAVED):
+        table = _saved_table(folder, split, has_splits=bool(splits))
+    else:
+        table = _table_of_split(folder, split, cache_dir)
+    return replace(_of_table(table, name, (folder,)), split=split or "all")
+
+
+def _metadata_in(folder: Path, split: str | None) -> Path | None:
+    """The metadata of a folder of pictures, or of its folder of a split; raises ConfigurationError for several."""
+    of_split = folder if split is None else folder / split
+    files = [path for path in (of_split / name for name in _METADATA) if path.is_file()]
+    if len(files) > 1:
+        raise ConfigurationError(f"--data_file {folder} has {', '.join(path.name for path in files)}; keep one")
+    return files[0] if files else None
+
+
+def _splits_in(folder: Path) -> list[str]:
+    """The splits that a folder states: of a saved dataset, or folders of pictures with metadata."""
+    if (folder / _SAVED[0]).is_file():
+        stated = parse_json(read_given(folder / _SAVED[0]), str(folder / _SAVED[0]))
+        return list(stated.get("splits", ())) if isinstance(stated, dict) else []
+    return sorted({path.parent.name for name in _METADATA for path in folder.glob(f"*/{name}")})
+
+
+def _saved_table(folder: Path, split: str | None, *, has_splits: bool) -> "HubTable":
+    with _datasets_library():
+        from experiment_core_utils.tasks.datasets.hub_tables import read_saved
+    table = read_saved(folder, split)
+    if split is not None and not has_splits and table.source["split"] != split:
+        raise ConfigurationError(f"--data_file {folder} was saved without splits; drop --split {split}")
+    return table
+
+
+def _table_of_split(folder: Path, split: str | None, cache_dir: Path | None) -> "HubTable":
+    if not any(next(folder.rglob(f"*.{kind}"), None) is not None for kind in ("parquet", "arrow")):
         raise ConfigurationError(
             f"--data_file {folder} is a folder, not a regular file, and neither one of save_to_disk nor one with "
             f"metadata.jsonl or metadata.csv beside its pictures; give one of these, or {_FORMS}"
         )
+    if split is None:
+        raise ConfigurationError(f"--data_file {folder} has files of several splits, or of one; give it by --split")
     with _datasets_library():
-        from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder, read_saved
-    if is_saved:
-        table: HubTable | None = read_saved(folder, split)
-    else:
-        assert split is not None
-        table = read_folder(folder, HubDataset(folder.name, None, ""), split, cache_dir)
+        from experiment_core_utils.tasks.datasets.hub_tables import HubDataset, read_folder
+    table = read_folder(folder, HubDataset(folder.name, None, ""), split, cache_dir)
     if table is None:
         raise ConfigurationError(f"--data_file {folder} has no files of split {split}; give another --split")
-    name = folder.resolve().name
-    return replace(_of_table(table, name, (folder,)), split=split or "all")
+    return table
 
 
 def _hub_rows(

@@ -79,6 +79,11 @@ def test_json_with_an_object_in_each_line(folder: Path) -> None:
         ("my.csv", "img:prompt:gt\na:b:c\n", "separates its columns by colons"),
         ("my.csv", "image\tquestion\tanswer\na\tb\tc\n", "separates its columns by tabs"),
         ("my.csv", "images|prompt|label\na|b|c\n", "separates its columns by vertical bars"),
+        ("my.csv", "Bild;Frage;Antwort\na;b;c\n", "separates its columns by semicolons (Bild;Frage;Antwort)"),
+        ("my.csv", "Frage, lang;Bild;Antwort\na;b;c\n", "separates its columns by semicolons"),
+        ("my.csv", "Frage:Antwort\na:b\n", "separates its columns by colons"),
+        ("my.csv", "Frage: kurz: jetzt,Antwort\na,b\n", "it has no question; its columns are Frage: kurz: jetzt, Antw"),
+        ("my.tsv", "Bild,Frage\na,b\n", "by commas (Bild,Frage), and is read with tabs"),
         ("my.tsv", "image,question,answer\na,b,c\n", "by commas (image,question,answer), and is read with tabs"),
         ("my.csv", "sep=;\nimage;question;answer\na;b;c\n", "begins with the line sep=;, which is for Excel alone"),
         ("my.csv", "SEP=,\nimage,question,answer\na,b,c\n", "begins with the line SEP=,, which is for Excel alone"),
@@ -140,8 +145,8 @@ def test_a_picture_is_a_path_a_uri_or_base64(folder: Path) -> None:
     red = encoded(RED)
     cells = [
         "a.png", f"data:image/png;base64,{red}", red, f"{red[:70]}\n{red[70:]}", (folder / "a.png").as_uri(),
-        {"bytes": red, "path": "x.png"}, {"path": "a.png"}, encoded(RED, "WEBP"), encoded(RED, "GIF"),
-        encoded(RED, "BMP"),
+        f"DATA:image/PNG;BASE64,{red}", {"bytes": red, "path": "x.png"}, {"path": "a.png"}, encoded(RED, "WEBP"),
+        encoded(RED, "GIF"), encoded(RED, "BMP"),
     ]  # fmt: skip
     rows = [QUESTION | {"image": cell} for cell in cells]
     rows.append(QUESTION | {"image": (folder / "b b.png").as_uri()})
@@ -187,6 +192,7 @@ def test_a_saved_dataset(folder: Path) -> None:
     assert (task.name, task.split, task.source["read_from"]) == ("one", "all", "saved dataset")
     # Numbers of classes are their names.
     assert colours(task, 0) == [RED] and [task[index].answers for index in range(2)] == [("red",), ("blue",)]
+    assert refusal(folder / "one", split="test").endswith("one was saved without splits; drop --split test")
     DatasetDict({"train": table, "validation": table}).save_to_disk(str(folder / "two"))
     assert refusal(folder / "two").endswith("two has the splits train, validation; give one by --split")
     assert "and not valid (did you mean validation?)" in refusal(folder / "two", split="valid")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.tasks.datasets.columns import mapping_of
+from experiment_core_utils.tasks.datasets.files.columns import mapping_of
 from experiment_core_utils.tasks.interface import Answer, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file
 from tests.tasks.datasets.layouts import BLUE, RED, plain, write_picture
@@ -153,6 +153,10 @@ def test_a_hint_beside_columns_of_letters_is_part_of_the_question(folder: Path) 
         ({"a": "red", "b": "blue"}, "A=a B=b"),
         ({"option1": "red", "option2": "blue"}, "A=option1 B=option2"),
         ({"choice_0": "red", "choice_1": "blue"}, "A=choice_0 B=choice_1"),
+        ({"optionA": "red", "optionB": "blue"}, "A=optionA B=optionB"),
+        ({"opa": "red", "opb": "blue"}, "A=opa B=opb"),
+        ({"mc_option_text_a": "red", "mc_option_text_b": "blue"}, "A=mc_option_text_a B=mc_option_text_b"),
+        ({"ending0": "red", "ending1": "blue"}, "A=ending0 B=ending1"),
     ],
 )
 def test_options_under_other_names_do_not_become_an_open_question(
@@ -240,3 +244,55 @@ def test_what_a_metric_cannot_give_in_full_is_said(folder: Path) -> None:
         "of 10 answers)"
     )
     assert list(task.faults(range(2))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("options_list", ["red", "blue"]), ("mc_choices", "['red', 'blue']"), ("answerOptions", ["red", "blue"]),
+        ("choices", "red, blue"), ("mc1_targets", {"choices": ["red", "blue"], "labels": [1, 0]}),
+        ("choices", "A. red\nB. blue"), ("choices", "red|blue"), ("candidate_choices", {"text": ["red", "blue"]}),
+    ],
+)  # fmt: skip
+def test_columns_with_a_word_for_options_are_named(folder: Path, name: str, cell: Any) -> None:
+    assert refusal(jsonl(folder, QUESTION | {name: cell})).endswith(
+        f"has no options, and {name} would not be read: give --columns options={name}"
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"distractor1": "blue", "distractor2": "green"},
+        {"distractors": ["blue"]},
+        {"incorrect_answers": "['blue', 'green']"},
+        {"wrong_answer": "blue"},
+    ],
+)
+def test_options_without_the_right_one_are_named(folder: Path, more: dict[str, Any]) -> None:
+    assert f"has no options, and the wrong ones in {', '.join(more)} would not be read: write them and the" in refusal(
+        jsonl(folder, QUESTION | more)
+    )
+
+
+def test_scores_of_options_are_no_options(folder: Path) -> None:
+    row = {"option_scores": [0.1, 0.9], "num_choices": 2, "num_distractors": 3, "tags": ["blue", "green"]}
+    assert load_data_file(jsonl(folder, QUESTION | row)).remarks == []  # type: ignore[attr-defined]
+
+
+def test_a_list_with_the_answer_in_it_is_named(folder: Path) -> None:
+    """It may be the options, or the objects in a picture."""
+    path = jsonl(folder, QUESTION | {"pool": ["red", "blue"]}, QUESTION | {"pool": None}, QUESTION | {"pool": ["red"]})
+    assert load_data_file(path).remarks == []  # type: ignore[attr-defined]
+    path = jsonl(folder, QUESTION | {"pool": ["red", "blue"]}, QUESTION | {"pool": "['green' 'red']"}, QUESTION)
+    assert load_data_file(path).remarks == [  # type: ignore[attr-defined]
+        "pool contains the right answer among others and is not read: if these are the options, give --columns "
+        "options=pool"
+    ]
+
+
+def test_pictures_under_another_name_are_left_out_with_a_remark(folder: Path) -> None:
+    path = jsonl(folder, QUESTION | {"images": ["p/a.png"]}, QUESTION, QUESTION | {"images": ["p/b.png"]})
+    task = load_data_file(path, text_only=True)
+    assert task.remarks == ["--text_only: the pictures of 2 rows are left out"]  # type: ignore[attr-defined]
+    assert task[0].images == ()

@@ -14,14 +14,21 @@ from typing import Any
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.texts import did_you_mean, shown
-from experiment_core_utils.tasks.datasets.picture_cells import looks_like_picture
+from experiment_core_utils.tasks.datasets.files.picture_cells import looks_like_picture
 from experiment_core_utils.tasks.datasets.tables import Row
 
 COLUMNS = ("image", "question", "answer", "answers", "options", "type")
 LETTERS = string.ascii_uppercase
 _NUMBERED = re.compile(r"image_([1-9]\d?)")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-_LETTERED = re.compile(r"(?:(?:option|choice|opt)?[ _-]?(?:[a-z]|\d\d?)|answer[ _-]?[a-z])", re.IGNORECASE)
+# The letter or number at the end of a column of one option.
+_LETTERED = re.compile(
+    r"(?:(?:.*[ _-])?(?:option|choice|opt|op|candidate|alternative|ending|solution|sol)s?(?:[ _-]?text)?[ _-]?)?"
+    r"([a-z]|\d\d?)|answer[ _-]?([a-z])",
+    re.IGNORECASE,
+)
+# Options without the right one, compared as `normal` makes names.
+_WRONG = re.compile(r"(?:distractor|(?:incorrect|wrong|false)(?:answer|option|choice))s?(?:list|text|[a-z]|\d+)?")
 
 # Words that name a picture, and those that leave it one: `input_image_path` is a picture, `image_width` is not.
 _PICTURES = frozenset("image images img imgs picture pictures pic pics photo photos screenshot screenshots".split())
@@ -40,7 +47,8 @@ _NEAR = {
         "answer answers label labels target targets gt gts groundtruth groundtruths gold golds goldanswer goldanswers "
         "reference references response responses output outputs solution answerkey answertext answerlabel correct "
         "correctanswer correctanswers rightanswer correctchoice expected expectedanswer expectedoutput completion ans "
-        "finalanswer gtanswer truth reply a".split()
+        "finalanswer gtanswer truth reply answerindex answeridx answerid correctindex correctidx correctoption "
+        "correctanswerindex correctansweridx correctchoiceidx a".split()
     ),
     "options": frozenset(
         "options option choices choice candidates candidate opts alternatives answerchoices answeroptions optionlist "
@@ -48,6 +56,11 @@ _NEAR = {
     ),
     "type": frozenset({"type"}),
 }
+_OPTION_WORDS = frozenset("options option choices choice candidates alternatives opts".split())
+# Options within one text: `A. red B. blue`, or lines, or with marks between them.
+_OPTIONS_IN_TEXT = re.compile(r"\(?\bA[.):].*\bB[.):]|\S\s*[|;,\n]\s*\S", re.DOTALL)
+# What `str` makes of the missing cells of numpy and pandas.
+_MISSING = frozenset({"", "nan", "<na>"})
 
 
 def normal(name: str) -> str:
@@ -56,8 +69,12 @@ def normal(name: str) -> str:
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a cell has nothing in it: none, an empty text or list, or the NaN that pandas writes for one."""
-    return value is None or (isinstance(value, str) and not value.strip()) or value in ([], ()) or value != value
+    """Whether a cell has nothing in it: none, an empty text or list, or the NaN that pandas writes for one, also as
+    text.
+    """
+    if isinstance(value, str):
+        return value.strip().casefold() in _MISSING
+    return value is None or value in ([], ()) or value != value
 
 
 def ours_near(name: str) -> str | None:
@@ -116,27 +133,31 @@ class Columns:
                 found.append(name)
         return found
 
+    def all_near_pictures(self, rows: Callable[[], Iterator[Row]]) -> list[str]:
+        """The columns that `near_pictures` gives of any of these rows."""
+        return _of_rows(self.near_pictures, rows)
+
     def near_options(self, row: Row) -> list[str]:
         """Columns that are not read and contain a list of options in this row, or one option each."""
-        listed = [
-            name
-            for name in self.others
-            if normal(name) in _NEAR["options"] and not is_empty(value := row.get(name)) and _is_list(value)
-        ]
-        return listed or self._single_options(row)
+        return self._option_lists(row) or self._single_options(row)
+
+    def _option_lists(self, row: Row) -> list[str]:
+        return [name for name in self.others if not is_empty(row.get(name)) and _are_options(name, row[name])]
 
     def _single_options(self, row: Row) -> list[str]:
         """Columns as `option_a` and `option_b`, or `a` and `b`, with a text each."""
-        matches = [(name, _WORDS.findall(name)[-1].upper()) for name in self.others if _LETTERED.fullmatch(name)]
-        bare = {name for name, mark in matches if name.upper() == mark}
-        texts = [
-            (name, mark)
-            for name, mark in matches
-            if not is_empty(row.get(name)) and (name not in bare or (isinstance(row[name], str) and mark.isalpha()))
-        ]
-        marks = {mark for _, mark in texts}
+        texts = []
+        for name in self.others:
+            match = _LETTERED.fullmatch(name)
+            if match is None or normal(name) in _NEAR["options"]:
+                continue
+            mark = (match[1] or match[2]).upper()
+            is_bare = len(normal(name)) == len(mark)
+            if not is_empty(row.get(name)) and (not is_bare or (isinstance(row[name], str) and mark.isalpha())):
+                texts.append((len(mark), mark, name))
+        marks = {mark for _, mark, _ in texts}
         is_several = any(pair <= marks for pair in ({"A", "B"}, {"0", "1"}, {"1", "2"}))
-        return [name for name, _ in sorted(texts, key=lambda each: (len(each[1]), each[1]))] if is_several else []
+        return [name for _, _, name in sorted(texts)] if is_several else []
 
     def refuse_near(self, rows: Callable[[], Iterator[Row]], filled: Callable[[str], bool], *, text_only: bool) -> None:
         """Refuse columns near to ours that would not be read, where no row has what ours is for.
@@ -148,53 +169,74 @@ class Columns:
         Raises:
             ConfigurationError: see above; it says which, and how they are read.
         """
-        missing: dict[str, str] = {}
-        unread: list[str] = []
-
-        def note(ours: str, names: Sequence[str]) -> None:
-            missing[ours] = max(names, key=lambda each: SequenceMatcher(None, normal(each), ours).ratio())
-            unread.extend(names)
-
-        if not text_only:
-            near = _of_rows(self.near_pictures, rows)
-            numbered = [name for name in near if any(each.isdigit() for each in _WORDS.findall(name))]
-            if near and not any(map(filled, self.pictures)):
-                if len(numbered) > 1:
-                    missing |= {f"image_{at}": name for at, name in enumerate(numbered, start=1)}
-                    unread.extend(numbered)
-                else:
-                    note("image", near)
-            elif numbered:
-                raise ConfigurationError(
-                    f"--data_file {self.path} has pictures in {', '.join(self.pictures)}, and those in "
-                    f"{shown(', '.join(numbered))} are not read: call all of them image_1, image_2, ..., from 1"
-                )
-        for ours, others in (("question", ()), ("answer", ("answers",)), ("type", ())):
-            near = [each for each in self.others if normal(each) in _NEAR[ours] and filled(each)]
-            if ours == "answer" and self.letters:
-                near = [each for each in near if normal(each) != "a"]
-            if near and not any(filled(self.by_name[each]) for each in (ours, *others) if each in self.by_name):
-                note(ours, near)
+        near = {} if text_only else self._unread_pictures(rows, filled)
+        near |= self._unread_texts(filled)
         if not self.letters and not ("options" in self.by_name and filled(self.by_name["options"])):
-            near = _of_rows(self.near_options, rows)
-            if near and normal(near[0]) in _NEAR["options"]:
-                note("options", near)
-            elif near:
-                missing |= dict(zip(LETTERS, near, strict=False))
-                unread.extend(near)
+            near |= self._unread_options(rows)
+        if not near:
+            return
+        missing = {ours: max(names, key=lambda name: _likeness(name, ours)) for ours, names in near.items()}
+        unread = dict.fromkeys(name for names in near.values() for name in names)
         if "" in unread:
             raise ConfigurationError(
                 f"--data_file {self.path} has no {', '.join(missing)}, and a column without a name would not be read; "
                 "give it one in the first line"
             )
-        if missing:
-            pairs = " ".join(f"{name}={_quoted(column)}" for name, column in missing.items())
-            no_pictures = ", or --text_only to leave the pictures out" if "image" in missing else ""
-            ours = "options" if missing.keys() <= set(LETTERS) else ", ".join(missing)
+        pairs = " ".join(f"{name}={_quoted(column)}" for name, column in missing.items())
+        no_pictures = ", or --text_only to leave the pictures out" if "image" in missing else ""
+        ours = "options" if missing.keys() <= set(LETTERS) else ", ".join(missing)
+        raise ConfigurationError(
+            f"--data_file {self.path} has no {ours}, and {shown(', '.join(unread))} would not be read: give --columns "
+            f"{pairs}{no_pictures}"
+        )
+
+    def _unread_pictures(
+        self, rows: Callable[[], Iterator[Row]], filled: Callable[[str], bool]
+    ) -> dict[str, Sequence[str]]:
+        """Columns of pictures that are not read, by our names for them; raises as `refuse_near`."""
+        near = self.all_near_pictures(rows)
+        numbered = [name for name in near if any(word.isdigit() for word in _WORDS.findall(name))]
+        if any(map(filled, self.pictures)):
+            if numbered:
+                raise ConfigurationError(
+                    f"--data_file {self.path} has pictures in {', '.join(self.pictures)}, and those in "
+                    f"{shown(', '.join(numbered))} are not read: call all of them image_1, image_2, ..., from 1"
+                )
+            return {}
+        if len(numbered) > 1:
+            return {f"image_{number}": [name] for number, name in enumerate(numbered, start=1)}
+        return {"image": near} if near else {}
+
+    def _unread_texts(self, filled: Callable[[str], bool]) -> dict[str, Sequence[str]]:
+        """Columns of questions, answers and types that are not read, by our names for them."""
+        near: dict[str, Sequence[str]] = {}
+        for ours, others in (("question", ()), ("answer", ("answers",)), ("type", ())):
+            names = [name for name in self.others if normal(name) in _NEAR[ours] and filled(name)]
+            if ours == "answer" and self.letters:
+                names = [name for name in names if normal(name) != "a"]
+            if names and not any(filled(self.by_name[name]) for name in (ours, *others) if name in self.by_name):
+                near[ours] = names
+        return near
+
+    def _unread_options(self, rows: Callable[[], Iterator[Row]]) -> dict[str, Sequence[str]]:
+        """Columns of options that are not read, by our names for them; raises for options without the right one."""
+        if listed := _of_rows(self._option_lists, rows):
+            return {"options": listed}
+        if single := _of_rows(self._single_options, rows):
+            return {letter: [name] for letter, name in zip(LETTERS, single, strict=False)}
+        if wrong := _of_rows(self._wrong_options, rows):
             raise ConfigurationError(
-                f"--data_file {self.path} has no {ours}, and {shown(', '.join(dict.fromkeys(unread)))} would not be "
-                f"read: give --columns {pairs}{no_pictures}"
+                f"--data_file {self.path} has no options, and the wrong ones in {shown(', '.join(wrong))} would not be "
+                "read: write them and the right one into a column options, or leave them out for open questions"
             )
+        return {}
+
+    def _wrong_options(self, row: Row) -> list[str]:
+        return [
+            name
+            for name in self.others
+            if _WRONG.fullmatch(normal(name)) and not is_empty(row.get(name)) and isinstance(row[name], str | list)
+        ]
 
     def cell(self, row: Row, name: str) -> Any:
         """What a row has in the column of one of our names; None without it."""
@@ -208,11 +250,12 @@ class Columns:
         """
         found = {name: row[column] for name, column in self.by_name.items() if not is_empty(row.get(column))}
         lettered = {name: found.pop(name) for name in LETTERS if self.letters and name in found}
-        cells = {name: value for name, value in lettered.items() if normal(str(value)) != "nan"}
-        if cells:
-            if list(cells) != list(LETTERS[: len(cells)]):
-                raise SampleError(f"its options are {', '.join(cells)}, with an empty one between them; close the gap")
-            found["options"] = list(cells.values())
+        if lettered:
+            if list(lettered) != list(LETTERS[: len(lettered)]):
+                raise SampleError(
+                    f"its options are {', '.join(lettered)}, with an empty one between them; close the gap"
+                )
+            found["options"] = list(lettered.values())
         return found
 
 
@@ -229,8 +272,21 @@ def _names_picture(name: str) -> bool:
 _JOINED = frozenset(one + other for one in _PICTURES for other in _OF_PICTURES)
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple | Mapping) or (isinstance(value, str) and value.strip()[:1] in "[({")
+def _are_options(name: str, value: Any) -> bool:
+    """Whether a cell has several options by its column's name and its content."""
+    is_list = isinstance(value, list | tuple | Mapping) or (isinstance(value, str) and value.strip()[:1] in "[({")
+    if normal(name) in _NEAR["options"]:
+        return is_list or (isinstance(value, str) and bool(_OPTIONS_IN_TEXT.search(value)))
+    if isinstance(value, Mapping) and any(normal(str(key)) in _NEAR["options"] for key in value):
+        return True
+    if not _OPTION_WORDS & {word.casefold() for word in _WORDS.findall(name)}:
+        return False
+    # Not their scores or lengths.
+    return is_list and (not isinstance(value, list) or isinstance(value[0], str))
+
+
+def _likeness(name: str, ours: str) -> float:
+    return SequenceMatcher(None, normal(name), ours).ratio()
 
 
 def _quoted(column: str) -> str:

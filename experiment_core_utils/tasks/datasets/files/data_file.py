@@ -8,11 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, SampleError, first_line
-from experiment_core_utils.primitives.files import parse_json
 from experiment_core_utils.primitives.texts import is_text, shown
-from experiment_core_utils.tasks.datasets.columns import LETTERS, Columns, is_empty
-from experiment_core_utils.tasks.datasets.file_rows import read_rows
-from experiment_core_utils.tasks.datasets.picture_cells import pictures_in
+from experiment_core_utils.tasks.datasets.files.answer_cells import (
+    listed_beside,
+    possible_firsts,
+    refuse_series,
+    right_option,
+    text_of,
+    texts_in,
+    with_whole_numbers,
+)
+from experiment_core_utils.tasks.datasets.files.columns import LETTERS, Columns, is_empty
+from experiment_core_utils.tasks.datasets.files.file_rows import read_rows
+from experiment_core_utils.tasks.datasets.files.picture_cells import pictures_in
 from experiment_core_utils.tasks.datasets.pictures import PictureFolders
 from experiment_core_utils.tasks.datasets.questions import (
     UNTYPED,
@@ -21,7 +29,6 @@ from experiment_core_utils.tasks.datasets.questions import (
     check_template,
     check_texts,
     is_list_literal,
-    literal_list,
 )
 from experiment_core_utils.tasks.datasets.tables import Row
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample
@@ -30,6 +37,8 @@ from experiment_core_utils.tasks.interface import Answer, Metric, Sample
 OPEN_STYLE, CHOICE_STYLE = "vqa2", "a_okvqa_mc"
 OPEN_METRIC, CHOICE_METRIC = "em_lenient", "mc"
 # What is advised in place of a metric that cannot score the rows, in this order.
+# So many rows are looked at for options that no column is named after.
+_INSPECTED_ROWS = 20
 _ADVISED = ("em_lenient", "relaxed", "mc", "vqa_score", "anls", "mmmu_score")
 
 
@@ -81,11 +90,13 @@ class DataFileTask(RowTask):
         self._pictures = PictureFolders(folders, folders, exactly=True)
         self._columns = Columns.of(file.columns, {**file.mapping, **(columns or {})}, path)
         self._columns.refuse_near(file.inspected, lambda name: any(file.filled(name)), text_only=text_only)
-        num_pictures = sum(map(any, zip(*map(file.filled, self._columns.pictures), strict=True)))
+        near = self._columns.all_near_pictures(file.inspected) if text_only else ()
+        num_pictures = sum(map(any, zip(*map(file.filled, (*self._columns.pictures, *near)), strict=True)))
         self.has_pictures = num_pictures > 0 and not text_only
         left_out = text_only and num_pictures > 0
         self.remarks: list[str] = [f"--text_only: the pictures of {num_pictures} rows are left out"] * left_out
-        texts = file.select([each for each in file.columns if each not in self._columns.pictures])
+        rows = file.select([name for name in file.columns if name not in self._columns.pictures])
+        texts = self._with_numbers_read(rows)
         self._questions = [self._question_or_reason(row, where) for row, where in zip(texts, file.where, strict=True)]
         self._types = [None if isinstance(row, str) else self._columns.cell(row, "type") for row in texts]
         # As in VLMEvalKit's files: rows that share a picture name the row that has it.
@@ -144,7 +155,7 @@ class DataFileTask(RowTask):
 
     def question_type(self, index: int) -> str:
         """See `Task`; a row that cannot be read or has no type is of type `all`."""
-        found = _text(self._types[self._checked(index)])
+        found = text_of(self._types[self._checked(index)])
         return found if is_text(found) and found else UNTYPED
 
     def style_of(self, sample: Sample) -> str:
@@ -225,6 +236,37 @@ class DataFileTask(RowTask):
         at = self._row_of_index.get(str(cells[0]), index) if len(cells) == 1 else index
         return (cells if at == index else [self._file.row(at).get(filled[0])]), at
 
+    def _with_numbers_read(self, rows: Sequence[Row | str]) -> Sequence[Row | str]:
+        """The rows with whole numbers as such; what numbers and unread lists are taken for is added to the remarks."""
+        columns, named = self._columns, ("answer", "answers", "type", *LETTERS)
+        rows, changed = with_whole_numbers(rows, [columns.by_name[name] for name in named if name in columns.by_name])
+        if changed:
+            self.remarks.append(
+                f"{', '.join(changed)}: 2.0 is read as 2, since pandas writes whole numbers so beside empty cells"
+            )
+        choices = [choice for row in rows if not isinstance(row, str) and (choice := self._choice(row)) is not None]
+        self._firsts = possible_firsts(choices)
+        if len(self._firsts) == 1:
+            self.remarks.append(f"answers that are numbers are read as those of options, from {self._firsts[0]}")
+        first_rows = [row for row in rows[:_INSPECTED_ROWS] if not isinstance(row, str)]
+        lists = [] if choices else listed_beside(columns.others, first_rows, lambda row: columns.cell(row, "answer"))
+        if lists:
+            self.remarks.append(
+                f"{shown(', '.join(lists))} contains the right answer among others and is not read: if these are the "
+                f"options, give --columns options={lists[0]}"
+            )
+        return rows
+
+    def _choice(self, row: Row) -> tuple[Sequence[Any], Any] | None:
+        """Options and right answer of a row that has both, as they are written; None of any other."""
+        try:
+            given = self._columns.own(row)
+            if "options" not in given or "answer" not in given:
+                return None
+            return texts_in(given["options"], "options"), text_of(given["answer"])
+        except SampleError:  # not counted: it is a failed sample where it is requested
+            return None
+
     def _question_or_reason(self, row: Row | str, where: str) -> QuestionRow | str:
         try:
             return row if isinstance(row, str) else self._question(row, where)
@@ -239,20 +281,22 @@ class DataFileTask(RowTask):
         if "question" not in given:
             raise SampleError(f"it has no question; its columns are {shown(', '.join(row))}")
         if len(given.keys() & {"answer", "answers"}) != 1:
-            raise SampleError(
-                f"it has {'both answer and' if 'answer' in given else 'neither answer nor'} answers; give one of them"
-            )
+            cells = [self._columns.cell(row, name) for name in ("answer", "answers")]
+            read = [f" ({cell} is read as empty)" for cell in cells if is_text(cell) and cell and is_empty(cell)]
+            which = "both answer and answers" if "answer" in given else "neither answer nor answers"
+            raise SampleError(f"it has {which}{''.join(read)}; give one of them")
         answer = given.get("answer")
+        refuse_series(answer, "answer")
         if isinstance(answer, list) or (isinstance(answer, str) and is_list_literal(answer)):
             raise SampleError("its answer is a list; call the column answers")
-        answers = (_text(given["answer"]),) if "answer" in given else _texts(given["answers"], "answers")
+        answers = (text_of(answer),) if "answer" in given else texts_in(given["answers"], "answers")
         if not answers:
             raise SampleError("its answers are an empty list; give at least one")
         if any(isinstance(each, str) and not each.strip() for each in answers):
             raise SampleError("an answer of it is empty; leave that out, or the row where nothing is right")
-        options, index = _texts(given.get("options", []), "options"), None
+        options, index = texts_in(given.get("options", []), "options"), None
         if options:
-            index = _right_option(options, answers, has_letters=bool(self._columns.letters))
+            index = right_option(options, answers, self._firsts, has_letters=bool(self._columns.letters))
             answers = (options[index],)
         elif near := self._columns.near_options(row):
             raise SampleError(f"it has no options, and its {shown(', '.join(near))} would not be read; call it options")
@@ -313,49 +357,6 @@ def _check_utf8(name: str, value: Any) -> None:
             f"its {name} has a byte that is not UTF-8 (0x{odd[0]:02x}), as of Windows-1252 or Latin-1; save the file "
             "as UTF-8"
         )
-
-
-def _texts(value: Any, what: str) -> tuple[Any, ...]:
-    """A list, also one written as text in JSON or as Python or numpy shows it (a cell of a CSV file); one answer is a
-    list.
-    """
-    if isinstance(value, str):
-        if not is_list_literal(value):
-            if what == "options":
-                raise SampleError(f"its options are {shown(repr(value))}, not a list")
-            return (value,)
-        try:
-            value = parse_json(value, what)
-        except ConfigurationError:
-            value = literal_list(value.strip(), what)
-    if not isinstance(value, list):
-        raise SampleError(f"its {what} are {shown(repr(value))}, not a list")
-    return tuple(map(_text, value))
-
-
-def _text(value: Any) -> Any:
-    """A whole number as it is written; anything else as it is."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _right_option(options: Sequence[Any], answers: Sequence[Any], *, has_letters: bool) -> int:
-    """The place of the one answer among the options, of which it is the text or, where none is, the letter.
-
-    Args:
-        has_letters: whether the options stand in columns of their letters, where an answer is first of all a letter.
-    """
-    (answer, *more) = answers
-    letters = LETTERS[: len(options)]
-    letter = answer.strip().upper() if isinstance(answer, str) and len(answer.strip()) == 1 else None
-    if has_letters and not more and letter is not None and letter in letters:
-        return letters.index(letter)
-    if more or options.count(answer) > 1:
-        raise SampleError(f"{shown(repr(answer))} is not the one right answer: it has several, or equal options")
-    if answer in options:
-        return options.index(answer)
-    if letter is not None and letter in letters:
-        return letters.index(letter)
-    raise SampleError(f"its answer is {shown(repr(answer))}, which is neither one of its options nor a letter of one")
 
 
 def _is_metadata(value: Any) -> bool:

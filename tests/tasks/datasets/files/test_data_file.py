@@ -14,7 +14,7 @@ from datasets import Image as Picture
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.tasks.datasets.data_file import DataFileTask
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import load_data_file
 from tests.tasks.datasets.layouts import GREEN, RED, plain, stored, write_picture
@@ -249,8 +249,8 @@ def test_a_file_that_is_of_no_use_is_refused(folder: Path) -> None:
         (folder / "my.csv").write_text(f'"question"{mark} answer\nWhat?{mark}red\n')
         assert f"my.csv separates its columns by {name} (" in refusal(folder / "my.csv")
         assert refusal(folder / "my.csv").endswith("and is read with commas; save it with commas")
-    (folder / "one.csv").write_text("a;b\nWhat?\n")
-    assert "one.csv line 2: it has no question; its columns are a;b" in refusal(folder / "one.csv")
+    (folder / "one.csv").write_text("Frage\nWhat?\n")
+    assert "one.csv line 2: it has no question; its columns are Frage" in refusal(folder / "one.csv")
     for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
         (folder / "my.csv").write_bytes("question,answer\nWhat?,red\n".encode(encoding))
         assert "my.csv has zero bytes or the mark of UTF-16, and is read as UTF-8; save it" in refusal(

@@ -36,7 +36,7 @@ def looks_like_picture(value: Any) -> bool:
     text = value.strip()
     if text.startswith("["):
         text = text.lstrip("[ \"'").rstrip("] \"'")
-    return text.startswith("data:image/") or bool(_FILE_NAME.fullmatch(text)) or _is_base64_picture(text)
+    return text[:11].lower() == "data:image/" or bool(_FILE_NAME.fullmatch(text)) or _is_base64_picture(text)
 
 
 def pictures_in(cell: Any) -> tuple[Mapping[str, Any], ...]:
@@ -83,9 +83,9 @@ def _picture(cell: Any) -> Mapping[str, Any] | None:
 
 
 def _of_text(cell: str) -> Mapping[str, Any]:
-    if cell.startswith("data:"):
+    if cell[:5].lower() == "data:":
         kind, comma, content = cell.partition(",")
-        if not comma or not kind.endswith(";base64"):
+        if not comma or not kind.lower().rstrip().endswith(";base64"):
             raise SampleError(
                 f"its image is the data URI {shown(cell[:60])}, which is not in base64; write it in base64"
             )
