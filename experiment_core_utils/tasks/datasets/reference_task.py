@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.tasks.datasets.data_file import CHOICE_STYLE, OPEN_STYLE
+from experiment_core_utils.tasks.datasets.files.data_file import CHOICE_STYLE, OPEN_STYLE
 from experiment_core_utils.tasks.datasets.questions import check_template, fill
 from experiment_core_utils.tasks.datasets.reference_scenes import (
     COLOURS,
