@@ -16,6 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from experiment_core_utils.config.parts import ModelConfig, say_only_model
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import Quantisation, TextConfig, validated
+from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.models.common.checkpoint_files import check_files, download, refuse_hub_code
 from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import supported_types
@@ -39,7 +40,6 @@ from experiment_core_utils.models.text_model import load_language_model, load_to
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import is_gguf
-from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.records.text import QuantSupport
 from experiment_core_utils.tasks.interface import PromptFamily
 

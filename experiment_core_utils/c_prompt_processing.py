@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.text import PromptSource
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.models.common.answer_ends import without_appended_eos
 from experiment_core_utils.models.common.text_generation import is_surely_longer

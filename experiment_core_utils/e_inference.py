@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.power import NOT_REQUESTED, no_energy
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.describe import computing_dtype
@@ -32,7 +33,6 @@ from experiment_core_utils.primitives.collectives import all_or_raise
 from experiment_core_utils.primitives.device import new_marks, release_cached_memory, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed, OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     PreparedRequest,
@@ -384,7 +384,7 @@ def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor,
 
 def sample_record(
     model: StagedModel,
-    setting: KnobSetting,
+    setting: Setting,
     sample: Sample,
     request: PreparedRequest,
     runs: tuple[StagedRun, ...] = (),

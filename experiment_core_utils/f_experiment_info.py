@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from experiment_core_utils.b_model_loader import ModelWrapper
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import validated
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.meters.host_facts import hardware_info, host_hardware, package_version, run_facts
 from experiment_core_utils.models.common.describe import (
     MIB,

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.text import validated
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.host_facts import Peaks, peaks_on
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.models.common.describe import computing_dtype, quantisation_in_force, stored_bytes
@@ -31,7 +32,6 @@ from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_pr
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import gpu_uuid, resident_bytes, used_gpus
 from experiment_core_utils.primitives.errors import MeterUnavailable
-from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.records.compute import (
     ComputePart,
@@ -447,9 +447,7 @@ def with_generation(
     return {**compute, **flops, "hardware_utilisation": utilisation.content(), "memory_by_process": list(memories)}
 
 
-def setting_compute(
-    setting: KnobSetting, merged: MeasuredSetting, model: StagedModel, dtype: str | None
-) -> ComputePart:
+def setting_compute(setting: Setting, merged: MeasuredSetting, model: StagedModel, dtype: str | None) -> ComputePart:
     """Memory with its parts, load and utilisation of a setting of the knobs over all its samples.
 
     Args:

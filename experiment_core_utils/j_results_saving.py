@@ -11,13 +11,13 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from experiment_core_utils.i_metrics_energy import sample_energy
+from experiment_core_utils.knobs.active_blocks import blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import VisionTarget, vision_of
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
-from experiment_core_utils.primitives.knobs import (
-    KnobSetting,
-    VisionTarget,
-)
 from experiment_core_utils.primitives.statistics import Distribution, mean_of
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.caveats import Caveat, caveat_fields
@@ -25,7 +25,7 @@ from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.provenance import Provenance
-from experiment_core_utils.records.requests import StagedRun, VisionGeometry
+from experiment_core_utils.records.requests import KnobProof, StagedRun, VisionGeometry
 from experiment_core_utils.records.result_files import (
     LOCAL_ENERGY,
     aggregated_path,
@@ -150,18 +150,18 @@ def theoretical_part(geometry: VisionGeometry | None) -> TheoreticalGeometry:
     )
 
 
-def request_part(sample: MeasuredSample, setting: KnobSetting) -> SampleRequest:
+def request_part(sample: MeasuredSample, setting: Setting) -> SampleRequest:
     """A sample's tokens and crops, requested and actual."""
     shape, theoretical, actual = sample.shape, sample.shape.theoretical, sample.shape.actual
     return SampleRequest.model_construct(
         sample_id=sample.sample_id,
-        target_vision_tokens=setting.vision.tokens or (theoretical.pooled_features if theoretical else None),
+        target_vision_tokens=vision_of(setting).tokens or (theoretical.pooled_features if theoretical else None),
         target_crops=theoretical.crops_if_cut if theoretical else None,
         actual_vision_tokens=shape.vision_tokens,
         vision_tokens_diff=shape.vision_tokens_difference,
         pooled_image_features=actual.pooled_features if actual else None,
-        top_k=setting.top_k,
-        num_active_blocks=setting.num_active_blocks,
+        top_k=experts_of(setting),
+        num_active_blocks=len(blocks_of(setting)),
         input_text_tokens=shape.text_tokens,
         image_marker_tokens=shape.image_marker_tokens,
         prompt_tokens=shape.prompt_tokens,
@@ -190,7 +190,7 @@ def times_part(run: StagedRun | None) -> StageTimes:
 
 
 def sample_result(
-    sample: MeasuredSample, score: Score, setting: KnobSetting, outlier_runs: Sequence[int] | None = None
+    sample: MeasuredSample, score: Score, setting: Setting, outlier_runs: Sequence[int] | None = None
 ) -> SampleResult:
     """One sample of a result; the times are those of the run with the median total, None without runs.
 
@@ -249,7 +249,7 @@ def sample_metadata(sample: MeasuredSample) -> Metadata:
 
 
 def setting_result(
-    setting: KnobSetting,
+    setting: Setting,
     num_total_blocks: int,
     merged: MeasuredSetting,
     scores: Sequence[Score],
@@ -273,14 +273,14 @@ def setting_result(
         is_reference, in_grid: see `SettingResult`.
     """
     decoder = DecoderPart.model_construct(
-        top_k=setting.top_k,
-        num_active_blocks=setting.num_active_blocks,
+        top_k=experts_of(setting),
+        num_active_blocks=len(blocks_of(setting)),
         num_total_blocks=num_total_blocks,
-        active_block_indices=list(setting.active_blocks),
+        active_block_indices=list(blocks_of(setting)),
     )
     stats = aggregate_stats(summary.distributions)
     return SettingResult.of(
-        vision_part(setting.vision, merged.samples),
+        vision_part(vision_of(setting), merged.samples),
         decoder,
         summary.accuracy,
         summary.counts,
@@ -290,9 +290,10 @@ def setting_result(
         fingerprint=merged.fingerprint,
         sampling=asdict(drawn.sampling),
         sample_ids=sorted(drawn.sample_ids) if merged.requested_ids is None else list(merged.requested_ids),
+        knobs=setting.levels,
         is_reference=is_reference,
         in_grid=in_grid,
-        realised=None if merged.proof is None else asdict(merged.proof),
+        realised=None if merged.proof is None else realised_part(merged.proof),
         drift=list(drift),
         energy=energy,
         T_fixed_length=FixedLengthTime.from_stats(stats, provenance.experimental_variables),
@@ -304,6 +305,11 @@ def setting_result(
         failed_samples=list(merged.failures),
         provenance=provenance,
     )
+
+
+def realised_part(proof: KnobProof) -> dict[str, Any]:
+    """What was counted inside the model; `knobs_not_seen` where there are any."""
+    return {name: value for name, value in asdict(proof).items() if name != "knobs_not_seen" or value}
 
 
 def experiment_result(

@@ -11,6 +11,9 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.config.parts import TableFormat
+from experiment_core_utils.knobs.interface import Knob
+from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.setting import Setting, setting_of
 from experiment_core_utils.primitives.csv_tables import (
     Cell,
     check_table_format,
@@ -103,17 +106,27 @@ def sample_rows(result: SettingResult, setting_key: str) -> Iterator[dict[str, C
 
 def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, list[Cell]]:
     """The columns of results with their setting's keys, a cell for each sample; absent is None."""
+    results = list(results)
+    further = further_knobs([result for result, _ in results])
     samples: list[SampleResult] = []
     of_setting: dict[str, list[Cell]] = {"task": [], "setting": [], "tier": [], "vision_tokens_target": []}
+    of_knobs: dict[str, list[Cell]] = {knob.name: [] for knob in further}
     for result, key in results:
         own = result.per_sample_results
         samples += own
         shared = result.provenance.task.name, key, result.tier, result.vision_tokens_target
         for column, cell in zip(of_setting.values(), shared, strict=True):
             column += [cell] * len(own)
-    return of_setting | {
-        each.name: _values(samples, each.source) for each in SAMPLE_COLUMNS if each.name not in of_setting
-    }
+        setting = setting_of(result) if further else Setting({})
+        for name, column in of_knobs.items():
+            column += [setting.level(name)] * len(own)
+    of_samples = {each.name: _values(samples, each.source) for each in SAMPLE_COLUMNS if each.name not in of_setting}
+    return of_setting | of_samples | of_knobs
+
+
+def further_knobs(results: Sequence[SettingResult]) -> list[Knob[Any]]:
+    """The knobs that any of these settings turns and that have a column of their name, in the order of the registry."""
+    return [knob for knob in all_knobs() if not knob.published and any(knob.name in each.knobs for each in results)]
 
 
 def _values(samples: Sequence[SampleResult], source: str) -> list[Cell]:
@@ -245,7 +258,8 @@ def read_results(folder: Path) -> dict[str, SettingResult]:
 
 def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
     """One row a setting, columns in fixed order; units in the names (times in ms), absent values empty."""
-    return pd.DataFrame([_setting_row(result) for result in results])
+    further = further_knobs(results)
+    return pd.DataFrame([_setting_row(result, further) for result in results])
 
 
 def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
@@ -418,7 +432,7 @@ def read_results_csv(csv_file_path: Path | str) -> list[dict[str, Cell]]:
     return read_table_file(Path(csv_file_path))
 
 
-def _setting_row(result: SettingResult) -> dict[str, Any]:
+def _setting_row(result: SettingResult, further: Sequence[Knob[Any]]) -> dict[str, Any]:
     low, high = result.accuracy_ci95 or (None, None)
     interval = {"accuracy_ci95_low": low, "accuracy_ci95_high": high}
     row = {name: interval[name] if name in interval else getattr(result, name) for name in SETTING_COLUMNS}
@@ -435,4 +449,6 @@ def _setting_row(result: SettingResult) -> dict[str, Any]:
     row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
     row |= {name: getattr(result.hardware_utilisation, name, None) for name in UTILISATION_COLUMNS}
     row |= {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
-    return row | {name: getattr(result, name) for name in REFERENCE_COLUMNS}
+    row |= {name: getattr(result, name) for name in REFERENCE_COLUMNS}
+    setting = setting_of(result)
+    return row | {knob.name: setting.level(knob.name) for knob in further}

@@ -20,6 +20,8 @@ from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_result
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
+from experiment_core_utils.knobs.setting import Setting, reference_setting
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.l_results_csv_cleaning import write_tables
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.primitives.collectives import (
@@ -33,7 +35,6 @@ from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, WorkerLost
 from experiment_core_utils.primitives.files import state_folder
 from experiment_core_utils.primitives.interruption import signals_stop
-from experiment_core_utils.primitives.knobs import KnobSetting, reference_setting
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import LOCK_NAME, only_run_in, remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, SearchRecord, write_plan
@@ -45,7 +46,7 @@ from experiment_core_utils.saved_results.trackers import check_tracker, log_sett
 from experiment_core_utils.sweep.batches import alone_caveats
 from experiment_core_utils.sweep.drift import fill_in_drift, wait_for_last_readings
 from experiment_core_utils.sweep.front_search import SearchRules, random_order
-from experiment_core_utils.sweep.measurer import RunContext
+from experiment_core_utils.sweep.measurer import RunContext, unseen_caveats
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
@@ -187,7 +188,7 @@ def loaded_run(
     accelerator: Accelerator,
     ledger: Ledger,
     experiment_id: str,
-    settings: Sequence[KnobSetting],
+    settings: Sequence[Setting],
     energy: StageMeasurement | None,
 ) -> ProfilingRun:
     """Find what measures energy, load the model and gather the facts; once for all settings that are due."""
@@ -214,7 +215,7 @@ def loaded_run(
         requested.task,
         model,
         requested.sample_ids,
-        requested.settings[0].vision.crops,
+        vision_of(requested.settings[0]).bounds,
         config.measuring.sample_timeout,
     )
     provenance = provenance_of_run(
@@ -223,7 +224,7 @@ def loaded_run(
     return ProfilingRun(requested, context, bench, provenance, required or find_meters())
 
 
-def measure_settings(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
+def measure_settings(run: ProfilingRun, settings: Sequence[Setting]) -> dict[str, SettingFailure]:
     """Measure, pool, summarise and save each setting before the next; returns those that failed.
 
     Raises:
@@ -279,7 +280,7 @@ def wait_for_main(context: RunContext, main_process: MainProcessWatch) -> None:
             time.sleep(_POLL_S)
 
 
-def pool_and_save(run: ProfilingRun, setting: KnobSetting) -> SettingFailure | None:
+def pool_and_save(run: ProfilingRun, setting: Setting) -> SettingFailure | None:
     """Main process only: k waits for all shards and pools them, the next letters make the result of the whole."""
     context, config = run.context, run.config
     shared = context.shared_setting(setting.key, context.shards)
@@ -295,7 +296,7 @@ def pool_and_save(run: ProfilingRun, setting: KnobSetting) -> SettingFailure | N
     return failure
 
 
-def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: MeasuredSetting) -> str:
+def summarise_and_save(run: ProfilingRun, setting: Setting, merged: MeasuredSetting) -> str:
     """Score all samples of a setting; g, h and i say what they come to, j saves the result; returns its file's name."""
     requested, bench, ledger = run.requested, run.bench, run.context.ledger
     model, metric = bench.model, bench.metric
@@ -312,6 +313,7 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     )
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
+    caveats += unseen_caveats(merged.proof)
     caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
     caveats += cut_caveats([sample.ended for sample in merged.samples], bench.max_new_tokens)
     if config.search.pareto_search:
@@ -341,7 +343,7 @@ def summarise_and_save(run: ProfilingRun, setting: KnobSetting, merged: Measured
     return name
 
 
-def search_front(run: ProfilingRun, settings: Sequence[KnobSetting]) -> dict[str, SettingFailure]:
+def search_front(run: ProfilingRun, settings: Sequence[Setting]) -> dict[str, SettingFailure]:
     """Search the front, then save every setting that was measured and what was found; returns those that failed.
 
     The reference setting is measured on all samples: before the search where it is beside the grid, else after it.

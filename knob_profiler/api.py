@@ -114,7 +114,8 @@ def profile(
     """Measure each combination of the knobs' values on the same samples, or resume where the folder has a part.
 
     What is left out has the default of the command `knobprof profile`; `flags` are its flags by name, such as
-    `num_runs_per_sample=1`. Failures of single settings and samples are in the results.
+    `num_runs_per_sample=1`, those of further knobs and `knob_module` too. Failures of single settings and samples are
+    in the results.
 
     Args:
         model: folder or hub id; None: the embedded model.

@@ -21,16 +21,16 @@ from tqdm import tqdm
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import only_model_in
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, write_json_atomically
-from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric
 from experiments.reference_model.card import (
-    CardSetting,
     knob_table,
     settings_of_card,
+    title_of,
     type_table,
     with_interval,
     write_into_card,
@@ -44,7 +44,7 @@ class EvaluationTask:
 
     path: Path
     device: str
-    settings: Sequence[KnobSetting]
+    settings: Sequence[Setting]
     samples: int
     families: Sequence[type[GeneratedTask]] = REFERENCE_TASKS
     split: str = "validation"
@@ -99,33 +99,26 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.model_path = Path(only_model_in(str(arguments.model_path)))
     text = MolmoeConfig.from_pretrained(arguments.model_path).text_config
-    total_blocks = text.num_hidden_layers
-    plans = settings_of_card(text.num_experts_per_tok, total_blocks)
-    settings = [
-        KnobSetting(tier_target(plan.tier), plan.top_k, select_active_blocks(plan.blocks, total_blocks))
-        for plan in plans
-    ]
+    settings = settings_of_card(text.num_experts_per_tok, text.num_hidden_layers)
     metrics = {family.name: get_metric(family.metric) for family in REFERENCE_TASKS}
-    answers: dict[CardSetting, dict[str, list[Answered]]] = {plan: {name: [] for name in metrics} for plan in plans}
+    answers: dict[Setting, dict[str, list[Answered]]] = {each: {name: [] for name in metrics} for each in settings}
     work = EvaluationTask(arguments.model_path, arguments.device, settings, arguments.samples)
     for each in answer_all(work, arguments.processes):
-        setting = each.setting
-        plan = CardSetting(setting.vision.value, setting.top_k, setting.num_active_blocks)
-        answers[plan][each.task].append(each)
+        answers[each.setting][each.task].append(each)
     control = replace(work, settings=settings[:1], families=(ReferenceKnowledge,), split="control")
     unknown = [each.answer for each in answer_all(control, arguments.processes)]
     tables = "\n\n".join(
         [
             knob_table(answers, metrics),
             type_table(answers, metrics),
-            f"Prices that no training contains, {plans[0].title}: "
+            f"Prices that no training contains, {title_of(settings[0])}: "
             f"{with_interval(accuracy_of(unknown, metrics[ReferenceKnowledge.name]))} (n = {len(unknown)}).\n",
         ]
     )
     print(tables)
     if arguments.output is not None:
         content = {
-            plan.title: {
+            title_of(setting): {
                 name: {
                     "overall": asdict(accuracy_of([each.answer for each in answered], metrics[name])),
                     "by_type": {
@@ -135,7 +128,7 @@ def main() -> None:
                 }
                 for name, answered in families.items()
             }
-            for plan, families in answers.items()
+            for setting, families in answers.items()
         }
         write_json_atomically(content, arguments.output)
     if arguments.write_card:

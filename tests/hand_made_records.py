@@ -7,8 +7,10 @@ from typing import Any
 from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
 from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import setting_result
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.primitives.device import MemoryReading
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.compute import ComputePart, Memory
 from experiment_core_utils.records.provenance import Provenance, TaskDescription
 from experiment_core_utils.records.requests import (
@@ -25,7 +27,7 @@ from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetti
 from experiment_core_utils.tasks.interface import Answer, Score, Scoring, answer_of
 from experiment_core_utils.tasks.sampling import SampledDataset, Sampling
 
-SETTING = KnobSetting(tier_target("low"), 2, (0, 1, 3))
+SETTING = Setting.of(vision=tier_target("low"), top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 3)))
 PROOF = KnobProof(experts_per_token=(4, 2, 2), blocks_run=(0, 1, 3), blocks_run_decode=(0, 1, 3), cache_layers=3)
 
 
@@ -141,7 +143,7 @@ def drawn(*sample_ids: int) -> SampledDataset[Any]:
 
 def result_of(
     merged: MeasuredSetting,
-    setting: KnobSetting = SETTING,
+    setting: Setting = SETTING,
     task: str = "signs",
     requested: SampledDataset[Any] | None = None,
 ) -> SettingResult:
@@ -167,7 +169,7 @@ def result_of(
     )
 
 
-def stored_result(merged: MeasuredSetting, setting: KnobSetting = SETTING, task: str = "signs") -> dict[str, Any]:
+def stored_result(merged: MeasuredSetting, setting: Setting = SETTING, task: str = "signs") -> dict[str, Any]:
     """The content of the file of `result_of`."""
     content = result_of(merged, setting, task).content()
     del content["drift"]

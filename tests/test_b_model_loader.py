@@ -19,10 +19,12 @@ from experiment_core_utils.b_model_loader import (
 from experiment_core_utils.config.parts import Precision
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.config.text import published_form, validated
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.models.text_model import validate_loadable
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.models.molmoe.golden_model import load_goldens
 from tests.same_floats import assert_same_floats
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
@@ -113,7 +115,7 @@ def test_random_weights_need_no_file_and_are_the_same_each_time(config: Profilin
 def test_turning_knobs_does_not_change_the_source(config: ProfilingConfig) -> None:
     source = find_model(config.model.model_path)
     model = load_staged_model(config.model.model_copy(update={"random_weights": True}), source, CPU)
-    model.apply(KnobSetting(tier_target("low"), 1, (0, 1)))
+    model.apply(Setting.of(vision=tier_target("low"), top_k=1, num_active_blocks=RunningBlocks.of((0, 1))))
     assert source.limits.num_total_blocks == 4
 
 

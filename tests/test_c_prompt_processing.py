@@ -20,9 +20,9 @@ from experiment_core_utils.c_prompt_processing import (
     tokenise_prompts,
     with_task_named,
 )
-from experiment_core_utils.config.block_choice import BlockChoice, ScoredQuestions
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.block_choice import BlockChoice, ScoredQuestions
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.tasks.content import digests_of

@@ -5,16 +5,19 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.engines.cpu import decode as decode_step
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.saved_results.rescoring import rescore
@@ -439,11 +442,12 @@ def test_scores_in_the_models_folder_choose_the_blocks_unless_a_flag_says_otherw
     ],
 )
 def test_a_knob_that_did_not_act_is_an_error(change: dict, message: str) -> None:
-    setting = KnobSetting(tier_target("low"), 2, (0, 1, 3))
+    setting = Setting.of(vision=tier_target("low"), top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 3)))
     proof = KnobProof(experts_per_token=(4, 2, 2), blocks_run=(0, 1, 3), blocks_run_decode=(0, 1, 3), cache_layers=3)
-    check_proof(proof, setting, (4, 2, 2))
+    model = SimpleNamespace(expected_experts=lambda _: (4, 2, 2))
+    check_proof(proof, setting, model)
     with pytest.raises(KnobDidNotAct, match=message):
-        check_proof(replace(proof, **change), setting, (4, 2, 2))
+        check_proof(replace(proof, **change), setting, model)
 
 
 def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, run_server: RunServer, tmp_path: Path) -> None:

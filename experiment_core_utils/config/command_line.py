@@ -9,11 +9,13 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
+from experiment_core_utils.knobs.registry import load_knob_module
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.flag_fields import Part
 from experiment_core_utils.primitives.texts import did_you_mean
 
 if TYPE_CHECKING:
-    from experiment_core_utils.config.parts import Part
+    pass
 
 # How a value of each type is written in the help.
 _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}
@@ -104,6 +106,20 @@ def add_flags(parser: argparse.ArgumentParser, part: "type[Part]", title: str | 
         place.add_argument(
             f"--{name}", default=argparse.SUPPRESS, help=text.replace("%", "%%"), **_reading(field.annotation)
         )
+
+
+class _LoadKnobs(argparse.Action):
+    """Runs the file of a `--knob_module` as soon as it is read."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        load_knob_module(values)
+        setattr(namespace, self.dest, values)
+
+
+def add_knob_module(parser: argparse.ArgumentParser) -> None:
+    """The flag of a command that reads results: the file that registers the knobs that they were measured with."""
+    text = "Python file that registers the knobs of your own that the results have"
+    parser.add_argument("--knob_module", type=Path, action=_LoadKnobs, metavar="PATH", help=text)
 
 
 def _reading(annotation: Any) -> Mapping[str, Any]:

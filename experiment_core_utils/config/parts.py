@@ -7,22 +7,38 @@ types. What the fields of a part rule out together is checked in the part.
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
-from experiment_core_utils.config.block_choice import NO_SCORES, BlockChoice, choice_by_scores, choice_by_sets
-from experiment_core_utils.config.strategies import LHS_CONFIGS, Strategy, distinct, possible
+from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.strategies import LHS_CONFIGS, Strategy
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, is_gguf
-from experiment_core_utils.primitives.knobs import OWN, TIERS, VisionTarget, tier_target, token_target
+from experiment_core_utils.primitives.flag_fields import (
+    Count,
+    CountInMemory,
+    CountOrZero,
+    FilePath,
+    LargeNumber,
+    Listed,
+    Part,
+    not_empty,
+)
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_SECONDS, MOST_TIMES, shown
-from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
 
 LOGGER = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -35,7 +51,6 @@ EnergyMode = Literal["off", "required", "optional"]
 ProfilerMode = Literal["minimal", "full"]
 TableFormat = Literal["csv", "parquet"]
 TrackerName = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
-Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(distinct)]
 
 
 def _with_line_ends(text: str) -> str:
@@ -46,13 +61,6 @@ def _with_line_ends(text: str) -> str:
 
 
 StopText = Annotated[str, AfterValidator(_with_line_ends)]
-
-
-def _not_empty(value: T) -> T:
-    """A path as it was given: an empty one would be the current folder."""
-    if value == "":
-        raise ValueError("a path is missing; write . for the current folder")
-    return value
 
 
 _LISTED_MODELS = 10
@@ -135,13 +143,7 @@ def _say_launched_format(launched: str, precision: str) -> None:
         LOGGER.warning("accelerate launch --mixed_precision %s is measured as --precision %s", launched, precision)
 
 
-ModelPath = Annotated[str, BeforeValidator(_not_empty), AfterValidator(only_model_in)]
-FilePath = Annotated[Path, Field(strict=False), BeforeValidator(_not_empty)]
-Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
-LargeNumber = Annotated[int, Field(le=10**12)]
-CountOrZero = Annotated[int, Field(ge=0, le=MOST_TIMES)]
-# Room for as many of them is taken before they are made.
-CountInMemory = Annotated[int, Field(ge=1, le=1_000_000)]
+ModelPath = Annotated[str, BeforeValidator(not_empty), AfterValidator(only_model_in)]
 Delay = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 TimeLimit = Annotated[float, Field(ge=0.001, le=MOST_SECONDS)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
@@ -173,29 +175,6 @@ Energy = Annotated[
 ]
 
 MemoryTimeline = Annotated[bool, Field(description="record memory twice a second while a setting is measured")]
-
-
-class Part(BaseModel):
-    """Frozen; unknown keys are errors; None stands for the default."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False, defer_build=True
-    )
-    alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()  #: pairs of fields of which one at most is given
-
-    @model_validator(mode="before")
-    @classmethod
-    def _none_is_absent(cls, given: Any) -> Any:
-        if isinstance(given, Mapping):
-            return {key: value for key, value in given.items() if value is not None}
-        return given
-
-    @model_validator(mode="after")
-    def _check_alternatives(self) -> Self:
-        for one, other in self.alternatives:
-            if getattr(self, one) is not None and getattr(self, other) is not None:
-                raise ConfigurationError(f"--{one} and --{other} are both given; drop one")
-        return self
 
 
 class ModelConfig(Part):
@@ -340,29 +319,16 @@ class TaskConfig(Part):
         return self
 
 
-class KnobConfig(Part):
-    """The values of the three knobs, and which of their combinations are settings."""
+class GridConfig(Part):
+    """Which combinations of the knobs' values are settings; the values themselves are flags of the knobs."""
 
-    alternatives = (("tier_list", "vision_tokens_list"), ("importance_scores_file", "block_sets_file"))
-
-    tier_list: Listed[str] | None = Field(
-        default=None,
-        description=f"numbers of vision tokens by name, among {' '.join(TIERS)} and {OWN}, the model's own crops or "
-        f"pixels (default: {' '.join(TIERS)})",
+    knob_module: FilePath | None = Field(
+        default=None, description="Python file that registers knobs of your own (register_knob), with their flags"
     )
-    vision_tokens_list: Listed[LargeNumber] | None = Field(default=None, description="vision tokens, instead of tiers")
     no_reference: bool = Field(
         default=False,
         description="leave out the reference setting (the model's own crops or pixels, its own number of experts, all "
         "blocks), which is measured beside the others",
-    )
-    top_k_list: Listed[Count] | None = Field(
-        default=None, description="numbers of experts per token (default: half the model's own number, and the whole)"
-    )
-    num_active_blocks_list: Listed[Count] | None = Field(
-        default=None,
-        description="numbers of active blocks, block 0 counted "
-        "(default: all; where scores choose them, three quarters, too)",
     )
     sampling_strategy: Strategy = Field(
         default="balanced",
@@ -373,54 +339,30 @@ class KnobConfig(Part):
         default=None,
         description=f"settings of lhs (default: {LHS_CONFIGS}, or the whole grid if it is smaller)",
     )
-    importance_scores_file: FilePath | None = Field(
-        default=None,
-        description="JSON of block -> score that chooses the blocks; none: the first blocks (default: "
-        "block_importance.json in the model's folder, where there is one)",
-    )
-    block_sets_file: FilePath | None = Field(default=None, description="JSON of number of blocks -> active blocks")
-
-    def targets_and_left_out(self, unit: TokenUnit) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
-        """The possible values of the vision knob, every tier where none is given, and why others are left out.
-
-        Args:
-            unit: of the model's vision tokens.
-        """
-        if self.vision_tokens_list is not None:
-            return possible(self.vision_tokens_list, lambda tokens: token_target(tokens, unit))
-        return self.tiers, ()
-
-    @property
-    def vision_targets(self) -> tuple[VisionTarget, ...]:
-        """The possible values of the vision knob in MolmoE."""
-        return self.targets_and_left_out(MOLMOE_TOKENS)[0]
-
-    @cached_property
-    def tiers(self) -> tuple[VisionTarget, ...]:
-        """The tiers that are given by name, without any all of them."""
-        return tuple(tier_target(each) for each in self.tier_list or TIERS)
-
-    @cached_property
-    def block_choice(self) -> BlockChoice | None:
-        """What the files name; None leaves it to the scores in the model's folder."""
-        if self.block_sets_file is not None:
-            return choice_by_sets(self.block_sets_file)
-        if self.importance_scores_file is None:
-            return None
-        if str(self.importance_scores_file) == NO_SCORES:
-            return BlockChoice()
-        return choice_by_scores(self.importance_scores_file)
 
     @model_validator(mode="after")
-    def _check_knobs(self) -> Self:
+    def _check_strategy(self) -> Self:
         if self.num_configs is not None and self.sampling_strategy != "lhs":
             raise ConfigurationError(
                 f"--num_configs {self.num_configs} is for --sampling_strategy lhs, not for {self.sampling_strategy}; "
                 "drop it"
             )
-        # Made here, so that a wrong name or file is reported at once.
-        _ = self.tiers, self.block_choice
         return self
+
+
+def knob_config() -> type[GridConfig]:
+    """The part of the knobs: the flags of every knob that is registered, and those of the grid."""
+    return _knob_config(tuple(knob.flags for knob in all_knobs()))
+
+
+@cache
+def _knob_config(flags: tuple[type[Part], ...]) -> type[GridConfig]:
+    alternatives = tuple(pair for each in flags for pair in each.alternatives)
+    # Fields of the last base are first.
+    made: type[Any] = create_model("KnobConfig", __base__=cast(Any, (GridConfig, *reversed(flags))))
+    made.alternatives = alternatives
+    made.__doc__ = "The values of the knobs, and which of their combinations are settings."
+    return cast(type[GridConfig], made)
 
 
 class SearchConfig(Part):
@@ -648,6 +590,8 @@ def _model_at(model: type[BaseModel], location: tuple[int | str, ...]) -> type[B
     """The model that has the value at `location` among its fields."""
     for name in location[:-1]:
         inner = model.model_fields[name].annotation if name in model.model_fields else None
+        # The part of the knobs is made of those that are registered.
+        inner = knob_config() if name == "knobs" and inner is Any else inner
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             model = inner
     return model

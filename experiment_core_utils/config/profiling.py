@@ -5,22 +5,25 @@ Nothing here imports torch, so that `--help` and a wrong flag answer at once.
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from experiment_core_utils.config.command_line import OneLineParser, add_flags
+from experiment_core_utils.config.command_line import OneLineParser, add_flags, add_knob_module
 from experiment_core_utils.config.parts import (
-    KnobConfig,
+    GridConfig,
     MachineConfig,
     MeasuringConfig,
     ModelConfig,
-    Part,
     SearchConfig,
     TaskConfig,
+    knob_config,
     validated_as,
 )
+from experiment_core_utils.knobs.registry import all_knobs, load_knob_module
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.flag_fields import Part
 from experiment_core_utils.primitives.texts import did_you_mean
 
 
@@ -29,7 +32,8 @@ class ProfilingConfig(Part):
 
     model: ModelConfig = Field(default_factory=ModelConfig, title="the model")
     task: TaskConfig = Field(default_factory=TaskConfig, title="the task")
-    knobs: KnobConfig = Field(default_factory=KnobConfig, title="knobs")
+    #: of the class that `knob_config` makes
+    knobs: Any = Field(default_factory=lambda: knob_config()(), title="knobs")
     search: SearchConfig = Field(
         default_factory=SearchConfig, title="search of the accuracy-latency front without the full grid"
     )
@@ -39,8 +43,11 @@ class ProfilingConfig(Part):
     @classmethod
     def of(cls, **values: Any) -> Self:
         """The configuration of flat values by the names of the flags; raises ConfigurationError."""
-        part_of = {name: part for part, model in _PARTS.items() for name in model.model_fields}
-        parts: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
+        if values.get("knob_module"):
+            load_knob_module(Path(values["knob_module"]))
+        models = parts_of_flags()
+        part_of = {name: part for part, model in models.items() for name in model.model_fields}
+        parts: dict[str, dict[str, Any]] = {part: {} for part in models}
         for name, value in values.items():
             if name not in part_of:
                 raise ConfigurationError(
@@ -51,8 +58,14 @@ class ProfilingConfig(Part):
 
     def replaced(self, **values: Any) -> Self:
         """This configuration with other flat values; raises ConfigurationError."""
-        given = [getattr(self, part).model_dump(exclude_unset=True) for part in _PARTS]
+        given = [getattr(self, part).model_dump(exclude_unset=True) for part in parts_of_flags()]
         return self.of(**{name: value for part in given for name, value in part.items()} | values)
+
+    @field_validator("knobs", mode="before")
+    @classmethod
+    def _knobs_of_now(cls, given: Any) -> GridConfig:
+        """The flags of the knobs that are registered when a configuration is made."""
+        return given if isinstance(given, GridConfig) else knob_config().model_validate(given)
 
     @model_validator(mode="after")
     def _check_search(self) -> Self:
@@ -62,25 +75,36 @@ class ProfilingConfig(Part):
         return self
 
 
-_PARTS: dict[str, type[Part]] = {
-    name: field.annotation
-    for name, field in ProfilingConfig.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Part)
-}
+def parts_of_flags() -> dict[str, type[Part]]:
+    """The parts by name, that of the knobs as they are registered now; raises ConfigurationError for a flag of a knob
+    that another part has.
+    """
+    fields = ProfilingConfig.model_fields
+    parts = {name: cast(type[Part], fields[name].annotation) for name in fields if name != "knobs"}
+    others: list[type[Part]] = [*parts.values(), GridConfig]
+    taken = {name for part in others for name in part.model_fields}
+    for knob in all_knobs():
+        if twice := sorted(taken & knob.flags.model_fields.keys()):
+            raise ConfigurationError(f"knob {knob.name}: there is a flag --{twice[0]} already; give it another name")
+    return {name: knob_config() if name == "knobs" else parts[name] for name in fields}
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The published flags."""
     parser = OneLineParser(
         prog="acc_lat_profiling.py",
-        description="Measure accuracy and stage-wise latency of a vision-language model for each setting of three "
-        "knobs: vision tokens, experts per token (MoE top-k) and active transformer blocks.",
+        description="Measure accuracy and stage-wise latency of a vision-language model for each setting of its "
+        "knobs: vision tokens, experts per token (MoE top-k), active transformer blocks and further ones.",
     )
-    for name, part in _PARTS.items():
+    for name, part in parts_of_flags().items():
         add_flags(parser, part, ProfilingConfig.model_fields[name].title)
     return parser
 
 
 def parse_config(argv: Sequence[str] | None = None) -> ProfilingConfig:
     """The configuration of a command line; raises ConfigurationError."""
+    # The knobs of a file bring flags of their own.
+    first = OneLineParser(add_help=False)
+    add_knob_module(first)
+    first.parse_known_args(argv)
     return ProfilingConfig.of(**vars(build_parser().parse_args(argv)))

@@ -15,9 +15,6 @@ from experiment_core_utils.config.parts import (
     NUMBER_FORMAT,
     WORKER_TIMEOUT_S,
     AttnImplementation,
-    Count,
-    CountInMemory,
-    CountOrZero,
     Delay,
     Device,
     Energy,
@@ -25,7 +22,6 @@ from experiment_core_utils.config.parts import (
     MemoryTimeline,
     NumProcesses,
     NumThreads,
-    Part,
     Seed,
     StopText,
     TimeLimit,
@@ -36,6 +32,7 @@ from experiment_core_utils.config.parts import (
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, check_file_name_part
+from experiment_core_utils.primitives.flag_fields import Count, CountInMemory, CountOrZero, Part
 
 FpPrecision = Annotated[Literal["auto", "float32", "float16", "bfloat16", "float8"], NUMBER_FORMAT]
 DecodingMode = Literal["greedy", "temperature", "top_k", "top_p"]

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from experiment_core_utils.config.strategies import made_of
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import read_regular_file
+from experiment_core_utils.primitives.grids import made_of
 from experiment_core_utils.primitives.units import shown
 
 # One launch has one of each.

@@ -7,10 +7,12 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import nn
 
+from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.setting import Setting, reference_setting
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.primitives.device import Marks
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
     KnobProof,
@@ -113,7 +115,7 @@ class StagedModel(Stages, Protocol):
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """A request's tensors on the model's device, pictures in its dtype."""
 
-    def apply(self, setting: KnobSetting) -> None:
+    def apply(self, setting: Setting) -> None:
         """Put a setting in force: the decoder's knobs, and the fields of the model's config that the crops need."""
 
     def restored_afterwards(self) -> AbstractContextManager[None]:
@@ -176,10 +178,10 @@ class StagedModel(Stages, Protocol):
     def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
         """From now on answers end at these texts too, or, with `ignore_eos`, at nothing but the limit of tokens."""
 
-    def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
+    def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
         """Experts per token of each active block; None for a block without a router."""
 
-    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+    def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
         """Run the request once with counters inside the model; never while timing.
 
         Raises:
@@ -187,10 +189,10 @@ class StagedModel(Stages, Protocol):
             EngineRefused: an engine or a graph computes something else than the modules.
         """
 
-    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """FLOPs of the request at the setting; None for an unknown architecture."""
 
-    def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
+    def count_bytes(self, setting: Setting) -> ModelBytes | None:
         """Bytes of the weights, and of what a decode step needs of them and of the cache; None for an unknown
         architecture.
         """
@@ -200,3 +202,8 @@ class StagedModel(Stages, Protocol):
 
         `execution_stages` has the name of what runs each stage, `decoding` what the checkpoint prefers and is kept.
         """
+
+
+def own_setting(model: StagedModel) -> Setting:
+    """The setting of a loaded model as it is; see `reference_setting`."""
+    return reference_setting(KnobLimits(model.num_total_blocks, model.num_experts, model.default_top_k))

@@ -5,12 +5,20 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused, ResultsNotSaved, first_line
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    OutputRefused,
+    ProfilerError,
+    ResultsNotSaved,
+    first_line,
+)
 
 # File systems take names of 255 bytes, of which such a part is only one.
 FILE_NAME_PART = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
@@ -253,6 +261,24 @@ def read_given(path: Path, named: str = "", hint: str = "") -> bytes:
     except OSError as error:
         end = f"; {hint}" if hint else ""
         raise ConfigurationError(f"{f'{named} {path}'.lstrip()}: {_reason(error)}{end}") from error
+
+
+def run_python_file(path: Path, flag: str) -> None:
+    """Run a Python file that a user gives by a flag; raises ConfigurationError where it cannot be run."""
+    refuse_unreadable(path, flag)
+    spec = spec_from_file_location(f"{flag.removeprefix('--')}_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigurationError(f"{flag} {path} is not a Python file; give one that ends in .py")
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    try:
+        spec.loader.exec_module(module)
+    except ProfilerError as error:
+        raise ConfigurationError(f"{flag} {path}: {error}") from error
+    except Exception as error:  # whatever the code of a user raises
+        raise ConfigurationError(
+            f"{flag} {path} cannot be run ({type(error).__name__}: {first_line(error)}); correct it"
+        ) from error
 
 
 def read_json(path: Path, named: str = "", hint: str = "") -> Any:

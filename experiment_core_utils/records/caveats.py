@@ -124,6 +124,11 @@ Caveat.KINDS = {
         "blocks: {file} does not say which questions chose them: those measured may be among these".format_map,
         "score the blocks again by `knobprof blocks`, which records them",
     ),
+    "knobs_not_seen": CaveatKind(
+        "warning",
+        lambda found: "knobs: " + "; ".join(f"{name}: {reason}" for name, reason in found["reasons"].items()),
+        "look at answers and times for whether it acted",
+    ),
     "answers_unparsed": CaveatKind(
         "warning",
         "answers: {fraction:.0%} could not be read as an answer by {metric}, and count as wrong".format_map,

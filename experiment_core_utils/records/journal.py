@@ -342,7 +342,12 @@ def _decode(line: bytes, path: Path, number: int | None) -> Line:
 def _fault_of(line: Line) -> str | None:
     """What no run writes: a name that leads out of the folder, a sample without an outcome, a time below 0."""
     if isinstance(line, JournalHeader):
-        names = {"key": line.key, "fingerprint": line.fingerprint, "experiment_id": line.experiment_id}
+        # Labels of knobs may have points.
+        names = {
+            "key": line.key.replace(".", "-"),
+            "fingerprint": line.fingerprint,
+            "experiment_id": line.experiment_id,
+        }
         wrong = next((name for name, value in names.items() if not re.fullmatch(FILE_NAME_PART, value)), None)
         return None if wrong is None else f"{wrong} is {shortened(names[wrong])}, which is part of file names"
     if not isinstance(line, FinishedSample):

@@ -37,7 +37,7 @@ from experiment_core_utils.records.settings import SettingFailure
 class LedgerEntry:
     """One setting: the name of its result file, or how it failed."""
 
-    result_file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,240}\.json$")] | None
+    result_file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,240}\.json$")] | None
     failure: SettingFailure | None
 
 

@@ -1,7 +1,7 @@
 """Records of requests: their shape, their runs, the proof of the knobs and their FLOPs."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -189,6 +189,8 @@ class KnobProof:
     engine_error: float | None = None
     #: the same of the modules in the precision that was measured; None in the same cases
     modules_error: float | None = None
+    #: why nothing that was counted shows whether a knob acted, by knob; not there where each was seen
+    knobs_not_seen: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

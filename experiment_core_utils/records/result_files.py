@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from experiment_core_utils.knobs.setting import Setting, parsed_labels
 from experiment_core_utils.primitives.csv_tables import named_rows
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
@@ -48,8 +49,7 @@ _LARGE_EXPONENT = re.compile(rb"0e\+?000+(?:[\s,\]}]|$)")
 _MANY_DIGITS = 200 * b"0"
 _TOO_DEEP = "it is nested more than 200 deep"
 # The files of settings; task, vision target and decoder of one.
-RESULT_FILES = "*_imgsize*_topk*_blocks*.json"
-_OF_SETTING = re.compile(r"(.+)_imgsize(.+?)(?:_crops[0-9]+)?_(topk(?:none|[0-9]+)_blocks[0-9]+)\.json")
+RESULT_FILES = "*_imgsize*_blocks*.json"
 _OF_ONE_PROCESS = re.compile(rf"{LOCAL_ENERGY}_process_(0|[1-9][0-9]*)")
 
 
@@ -95,8 +95,16 @@ def result_files_in(folder: Path) -> dict[str, tuple[str, str]]:
 
     The mean number of crops in a name does not count: it is of the samples that were drawn.
     """
-    found = ((path.name, _OF_SETTING.fullmatch(path.name)) for path in sorted(folder.glob(RESULT_FILES)))
-    return {name: (match[1], f"{match[2]}_{match[3]}") for name, match in found if match and (folder / name).is_file()}
+    found = {path.name: _task_and_key(path.name) for path in sorted(folder.glob(RESULT_FILES))}
+    return {name: named for name, named in found.items() if named is not None and (folder / name).is_file()}
+
+
+def _task_and_key(name: str) -> tuple[str, str] | None:
+    """The task and the setting's key that a file name contains; None where the name is not of that form."""
+    task, _, rest = name.removesuffix(".json").rpartition("_imgsize")
+    labels = [each for each in rest.split("_") if not (each.startswith("crops") and each[5:].isdecimal())]
+    values = parsed_labels(labels)
+    return (task, Setting(values).key) if task and values else None
 
 
 def local_energy_type(rank: int) -> str:

@@ -12,16 +12,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from experiment_core_utils.primitives.errors import ResultsRefused
-from experiment_core_utils.primitives.knobs import (
-    TIERS,
-    VisionTarget,
-    decoder_label,
-    named_tokens,
-    own_target,
-    tier_target,
-)
-from experiment_core_utils.primitives.vision_tokens import MOST_CROPS
+from experiment_core_utils.knobs.setting import setting_of
+from experiment_core_utils.knobs.vision_tokens import TIERS
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share, Time
@@ -272,6 +265,9 @@ class ResultOrigin(Record):
 class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, DecoderPart, VisionPart, ResultOrigin):
     """The result of a setting, which is the JSON of its file."""
 
+    #: value of each knob by its name, without knobs that the model lacks and further ones that change nothing; `{}` in
+    #: older files
+    knobs: dict[str, str | int | float] = {}
     #: whether this is the model as it is: its own crops or pixels, its own number of experts, all blocks; None in older
     #: files
     is_reference: bool | None = None
@@ -297,8 +293,12 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any], where: str, advice: str = ADVICE) -> Self:
-        """As `read`; raises ResultsRefused also where a field contradicts another."""
+        """As `read`; raises ResultsRefused also for a knob that is unknown or a field that contradicts another."""
         result = cls.read(content, where, advice)
+        try:
+            setting_of(result)
+        except ConfigurationError as error:
+            raise ResultsRefused(f"{where}: {error}") from error
         fault = next(_contradictions(result), None)
         if fault is not None:
             raise ResultsRefused(f"{where} {fault}; {advice}")
@@ -372,25 +372,9 @@ def fixed_length_of(result: SettingResult) -> FixedLengthTime | None:
     return known or FixedLengthTime.from_stats(result.aggregate_stats, result.provenance.experimental_variables)
 
 
-def target_of(result: SettingResult) -> VisionTarget:
-    """The vision target of a result."""
-    tier, tokens = result.tier, result.vision_tokens_target
-    return tier_target(tier) if tier is not None else named_tokens(tokens) if tokens is not None else own_target()
-
-
-def knob_values(result: SettingResult) -> tuple[int, ...]:
-    """What grows with each knob: crops allowed and vision tokens, experts per token, blocks; 0 without such a knob.
-
-    The model's own crops come after every number of them.
-    """
-    is_own = result.tier is None and result.vision_tokens_target is None
-    crops = MOST_CROPS if is_own else result.max_crops or 0
-    return crops, result.vision_tokens_target or 0, result.top_k or 0, result.num_active_blocks
-
-
 def setting_key(result: SettingResult) -> str:
-    """`KnobSetting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
-    return f"{target_of(result).label}_{decoder_label(result.top_k, result.num_active_blocks)}"
+    """`Setting.key` of a stored result, such as `tier-low_topk4_blocks12`."""
+    return setting_of(result).key
 
 
 def reference_of(results: Iterable[SettingResult]) -> SettingResult | None:
@@ -404,5 +388,6 @@ def setting_file_name(result: SettingResult) -> str:
     `reference-vqa_imgsizetier-low_crops2_topk8_blocks14.json`, `…_imgsizetokens1008_topk8_blocks14.json`.
     """
     crops = "" if result.tier is None else f"_crops{round(result.selected_crops_mean or 0)}"
-    task, decoder = result.provenance.task.name, decoder_label(result.top_k, result.num_active_blocks)
-    return f"{task.replace('_', '-')}_imgsize{target_of(result).label}{crops}_{decoder}.json"
+    vision, *others = setting_of(result).labels
+    task = result.provenance.task.name.replace("_", "-")
+    return f"{task}_imgsize{'_'.join([f'{vision}{crops}', *others])}.json"

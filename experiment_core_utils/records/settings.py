@@ -114,7 +114,7 @@ class JournalHeader:
     """The first line of a process's journal, and one more each time that the process resumes it."""
 
     schema_version: int  #: of the journal's lines
-    key: str  #: `KnobSetting.key`
+    key: str  #: `Setting.key`
     fingerprint: str  #: digest of everything else that the result depends on
     rank: int
     num_processes: int  #: of that run
@@ -130,7 +130,7 @@ class MeasuringOrder:
 
     how: str  #: `shuffled` or `planned`
     seed: int | None  #: of the shuffle; None where there was none
-    keys: tuple[str, ...]  #: `KnobSetting.key` of every setting of the plan, done or due, in that order
+    keys: tuple[str, ...]  #: `Setting.key` of every setting of the plan, done or due, in that order
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class ShardDone:
 class MeasuredSetting:
     """One process's shard of the samples of one setting, or all shards merged."""
 
-    key: str  #: `KnobSetting.key`
+    key: str  #: `Setting.key`
     #: digest of everything else that the result depends on; parts that differ in it do not belong together
     fingerprint: str
     rank: int

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from experiment_core_utils.g_metrics_inference import answer_caveats, summarise_accuracy
 from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, score_part
+from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.statistics import fraction_of
@@ -23,7 +24,6 @@ from experiment_core_utils.records.setting_result import (
     RescoredResult,
     Rescoring,
     SettingResult,
-    knob_values,
     setting_key,
 )
 from experiment_core_utils.tasks.answers import scored_text
@@ -239,7 +239,7 @@ def largest_setting(by_key: Mapping[str, SettingResult]) -> str:
     reference = next((key for key, result in by_key.items() if result.is_reference), None)
     if reference is not None:
         return reference
-    values = {key: knob_values(result) for key, result in by_key.items()}
+    values = {key: setting_of(result).order for key, result in by_key.items()}
     largest = tuple(map(max, zip(*values.values(), strict=True)))
     full = [key for key, own in values.items() if own == largest]
     if not full:

@@ -22,11 +22,11 @@ from pydantic import BaseModel
 from experiment_core_utils import l_results_csv_cleaning as csv
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, plain_type
-from experiment_core_utils.config.parts import Part
-from experiment_core_utils.config.profiling import ProfilingConfig, build_parser
+from experiment_core_utils.config.profiling import ProfilingConfig, build_parser, parts_of_flags
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
+from experiment_core_utils.primitives.flag_fields import Part
 from experiment_core_utils.records import (
     caveats,
     compute,
@@ -168,9 +168,9 @@ def _flag_tables() -> str:
     """A table for each group of the driver's flags: flag, default, meaning."""
     actions = {action.dest: action for action in build_parser()._actions}
     tables = []
-    for part in ProfilingConfig.model_fields.values():
+    for group, part in parts_of_flags().items():
         rows = []
-        for name, field in part.annotation.model_fields.items():  # type: ignore[union-attr]
+        for name, field in part.model_fields.items():
             text = (actions[name].help or "").replace("%%", "%")
             default, stated = field.default, _DEFAULT.search(text)
             if isinstance(default, str | int | float | Path) and name != "model_path":
@@ -179,7 +179,7 @@ def _flag_tables() -> str:
                 shown = stated[1] if stated else "none"
             choices = ", ".join(f"`{each}`" for each in actions[name].choices or ())
             rows.append((f"--{name}", shown, _DEFAULT.sub("", text) + (f"; one of {choices}" if choices else "")))
-        title = (part.title or "").capitalize()
+        title = (ProfilingConfig.model_fields[group].title or "").capitalize()
         tables.append(f"**{title}**\n\n" + _table(("flag", "default", "meaning"), rows))
     return "\n\n".join(tables)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiment_core_utils.config.command import reporting_errors, run_command
-from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
 from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.saved_results.rescoring import by_task, compare_folder, rescore
 from experiment_core_utils.saved_results.terminal import comparison_table, few_samples_warning, rescoring_table
@@ -43,6 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--task_module", type=Path, metavar="PATH", help="Python file that registers tasks or metrics"
         )
+    for command in (again, pairs):
+        add_knob_module(command)
     pairs.add_argument(
         "--baseline",
         metavar="SETTING",

@@ -7,7 +7,10 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.g_metrics_inference import MOST_UNREADABLE
-from experiment_core_utils.primitives.knobs import own_target
+from experiment_core_utils.knobs.interface import Knob, Level
+from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.setting import setting_of
+from experiment_core_utils.l_results_csv_cleaning import further_knobs
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.setting_result import (
@@ -102,14 +105,13 @@ def closing_table(
         places = {setting_key(each): places.get(setting_key(each), "not searched") for each in results}
         results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
     rows = []
-    reference = reference_of(results)
+    reference, further = reference_of(results), further_knobs(results)
+    knobs = [knob for knob in all_knobs() if knob.published or knob in further]
     for result in results:
         stats = result.aggregate_stats
         rows.append(
             {
-                "vision": result.tier or result.vision_tokens_target or own_target().label,
-                "top-k": "-" if result.top_k is None else result.top_k,
-                "blocks": result.num_active_blocks,
+                **{knob.title: _knob_cell(result, knob) for knob in knobs},
                 # A picture that the model does not cut has 0 crops, but is seen.
                 "crops": _text(result.selected_crops_mean or None, 1),
                 "tokens": _text(stats.get("prompt_tokens_mean"), 0),
@@ -215,6 +217,11 @@ def rescoring_table(before: Sequence[SettingResult], after: Sequence[RescoredRes
         for old, new in zip(before, after, strict=True)
     ]
     return pd.DataFrame(rows).fillna("").to_string(index=False)
+
+
+def _knob_cell(result: SettingResult, knob: Knob[Any]) -> Level:
+    value = setting_of(result).value(knob.name)
+    return "-" if value is None else knob.cell(value)
 
 
 def _accuracy(result: SettingResult) -> str:

@@ -13,6 +13,10 @@ from typing import Any
 import torch
 
 from experiment_core_utils.e_inference import sample_record
+from experiment_core_utils.knobs.active_blocks import blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS
@@ -27,7 +31,6 @@ from experiment_core_utils.primitives.errors import (
     library_faults_named,
 )
 from experiment_core_utils.primitives.interruption import time_limit
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import BatchedAnswer, FollowedAnswer, KnobProof, PreparedRequest
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
@@ -240,9 +243,7 @@ class BatchAnswerer:
         self._timeout_s = sample_timeout_s
         self._proofs: dict[str, BatchProof] = {}
 
-    def outcomes(
-        self, setting: KnobSetting, sample_ids: Sequence[int]
-    ) -> Iterator[list[MeasuredSample | FailedSample]]:
+    def outcomes(self, setting: Setting, sample_ids: Sequence[int]) -> Iterator[list[MeasuredSample | FailedSample]]:
         """What became of the samples, batch by batch; those that cannot be read first.
 
         A few batches are prepared at a time and put in order of prompt length, so that little is padded. The knobs must
@@ -264,14 +265,14 @@ class BatchAnswerer:
                 batch, prepared = prepared[: self._limit], prepared[self._limit :]
                 yield self._answer(setting, batch)
 
-    def _prepare(self, sample_ids: Sequence[int], setting: KnobSetting) -> tuple[list[Prepared], list[FailedSample]]:
+    def _prepare(self, sample_ids: Sequence[int], setting: Setting) -> tuple[list[Prepared], list[FailedSample]]:
         prepared: list[Prepared] = []
         failed: list[FailedSample] = []
         for sample_id in sample_ids:
             try:
                 with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
                     with time_limit(self._timeout_s):
-                        sample, request = self._bench.requests.take(sample_id, setting.vision.crops)
+                        sample, request = self._bench.requests.take(sample_id, vision_of(setting).bounds)
                     # As for measured samples: one that no metric could score is not worth the time.
                     check_scorable(sample, self._bench.metric)
             except SampleError as error:
@@ -280,7 +281,7 @@ class BatchAnswerer:
                 prepared.append((sample, request))
         return prepared, failed
 
-    def _answer(self, setting: KnobSetting, prepared: Sequence[Prepared]) -> list[MeasuredSample | FailedSample]:
+    def _answer(self, setting: Setting, prepared: Sequence[Prepared]) -> list[MeasuredSample | FailedSample]:
         """A batch that is out of time, or that a library refuses, is answered one by one, so that only the samples at
         fault fail."""
         done: list[MeasuredSample | FailedSample] = []
@@ -309,7 +310,7 @@ class BatchAnswerer:
         return done
 
     def _record(
-        self, setting: KnobSetting, sample: Sample, request: PreparedRequest, answer: BatchedAnswer
+        self, setting: Setting, sample: Sample, request: PreparedRequest, answer: BatchedAnswer
     ) -> MeasuredSample | FailedSample:
         try:
             with library_faults_named(f"sample {sample.sample_id}"), out_of_memory_named():
@@ -345,7 +346,7 @@ class PreparedQuestion:
     """A question to be answered at a setting of its own; a sample without a picture will do."""
 
     request: PreparedRequest
-    setting: KnobSetting
+    setting: Setting
 
 
 def answer_prepared(
@@ -374,8 +375,8 @@ def answer_prepared(
     return [answers[place] for place in range(len(questions))]
 
 
-def _group_key(setting: KnobSetting) -> GroupKey:
-    return setting.vision.crops, setting.top_k, setting.active_blocks
+def _group_key(setting: Setting) -> GroupKey:
+    return vision_of(setting).bounds, experts_of(setting), blocks_of(setting)
 
 
 def batches_of(questions: Sequence[PreparedQuestion], max_batch_size: int) -> list[tuple[int, ...]]:

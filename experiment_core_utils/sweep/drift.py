@@ -19,12 +19,13 @@ from pydantic_core import to_json
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.j_results_saving import save_setting_result
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.meters.stability import DRIFT_LIMIT, drift_ratio, needs_another_run
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ResultsRefused, SampleError, SettingError, library_faults_named
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
-from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import field_fault, read_versioned_object
@@ -81,7 +82,7 @@ class ControlRuns:
     config: MeasuringConfig
     context: RunContext
     bench: Bench
-    control: KnobSetting
+    control: Setting
     sample_ids: tuple[int, ...] = ()  #: those samples, once they are known
 
     def __call__(self) -> Totals:
@@ -112,7 +113,7 @@ class ControlRuns:
         bench, config = self.bench, self.config
         least, most = (max(config.num_warmup_runs, 1), config.max_warmup_runs) if is_first else (1, 1)
         with time_limit(config.sample_timeout):
-            _, request = bench.requests.take(sample_id, self.control.vision.crops)
+            _, request = bench.requests.take(sample_id, vision_of(self.control).bounds)
             inputs = bench.model.to_device(request.inputs)
         warm: list[float] = []
         while needs_another_run(warm, least, max(most, least)):

@@ -20,6 +20,7 @@ from experiment_core_utils.config.parts import MeasuringConfig, ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import energy_plan_lines
 from experiment_core_utils.f_experiment_info import describe_hardware
+from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.models.common.preferences import preferences_in
 from experiment_core_utils.primitives.collectives import processes_on_this_machine
@@ -30,7 +31,6 @@ from experiment_core_utils.primitives.device import (
     set_cpu_threads,
 )
 from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES
-from experiment_core_utils.primitives.knobs import reference_setting
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import FinalPrompt, Provenance
 from experiment_core_utils.records.result_files import RESULT_FILES

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from experiment_core_utils.b_model_loader import ModelSource
+from experiment_core_utils.knobs.active_blocks import blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.models.costs.architecture import (
     Architecture,
     UnknownArchitecture,
@@ -30,7 +34,6 @@ from experiment_core_utils.models.molmoe.costs import activation_elements, param
 from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.processing_molmoe import refuse_several_pictures
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, RequestSize, StageFlops
@@ -342,21 +345,21 @@ class MolmoeWork:
         self.num_samples = len(self.shapes)
         self._first = of_first_samples(task, sample_ids, lambda sample: (sample, task.prompt(sample)), 1)[0]
 
-    def final_prompt(self, setting: KnobSetting) -> FinalPrompt:
+    def final_prompt(self, setting: Setting) -> FinalPrompt:
         """What the model is given of the first sample that can be read."""
         sample, prompt = self._first
-        inputs = self._processor(prompt, sample.image, setting.vision.crops)
+        inputs = self._processor(prompt, sample.image, vision_of(setting).bounds)
         return FinalPrompt.of_ids(sample.sample_id, prompt, inputs["input_ids"][0].tolist())
 
-    def at(self, setting: KnobSetting) -> RequestWork:
+    def at(self, setting: Setting) -> RequestWork:
         """A request at the setting; elements contain the largest activations."""
         tokens, flops = [], []
         architecture = Architecture("molmoe", *shapes_of(self._source.config))
-        architecture = architecture.at_setting(setting.experts, setting.active_blocks)
+        architecture = architecture.at(setting)
         for shape in self.shapes:
             crops, image_tokens = 0, 0
             if shape.size is not None:
-                tiling = self._processor.image_processor.tiling_for(*shape.size, setting.vision.crops)
+                tiling = self._processor.image_processor.tiling_for(*shape.size, vision_of(setting).bounds)
                 crops, image_tokens = tiling[0] * tiling[1] + 1, image_part_tokens(self._processor, tiling)
             tokens.append(shape.text_tokens + image_tokens)
             flops.append(architecture.request_flops(RequestSize(tokens[-1], self._limit, crops=crops)).stages)
@@ -372,17 +375,17 @@ class MolmoeWork:
         size = None if sample.image is None else (sample.image.height, sample.image.width)
         return PromptShape(size, text_tokens)
 
-    def _largest_elements(self, setting: KnobSetting, blocks: Sequence[BlockShape]) -> int:
+    def _largest_elements(self, setting: Setting, blocks: Sequence[BlockShape]) -> int:
         """Cache and largest activations of the largest picture that the setting allows and the longest text seen."""
         text_tokens = max(shape.text_tokens for shape in self.shapes)
         crops, image_tokens = 0, 0
         if any(shape.size is not None for shape in self.shapes):
-            allowed = setting.vision.crops or CropRange(1, self._processor.image_processor.max_crops)
+            allowed = vision_of(setting).bounds or CropRange(1, self._processor.image_processor.max_crops)
             crops = allowed.max_crops + 1
             image_tokens = max(image_part_tokens(self._processor, tiling) for tiling in tilings_within(allowed))
         prompt_tokens = text_tokens + image_tokens
         own = self._source.limits.default_top_k or 0
-        top_k = max(own, setting.top_k or 0) if setting.num_active_blocks > 1 else own
+        top_k = max(own, experts_of(setting) or 0) if len(blocks_of(setting)) > 1 else own
         cache = cache_elements(blocks, prompt_tokens + self._limit)
         return cache + activation_elements(self._source.config, crops, prompt_tokens, top_k)
 
@@ -411,25 +414,25 @@ class TransformersWork:
         self._shapes: dict[CropRange | None, tuple[list[RequestShape], str | None]] = {}
         self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
 
-    def final_prompt(self, setting: KnobSetting) -> FinalPrompt | None:
+    def final_prompt(self, setting: Setting) -> FinalPrompt | None:
         """What the model is given of the first sample that can be used; None where none can."""
         for sample in self._samples:
             try:
-                request = self._made(sample, setting.vision.crops)
+                request = self._made(sample, vision_of(setting).bounds)
             except SampleError:  # not counted: `at` gives the reason
                 continue
             return FinalPrompt.of_ids(sample.sample_id, request.text, request.inputs["input_ids"][0].tolist())
         return None
 
-    def at(self, setting: KnobSetting) -> RequestWork:
+    def at(self, setting: Setting) -> RequestWork:
         """A request at the setting; elements are the cache's alone, of the longest prompt seen."""
-        shapes, reason = self._shapes_at(setting.vision.crops)
+        shapes, reason = self._shapes_at(vision_of(setting).bounds)
         if not shapes:
             return RequestWork(None, None, None, reason)
         tokens = [shape.prompt_tokens for shape in shapes]
         if self._architecture is None:
             return RequestWork(statistics.fmean(tokens), None, None, reason)
-        architecture = self._architecture.at_setting(setting.top_k, setting.active_blocks)
+        architecture = self._architecture.at(setting)
         flops = [architecture.request_flops(shape.size(self._limit)).stages for shape in shapes]
         elements = cache_elements(architecture.decoder.blocks, max(tokens) + self._limit)
         return RequestWork(statistics.fmean(tokens), mean_flops(flops), elements, reason)

@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 
 from accelerate import Accelerator
 
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.models.interface import MODULES, StagedModel
 from experiment_core_utils.primitives.collectives import all_gather
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import EngineRefused, SampleError, SettingError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
-from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.sweep.requests import RequestSource
 
@@ -22,7 +23,7 @@ from experiment_core_utils.sweep.requests import RequestSource
 def settle_execution(
     model: StagedModel,
     requests: RequestSource,
-    settings: Sequence[KnobSetting],
+    settings: Sequence[Setting],
     sample_ids: Sequence[int],
     max_new_tokens: int,
     sample_timeout_s: float | None,
@@ -64,7 +65,7 @@ def settle_execution(
 def _proof_of(
     model: StagedModel,
     requests: RequestSource,
-    setting: KnobSetting,
+    setting: Setting,
     sample_ids: Iterable[int],
     max_new_tokens: int,
     sample_timeout_s: float | None,
@@ -74,7 +75,7 @@ def _proof_of(
     for sample_id in sample_ids:
         try:
             with library_faults_named(f"sample {sample_id}"), out_of_memory_named(), time_limit(sample_timeout_s):
-                inputs = model.to_device(requests.take(sample_id, setting.vision.crops)[1].inputs)
+                inputs = model.to_device(requests.take(sample_id, vision_of(setting).bounds)[1].inputs)
                 model.warm_up(inputs, max_new_tokens)
                 return model.prove(setting, inputs)
         except SampleError:  # not counted: it is recorded among the samples

@@ -10,10 +10,14 @@ from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_beside_power
 from experiment_core_utils.e_inference import run_staged, sample_record
 from experiment_core_utils.k_results_aggregation import SharedSetting
+from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.meters.load import ConditionsMeter, LoadSampler, conditions_meter, load_sampler
 from experiment_core_utils.meters.stability import PrecisionGoal, needs_another_run, warm_up_of
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.common.finite_logits import failure_named
+from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
     MemoryWindow,
@@ -30,8 +34,8 @@ from experiment_core_utils.primitives.errors import (
     library_faults_named,
 )
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
-from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape
@@ -188,16 +192,16 @@ class ShardMeasurer:
         self._energy = None if self.energy is None else replace(self.energy, stop=context.stop)
         self._load = load_sampler(SAMPLE_EVERY_S)
         self._warm_layouts: set[Hashable] = set()
-        self._following: Sequence[KnobSetting] = ()
+        self._following: Sequence[Setting] = ()
         self._goal: PrecisionGoal | None = None
         if config.until_precision is not None:
             self._goal = PrecisionGoal(config.until_precision).of_shard(context.num_processes)
 
     def measure_shard(
         self,
-        setting: KnobSetting,
+        setting: Setting,
         progress: Progress,
-        following: Sequence[KnobSetting] = (),
+        following: Sequence[Setting] = (),
         sample_ids: Sequence[int] | None = None,
     ) -> ShardDone:
         """Bring the journal of the setting to its end, from wherever an earlier run left it.
@@ -225,7 +229,7 @@ class ShardMeasurer:
             journal.append(done)
         return done
 
-    def _header(self, setting: KnobSetting, sample_ids: tuple[int, ...]) -> JournalHeader:
+    def _header(self, setting: Setting, sample_ids: tuple[int, ...]) -> JournalHeader:
         context = self.context
         return JournalHeader(
             schema_version=JOURNAL_VERSION,
@@ -239,7 +243,7 @@ class ShardMeasurer:
         )
 
     def _measure_energy_once(
-        self, setting: KnobSetting, journal: Journal, sample_ids: Sequence[int], how: StageMeasurement
+        self, setting: Setting, journal: Journal, sample_ids: Sequence[int], how: StageMeasurement
     ) -> None:
         """Measure the energy of the first sample that can be read, after all others of the setting: it disturbs no
         time.
@@ -260,23 +264,21 @@ class ShardMeasurer:
         )
 
     def _of_first_readable(
-        self, setting: KnobSetting, sample_ids: Sequence[int], use: Callable[[int, PreparedRequest], T]
+        self, setting: Setting, sample_ids: Sequence[int], use: Callable[[int, PreparedRequest], T]
     ) -> T | None:
         """What `use` makes of the first sample that can be read and run; None where there is none."""
         for sample_id in sample_ids:
             try:
                 with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
                     with time_limit(self.config.sample_timeout):
-                        request = self.bench.requests.take(sample_id, setting.vision.crops)[1]
+                        request = self.bench.requests.take(sample_id, vision_of(setting).bounds)[1]
                     with self._failure_named(sample_id):
                         return use(sample_id, request)
             except SampleError:  # not counted: it is recorded among the samples
                 continue
         return None
 
-    def _measure_with_retries(
-        self, setting: KnobSetting, journal: Journal, shard: Shard, progress: Progress
-    ) -> ShardDone:
+    def _measure_with_retries(self, setting: Setting, journal: Journal, shard: Shard, progress: Progress) -> ShardDone:
         """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""
         attempts = self.config.max_config_retries + 1
         for attempt in range(1, attempts + 1):
@@ -296,7 +298,7 @@ class ShardMeasurer:
         return ShardDone(self.context.experiment_id, proof, window.reading, None)
 
     def _measure(
-        self, setting: KnobSetting, journal: Journal, shard: Shard, progress: Progress, is_last_attempt: bool
+        self, setting: Setting, journal: Journal, shard: Shard, progress: Progress, is_last_attempt: bool
     ) -> tuple[KnobProof | None, MemoryWindow]:
         """Warm up and prove the knobs on the first sample that can be read, then run every sample not yet finished."""
         self.bench.model.apply(setting)
@@ -319,7 +321,7 @@ class ShardMeasurer:
                     # Whatever a library raises for this sample ends here, and the run goes on with the next one.
                     with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
                         with time_limit(self.config.sample_timeout):
-                            sample, request = self.bench.requests.take(sample_id, setting.vision.crops)
+                            sample, request = self.bench.requests.take(sample_id, vision_of(setting).bounds)
                         with self._failure_named(sample_id):
                             if proof is None:
                                 with progress.step("warming up"):
@@ -350,12 +352,14 @@ class ShardMeasurer:
     def _failure_named(self, sample_id: int) -> AbstractContextManager[None]:
         return failure_named(f"sample {sample_id}", self.bench.model.describe)
 
-    def _announce(self, setting: KnobSetting, shard: Shard) -> None:
+    def _announce(self, setting: Setting, shard: Shard) -> None:
         """Say which requests will be taken: the first for the warm-up, then those of samples not yet finished."""
         measured, answered = split_by(self.bench.latency_ids, shard.sample_ids)
         order = (*measured, *answered)
         todo = [each for place, each in enumerate(order) if place == 0 or each not in shard.finished]
-        self.bench.requests.announce(setting.vision.crops, todo, [each.vision.crops for each in self._following])
+        self.bench.requests.announce(
+            vision_of(setting).bounds, todo, [vision_of(each).bounds for each in self._following]
+        )
 
     def _note(
         self,
@@ -380,7 +384,7 @@ class ShardMeasurer:
             journal.append(reading)
 
     def _answer_the_rest(
-        self, setting: KnobSetting, shard: Shard, note: Callable[[MeasuredSample | FailedSample], None]
+        self, setting: Setting, shard: Shard, note: Callable[[MeasuredSample | FailedSample], None]
     ) -> None:
         """The samples that are not measured, in batches."""
         _, answered = split_by(self.bench.latency_ids, shard.sample_ids)
@@ -389,13 +393,14 @@ class ShardMeasurer:
                 note(outcome)
             self.context.stop.raise_if_requested("between two batches")
 
-    def _warm_up(self, setting: KnobSetting, request: PreparedRequest, journal: Journal) -> KnobProof:
+    def _warm_up(self, setting: Setting, request: PreparedRequest, journal: Journal) -> KnobProof:
         """Prove the knobs, then run until the times agree; each run has the time of a sample."""
         with time_limit(self.config.sample_timeout):
             inputs = self.bench.model.to_device(request.inputs)
             self.bench.model.warm_up(inputs, self.bench.max_new_tokens)
             proof = self.bench.proofs.get(setting.key) or self.bench.model.prove(setting, inputs)
-        check_proof(proof, setting, self.bench.model.expected_experts(setting))
+        unseen = check_proof(proof, setting, self.bench.model)
+        proof = replace(proof, knobs_not_seen=unseen) if unseen else proof
         least, totals_s = self.config.num_warmup_runs, list[float]()
         while needs_another_run(totals_s, least, self.config.max_warmup_runs):
             with time_limit(self.config.sample_timeout):
@@ -410,7 +415,7 @@ class ShardMeasurer:
             run_staged(self.bench.model, inputs, self.bench.max_new_tokens)
         self._warm_layouts.add(shape.layout)
 
-    def _measure_sample(self, setting: KnobSetting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
+    def _measure_sample(self, setting: Setting, sample: Sample, request: PreparedRequest) -> MeasuredSample:
         # Scored at the merge, with all others; one that no answer could score is not worth the time of its runs.
         check_scorable(sample, self.bench.metric)
         clock = HostClock()
@@ -448,11 +453,15 @@ def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ..
     )
 
 
-def check_proof(proof: KnobProof, setting: KnobSetting, expected: Sequence[int | None]) -> None:
-    """Raises KnobDidNotAct where what ran is not what was requested."""
-    if proof.blocks_run != setting.active_blocks or proof.blocks_run_decode != setting.active_blocks:
-        raise KnobDidNotAct(f"{setting.key}: blocks {proof.blocks_run} ran instead of {setting.active_blocks}")
-    if proof.experts_per_token != tuple(expected):
-        raise KnobDidNotAct(f"{setting.key}: {proof.experts_per_token} experts a token instead of {tuple(expected)}")
-    if proof.cache_layers != setting.num_active_blocks:
-        raise KnobDidNotAct(f"{setting.key}: the cache contains {proof.cache_layers} layers")
+def check_proof(proof: KnobProof, setting: Setting, model: StagedModel) -> dict[str, str]:
+    """Why the knobs' acting cannot be seen, by knob; raises KnobDidNotAct where what ran is not what was requested."""
+    seen = {
+        knob.name: knob.prove(proof, setting, model) for knob in all_knobs() if setting.value(knob.name) is not None
+    }
+    # Of a knob at rest nothing is to be seen.
+    return {name: seen_not.reason for name in setting.values if (seen_not := seen[name]) is not None}
+
+
+def unseen_caveats(proof: KnobProof | None) -> list[Caveat]:
+    """The caveat of knobs of which nothing that was counted shows whether they acted; none where all were seen."""
+    return [caveat("knobs_not_seen", reasons=dict(proof.knobs_not_seen))] if proof and proof.knobs_not_seen else []

@@ -20,13 +20,17 @@ from experiment_core_utils.c_prompt_processing import (
     refuse_unfit_pictures,
     with_task_named,
 )
-from experiment_core_utils.config.block_choice import OWN_SCORES_FILE, BlockChoice, choice_by_scores
-from experiment_core_utils.config.parts import KnobConfig, MeasuringConfig, TaskConfig
+from experiment_core_utils.config.parts import MeasuringConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.config.strategies import distinct, plan_settings, possible
 from experiment_core_utils.d_energy_tracking import check_energy
 from experiment_core_utils.f_experiment_info import variables_of
 from experiment_core_utils.j_results_saving import save_setting_result
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, block_choice_of, blocks_of, fewer_by_default
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.interface import KnobRequest, RequestedValues
+from experiment_core_utils.knobs.registry import all_knobs, knob_named
+from experiment_core_utils.knobs.setting import Setting, check_label, reference_setting
+from experiment_core_utils.knobs.strategies import plan_settings
 from experiment_core_utils.l_results_csv_cleaning import table_paths
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.meters.stability import measuring_order
@@ -35,15 +39,8 @@ from experiment_core_utils.models.common.checkpoint_files import model_digest, w
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, ResultsError, WorkerLost
-from experiment_core_utils.primitives.files import check_replaceable, is_gguf, remove_leftovers
-from experiment_core_utils.primitives.knobs import (
-    KnobLimits,
-    KnobSetting,
-    VisionTarget,
-    own_target,
-    reference_setting,
-)
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
+from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
 from experiment_core_utils.primitives.texts import and_more, short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
@@ -59,154 +56,63 @@ from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
 
 
-def block_choice_of(knobs: KnobConfig, random_weights: bool, folder: Path) -> BlockChoice:
-    """What the flags name; else the scores in the model's folder, which random weights have no use for; else neither.
-
-    Raises:
-        ConfigurationError: the scores in the folder cannot be read.
-    """
-    if knobs.block_choice is not None:
-        return knobs.block_choice
-    own = (folder.parent if is_gguf(folder) else folder) / OWN_SCORES_FILE
-    if not random_weights and own.is_file():
-        return choice_by_scores(own, flag="")
-    return BlockChoice()
+def knob_request(config: ProfilingConfig, source: ModelSource) -> KnobRequest:
+    """What each knob sees of the run."""
+    return KnobRequest(config.knobs, source.limits, source.name, source.folder, config.model.random_weights)
 
 
-@dataclass(frozen=True)
-class RequestedValues:
-    """The requested values of each knob, given or by default, as far as they are possible."""
-
-    targets: tuple[VisionTarget, ...]
-    top_k: tuple[int | None, ...]
-    block_counts: tuple[int, ...]
-    impossible: tuple[str, ...]  #: why given values are left out, a sentence each
+def chosen_blocks(config: ProfilingConfig, source: ModelSource) -> BlockChoice:
+    """Which blocks run for a number; see `block_choice_of`."""
+    return block_choice_of(knob_request(config, source))
 
 
-def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[KnobSetting, ...]:
+def plan_for(config: ProfilingConfig, source: ModelSource) -> tuple[Setting, ...]:
     """The settings of the requested grid.
 
     Raises:
         ConfigurationError: no value that is given for a knob is possible in this model, or scores or sets of blocks
             do not fit it.
     """
-    requested = requested_values(config, source)
-    return plan_settings(
-        config.knobs.sampling_strategy,
-        requested.targets,
-        requested.top_k,
-        requested.block_counts,
-        source.limits.num_total_blocks,
-        block_choice_of(config.knobs, config.model.random_weights, source.folder),
-        config.knobs.num_configs,
-        config.task.seed,
-    )
+    values = {name: requested.values for name, requested in requested_values(config, source).items()}
+    return plan_settings(config.knobs.sampling_strategy, values, config.knobs.num_configs, config.task.seed)
 
 
-def reference_beside(config: ProfilingConfig, source: ModelSource, grid: Sequence[KnobSetting]) -> KnobSetting | None:
+def reference_beside(config: ProfilingConfig, source: ModelSource, grid: Sequence[Setting]) -> Setting | None:
     """The reference setting, to be measured beside the grid; None where the grid contains it, or `--no_reference`."""
     reference = reference_setting(source.limits)
     in_grid = any(each.key == reference.key for each in grid)
     return None if in_grid or config.knobs.no_reference else reference
 
 
-def requested_values(config: ProfilingConfig, source: ModelSource) -> RequestedValues:
-    """The flags' values; without them three tiers, half and all of the experts, and all of the blocks.
+def requested_values(config: ProfilingConfig, source: ModelSource) -> dict[str, RequestedValues[Any]]:
+    """The values of each knob by name, given or by default, as far as they are possible.
 
-    Where it is known which blocks matter, or random weights make that no question, three quarters of them, too. A value
-    that the model cannot have is left out; a knob that cannot be set stays at the model's own value.
+    A value that the model cannot have is left out; a knob that cannot be turned stays at the model's own value.
 
     Raises:
         ConfigurationError: no value that is given for a knob is possible in this model.
     """
-    limits, name = source.limits, source.name
-    targets, no_targets = _targets(config.knobs, limits, name)
-    top_k, no_top_k = _top_k(config.knobs, limits, name)
-    block_counts, no_blocks = _blocks(config, source)
-    return RequestedValues(targets, top_k, block_counts, (*no_targets, *no_top_k, *no_blocks))
+    request = knob_request(config, source)
+    requested = {knob.name: knob.requested(request) for knob in all_knobs()}
+    for name, of_knob in requested.items():
+        for value in of_knob.values:
+            check_label(knob_named(name), value)
+    return requested
 
 
-def fewer_by_default(config: ProfilingConfig, source: ModelSource) -> bool:
-    """Whether fewer blocks run without being requested: with scores, sets, `none` or random weights."""
-    knobs, model = config.knobs, config.model
-    choice = block_choice_of(knobs, model.random_weights, source.folder)
-    return choice.is_made or model.random_weights or knobs.importance_scores_file is not None
-
-
-def _targets(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
-    if limits.vision_unsupported_reason is None:
-        return knobs.targets_and_left_out(limits.token_unit)
-
-    def only_own(target: object) -> VisionTarget:
-        if target != own_target():
-            raise ImpossibleCombination(
-                f"--tier_list and --vision_tokens_list do nothing for {name}: {limits.vision_unsupported_reason}; drop "
-                "them"
-            )
-        return own_target()
-
-    given = knobs.vision_tokens_list or (knobs.tiers if knobs.tier_list else (own_target(),))
-    return possible(given, only_own)
-
-
-def _top_k(knobs: KnobConfig, limits: KnobLimits, name: str) -> tuple[tuple[int | None, ...], tuple[str, ...]]:
-    own = limits.default_top_k
-    if limits.top_k_unsupported_reason is not None:
-        others = _others_left_out("--top_k_list", knobs.top_k_list, own, name, limits.top_k_unsupported_reason)
-        return (own,), others
-    assert own is not None and limits.num_experts is not None
-    num_experts = limits.num_experts
-
-    def within(top_k: int) -> int:
-        if top_k > num_experts:
-            raise ImpossibleCombination(
-                f"--top_k_list {top_k} is more than the {num_experts} experts of {name}; give 1 to {num_experts}"
-            )
-        return top_k
-
-    return possible(knobs.top_k_list or distinct((max(own // 2, 1), own)), within)
-
-
-def _blocks(config: ProfilingConfig, source: ModelSource) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    knobs, limits = config.knobs, source.limits
-    total, given, reason = limits.num_total_blocks, knobs.num_active_blocks_list, limits.blocks_unsupported_reason
-    if reason is not None:
-        return (total,), _others_left_out("--num_active_blocks_list", given, total, source.name, reason)
-    choice = knobs.block_choice
-    # Scores are looked at with the choice of blocks itself: it is not a single value that they rule out.
-    sets = choice if choice is not None and choice.sets is not None else BlockChoice()
-    default = distinct((-(-3 * total // 4), total)) if fewer_by_default(config, source) else (total,)
-    return possible(given or default, lambda count: len(sets.blocks(count, total)))
-
-
-def _others_left_out(
-    flag: str, given: Sequence[int] | None, own: int | None, name: str, reason: str
-) -> tuple[str, ...]:
-    """Why the values beside the model's own are left out; raises ConfigurationError where it is not among them."""
-
-    def only_own(value: int) -> int:
-        if value != own:
-            raise ImpossibleCombination(f"{flag} {value} cannot be set in {name}: {reason}")
-        return value
-
-    return possible(given, only_own)[1] if given else ()
-
-
-def left_out_by(config: ProfilingConfig, source: ModelSource, grid: Sequence[KnobSetting]) -> tuple[str, ...]:
+def left_out_by(config: ProfilingConfig, source: ModelSource, grid: Sequence[Setting]) -> tuple[str, ...]:
     """What was requested and is in no setting, a sentence each: impossible values, and those that other strategies than
     `full` leave out.
     """
-    knobs, requested = config.knobs, requested_values(config, source)
-    used = {each.top_k for each in grid}, {each.num_active_blocks for each in grid}
-    values_of = (
-        ("vision targets", [each.label for each in requested.targets], {each.vision.label for each in grid}),
-        ("top-k", requested.top_k if knobs.top_k_list else (), used[0]),
-        ("block counts", requested.block_counts if knobs.num_active_blocks_list else (), used[1]),
-    )
-    missing = [(name, [value for value in given if value not in used]) for name, given, used in values_of]
-    by_strategy = [f"{name} {', '.join(map(str, values))}" for name, values in missing if values]
+    requested = requested_values(config, source)
+    by_strategy = []
+    for name, of_knob in requested.items():
+        used, knob = {setting.level(name) for setting in grid}, knob_named(name)
+        unused = [value for value in of_knob.values if knob.level(value) not in used] if of_knob.is_given else []
+        if unused:
+            by_strategy.append(f"{knob.plural} {', '.join(map(knob.listed, unused))}")
     return (
-        *(f"left out: {reason}" for reason in requested.impossible),
+        *(f"left out: {reason}" for of_knob in requested.values() for reason in of_knob.impossible),
         *(
             f"left out by the sampling strategy: {values} (--sampling_strategy full measures all)"
             for values in by_strategy
@@ -220,13 +126,13 @@ class RequestedRun:
 
     config: ProfilingConfig
     source: ModelSource
-    grid: tuple[KnobSetting, ...]  #: the settings that the requested values of the knobs make, done or due
+    grid: tuple[Setting, ...]  #: the settings that the requested values of the knobs make, done or due
     task: Task
     drawn: SampledDataset[Sample]  #: the task's samples, in the order in which every setting measures them
-    beside: KnobSetting | None = None  #: the reference setting, where it is measured beside the grid
+    beside: Setting | None = None  #: the reference setting, where it is measured beside the grid
 
     @property
-    def settings(self) -> tuple[KnobSetting, ...]:
+    def settings(self) -> tuple[Setting, ...]:
         """The settings of the whole plan: the grid, then the reference setting where it is beside it."""
         return self.grid if self.beside is None else (*self.grid, self.beside)
 
@@ -268,14 +174,9 @@ class RequestedRun:
         return measuring_order(self.keys, self.config.measuring.setting_order, self.config.task.seed)
 
     @property
-    def control(self) -> KnobSetting:
-        """The cheapest setting (fewest crops, then blocks, then experts), which is measured again along the run."""
-
-        def cost(setting: KnobSetting) -> tuple[int, int, int, int]:
-            _, most_crops, tokens, _ = setting.vision.order
-            return most_crops, tokens, setting.num_active_blocks, setting.top_k or 0
-
-        return min(self.settings, key=cost)
+    def control(self) -> Setting:
+        """The cheapest setting by the order of the knobs, which is measured again along the run."""
+        return min(self.settings, key=lambda setting: setting.order)
 
 
 def requested_run(config: ProfilingConfig) -> RequestedRun:
@@ -288,17 +189,17 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     grid = plan_for(config, source)
     config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=source.takes_pictures)})
     task = open_task(config.task, has_chat_template=source.has_chat_template, model_type=source.model_type)
-    choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+    choice = chosen_blocks(config, source)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
     refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=source.takes_pictures, model=source.name)
     return RequestedRun(config, source, grid, task, drawn, reference_beside(config, source, grid))
 
 
-def block_caveats(requested: RequestedRun, settings: Sequence[KnobSetting]) -> list[Caveat]:
+def block_caveats(requested: RequestedRun, settings: Sequence[Setting]) -> list[Caveat]:
     """What a reader must know of how the blocks of these settings were chosen; nothing where all of them run."""
     config, total = requested.config, requested.source.limits.num_total_blocks
-    choice = block_choice_of(config.knobs, config.model.random_weights, requested.source.folder)
-    if config.model.random_weights or all(each.num_active_blocks == total for each in settings):
+    choice = chosen_blocks(config, requested.source)
+    if config.model.random_weights or all(len(blocks_of(each)) == total for each in settings):
         return []
     if not choice.is_made:
         return [caveat("first_blocks")]
@@ -311,15 +212,15 @@ def block_lines(requested: RequestedRun) -> list[str]:
     """
     config, source, sampling = requested.config, requested.source, requested.drawn.sampling
     lines = [each.sentence for each in block_caveats(requested, requested.settings)]
-    is_set = source.limits.blocks_unsupported_reason is None and source.limits.num_total_blocks > 1
-    if is_set and config.knobs.num_active_blocks_list is None and not fewer_by_default(config, source):
+    is_set = ACTIVE_BLOCKS.name not in source.limits.unsupported and source.limits.num_total_blocks > 1
+    if is_set and config.knobs.num_active_blocks_list is None and not fewer_by_default(knob_request(config, source)):
         lines.append(
             f"blocks: all {source.limits.num_total_blocks} run in every setting, because nothing says which matter "
             f"least; run `knobprof blocks --model_path {config.model.model_path} --method activation_change --output "
             "scores.json` (minutes) and give --importance_scores_file scores.json"
         )
     if sampling.num_left_out:
-        choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+        choice = chosen_blocks(config, source)
         lines.append(
             f"blocks: {sampling.num_left_out} of the {sampling.num_in_split} samples of {requested.task.name} "
             f"{requested.task.split} chose them ({choice.file}); {len(requested.drawn)} others are measured"
@@ -399,7 +300,7 @@ def tidy_folder(folder: Path, ledger: Ledger, keys: Collection[str], due: Collec
     tidy_journals(folder / PARTS_FOLDER, ledger.fingerprint, lambda key: key in keys and key not in due)
 
 
-def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSetting]:
+def settings_of(keys: Sequence[str], plan: Sequence[Setting]) -> list[Setting]:
     """The settings that the main process will measure, in its order.
 
     Raises:
@@ -413,7 +314,7 @@ def settings_of(keys: Sequence[str], plan: Sequence[KnobSetting]) -> list[KnobSe
 
 
 def plan_of(
-    requested: RequestedRun, experiment_id: str | None, ledger: Ledger, due: Sequence[KnobSetting], num_processes: int
+    requested: RequestedRun, experiment_id: str | None, ledger: Ledger, due: Sequence[Setting], num_processes: int
 ) -> RunPlan:
     """What this run sets out to do, for those who ask how far it has come."""
     before = [finished_samples(requested.journals, setting.key, ledger.fingerprint) for setting in due]
@@ -489,13 +390,14 @@ def replaced_results_lines(requested: RequestedRun, ledger: Ledger, due: Collect
 
 
 def _differing(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(_differences(requested, others)) or "the model's files, data, devices or versions"
+    unnamed = "the model's files, data, devices, versions or flags of knobs"
+    return ", ".join(_differences(requested, others)) or unnamed
 
 
 def _differences(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What this run has and what others have in its place, by flag; keys that others lack are not compared."""
     config, source, task = requested.config, requested.source, requested.task
-    choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+    choice = chosen_blocks(config, source)
     variables = variables_of(config, max_new_tokens_of(config.task, task), choice).content()
     own = {f"--{name}": ("experimental_variables", name, value) for name, value in variables.items()}
     own |= {"--model_path": ("model", "name", source.name), "--split": ("task", "split", task.split)}
@@ -571,7 +473,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         of_task.pop("path", None)
         data = short_digest(repr(sorted(digests.items())))
     requested, model, measuring, search = config.task, config.model, config.measuring, config.search
-    choice = block_choice_of(config.knobs, model.random_weights, source.folder)
+    choice = chosen_blocks(config, source)
     # Of a file the name has always been that one.
     name = requested.dataset_name or VISION_TASK
     named = name, task.split, requested.dataset_revision, requested.prompt_template, task.metric
@@ -601,6 +503,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         environment_stamp(accelerator.device),
         *_later_parts(config, choice, stops_of(requested, task)),
         *_prompt_part(requested_run),
+        *((knob.name, *part) for knob in all_knobs() if (part := knob.fingerprint(knob_request(config, source)))),
     )
 
 
@@ -617,6 +520,8 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice, stop: Sequence[st
         yield "execution", model.execution
     if module:
         yield "task_module", short_digest(module.read_bytes())
+    if config.knobs.knob_module:
+        yield "knob_module", short_digest(config.knobs.knob_module.read_bytes())
     if measuring.max_repeats != 2:
         yield "max_repeats", measuring.max_repeats
     if measuring.memory_timeline:

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import available_memory_bytes
 from experiment_core_utils.primitives.errors import DataChanged, SampleError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
-from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.records.provenance import FinalPrompt, Preparation
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.content import read_unchanged

@@ -11,13 +11,14 @@ from accelerate import Accelerator
 from experiment_core_utils.b_model_loader import load_staged_model
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, picture_caveats
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.caveats import caveat_fields
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import FinalPrompt, Provenance, TaskDescription
@@ -28,7 +29,7 @@ from experiment_core_utils.sweep.execution import settle_execution
 from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, split_by
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
-    block_choice_of,
+    chosen_blocks,
     max_new_tokens_of,
     refuse_other_engines,
     stops_of,
@@ -50,7 +51,7 @@ def load_bench(
     context: RunContext,
     accelerator: Accelerator,
     processes_here: int,
-    settings: Sequence[KnobSetting],
+    settings: Sequence[Setting],
 ) -> Bench:
     """Load the model, decide how the settings to measure run, and say where its requests come from. A collective call.
 
@@ -74,7 +75,7 @@ def load_bench(
         request_budget_bytes(config.machine.request_cache_gb, processes_here),
         num_preparation_workers(device, len(os.sched_getaffinity(0)) // processes_here),
         config.measuring.sample_timeout,
-        keep_pictures=len({setting.vision for setting in requested.settings}) > 1,
+        keep_pictures=len({vision_of(setting) for setting in requested.settings}) > 1,
         digests=requested.digests,
     )
     limit = max_new_tokens_of(config.task, task)
@@ -86,7 +87,7 @@ def load_bench(
     return Bench(model, requests, limit, get_metric(task.metric), latency_ids, engines, proofs)
 
 
-def refuse_settings_as_loaded(model: StagedModel, settings: Sequence[KnobSetting]) -> None:
+def refuse_settings_as_loaded(model: StagedModel, settings: Sequence[Setting]) -> None:
     """Raises ConfigurationError where the loaded model cannot be set as planned; for models whose knobs could not be
     tried before.
     """
@@ -160,7 +161,7 @@ def provenance_of_run(
         final_prompt: what the model is given of the first sample.
     """
     config, source, task = requested.config, requested.source, requested.task
-    choice = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+    choice = chosen_blocks(config, source)
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
         *decoding_caveats(described.get("decoding", {}).get("left_out", {})),

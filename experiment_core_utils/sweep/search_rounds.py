@@ -14,6 +14,7 @@ from typing import Final
 
 from experiment_core_utils.config.parts import MachineConfig, MeasuringConfig
 from experiment_core_utils.k_results_aggregation import collect_finished, merge_parts
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.primitives.files import (
@@ -23,7 +24,6 @@ from experiment_core_utils.primitives.files import (
     write_text_atomically,
 )
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import remove_journals
 from experiment_core_utils.records.ledger import (
@@ -81,7 +81,7 @@ class FrontSearch:
     context: RunContext
     bench: Bench
     measurer: ShardMeasurer
-    settings: Sequence[KnobSetting]
+    settings: Sequence[Setting]
     sample_ids: Sequence[int]  #: all samples of the full run, in the random order in which the search uses them
     rules: SearchRules
     reference: str | None = None  #: key of the setting that is measured on all samples once the search is over

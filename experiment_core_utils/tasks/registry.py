@@ -3,22 +3,19 @@
 The one place that knows which there are.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
-    ProfilerError,
     first_line,
     package_of_extra,
 )
-from experiment_core_utils.primitives.files import check_file_name_part, refuse_unreadable
+from experiment_core_utils.primitives.files import check_file_name_part, run_python_file
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.tasks.datasets.files.data_file import OPEN_METRIC, DataFileTask
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
@@ -163,20 +160,7 @@ def register_metric(metric: Metric) -> None:
 
 def load_task_module(path: Path) -> None:
     """Run a Python file that registers tasks and metrics; raises ConfigurationError where it cannot be run."""
-    refuse_unreadable(path, "--task_module")
-    spec = spec_from_file_location(f"task_module_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigurationError(f"--task_module {path} is not a Python file; give one that ends in .py")
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look themselves up there
-    try:
-        spec.loader.exec_module(module)
-    except ProfilerError as error:
-        raise ConfigurationError(f"--task_module {path}: {error}") from error
-    except Exception as error:  # whatever the code of a user raises
-        raise ConfigurationError(
-            f"--task_module {path} cannot be run ({type(error).__name__}: {first_line(error)}); correct it"
-        ) from error
+    run_python_file(path, "--task_module")
 
 
 def list_tasks() -> list[str]:

@@ -61,6 +61,12 @@ class AnalysisCaveat(Caveat):
             "warning",
             "{name} had one value ({value:g}): its effect is not known, other values are extrapolated".format_map,
         ),
+        "unknown_knob": CaveatKind(
+            "warning",
+            "{name} had {num_values} values, and the estimator has no term for it: it predicts what they have in "
+            "common".format_map,
+            "fit it on results of one value",
+        ),
         "one_length": CaveatKind(
             "note",
             "every answer had {num_tokens:g} output tokens: the expected length is that of the limit".format_map,

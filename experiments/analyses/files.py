@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiment_core_utils.config.command_line import add_knob_module
 from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiments.analyses.charts.chart import Chart
@@ -63,6 +64,7 @@ def add_output_flags(parser: argparse.ArgumentParser, default: str) -> None:
     """The flags that every analysis has: where its files go, and whether it prints everything."""
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help=f"folder of the output (default: {default})")
     parser.add_argument("--verbose", action="store_true", help="print all findings, tables and names of files")
+    add_knob_module(parser)
 
 
 def finding_lines(findings: Sequence[str], details: Sequence[str], written: Sequence[Path], verbose: bool) -> list[str]:

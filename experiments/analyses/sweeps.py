@@ -8,6 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from experiment_core_utils.knobs.interface import Level
+from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.setting import Setting, setting_of
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.l_results_csv_cleaning import (
     SAMPLE_COLUMNS,
     read_results,
@@ -22,7 +26,7 @@ from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.json_record import Record
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.sample_result import RunTimes
-from experiment_core_utils.records.setting_result import SettingResult, knob_values, target_of
+from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.terminal import share_of_reference
 
 # Folders inside a run's folder that contain other things than its measurements.
@@ -86,10 +90,15 @@ class StoredSetting:
         """The key, behind what sets its sweep apart."""
         return f"{self.sweep} {self.key}".strip()
 
+    @cached_property
+    def setting(self) -> Setting:
+        """The value of each knob."""
+        return setting_of(self.result)
+
 
 @dataclass(frozen=True)
 class Sweep:
-    """The settings in order of task, vision knob (fewest features first), top-k and blocks."""
+    """The settings in order of task and knobs, the fewest vision features first."""
 
     provenance: SweepProvenance
     settings: tuple[StoredSetting, ...]
@@ -233,21 +242,32 @@ FURTHER_COLUMNS: Mapping[str, Callable[[SettingResult], float | None]] = {
 def settings_frame(sweep: Sweep) -> pd.DataFrame:
     """The frame of settings, a row each: task, key, the columns of the CSV of settings, and more; numbers are floats.
 
-    Knobs and counts are whole numbers; `top_k` is NaN in a dense model, which has no experts. Times in ms and energy in
-    J, which their names say.
+    Each knob has a column of its name, NaN in a model that lacks it. Whole levels of knobs and counts are whole
+    numbers. Times in ms and energy in J, which their names say.
     """
     stored = table_of_settings([each.result for each in sweep.settings])
     further = {name: [read(each.result) for each in sweep.settings] for name, read in FURTHER_COLUMNS.items()}
     names = {"task": [each.task for each in sweep.settings], "setting": [each.key for each in sweep.settings]}
-    frame = pd.concat([pd.DataFrame(names), stored, pd.DataFrame(further)], axis=1)
+    knobs = knob_columns([each.setting for each in sweep.settings])
+    of_knobs = pd.DataFrame({name: levels for name, levels in knobs.items() if name not in stored})
+    frame = pd.concat([pd.DataFrame(names), of_knobs, stored, pd.DataFrame(further)], axis=1)
     references = {each.task: each.result for each in sweep.settings if each.result.is_reference}
     frame["is_reference"] = [bool(each.result.is_reference) for each in sweep.settings]
     frame[SHARE_OF_REFERENCE] = [
         share_of_reference(each.result, references[each.task]) if each.task in references else None
         for each in sweep.settings
     ]
-    whole = ("top_k", "num_active_blocks", "num_samples", "num_failed_samples", "num_total_blocks")
-    return _typed(frame, _TEXT_OF_SETTINGS, whole)
+    whole = ("num_samples", "num_failed_samples", "num_total_blocks")
+    return _typed(frame, _TEXT_OF_SETTINGS, whole, knobs)
+
+
+def knob_columns(settings: Sequence[Setting]) -> dict[str, list[Level | None]]:
+    """The level of each setting by knob: of those with published columns, and of others that any of them names."""
+    return {
+        knob.name: [each.level(knob.name) for each in settings]
+        for knob in all_knobs()
+        if knob.published or any(knob.name in each.values for each in settings)
+    }
 
 
 def joint_settings_frame(sweeps: Sequence[Sweep]) -> pd.DataFrame:
@@ -261,12 +281,19 @@ def joint_settings_frame(sweeps: Sequence[Sweep]) -> pd.DataFrame:
 
 
 def samples_frame(sweep: Sweep) -> pd.DataFrame:
-    """One row a sample that ran, by the columns of the CSV of samples; numbers are floats, NaN where absent."""
+    """One row a sample that ran, by the columns of the CSV of samples, and one of each knob's name; numbers are floats,
+    NaN where absent.
+    """
     frame = pd.DataFrame(sample_columns((each.result, each.key) for each in sweep.settings))
+    knobs = knob_columns([each.setting for each in sweep.settings])
+    counts = [len(each.result.per_sample_results) for each in sweep.settings]
+    for name, levels in knobs.items():
+        if name not in frame:
+            frame[name] = [level for level, count in zip(levels, counts, strict=True) for _ in range(count)]
     text = [column.name for column in SAMPLE_COLUMNS if column.kind is str]
     flags = [column.name for column in SAMPLE_COLUMNS if column.kind is bool]
-    whole = ("top_k", "num_active_blocks", "sample_id", "prompt_tokens", "output_tokens", "actual_vision_tokens")
-    return _typed(frame, (*text, *flags), whole)
+    whole = ("sample_id", "prompt_tokens", "output_tokens", "actual_vision_tokens")
+    return _typed(frame, (*text, *flags), whole, knobs)
 
 
 def runs_frame(sweep: Sweep) -> pd.DataFrame:
@@ -282,11 +309,16 @@ def runs_frame(sweep: Sweep) -> pd.DataFrame:
     return frame.astype({f"{name}_ms": "float64" for name in names})
 
 
-def _typed(frame: pd.DataFrame, other: Sequence[str], whole: Sequence[str]) -> pd.DataFrame:
+def _typed(
+    frame: pd.DataFrame, other: Sequence[str], whole: Sequence[str], knobs: Mapping[str, Sequence[Level | None]]
+) -> pd.DataFrame:
+    """The frame with numbers but in the columns `other`, and those without fractions and gaps as whole numbers."""
+    texts = {*other, *(name for name, levels in knobs.items() if any(isinstance(level, str) for level in levels))}
+    wholes = {*whole, *(name for name, levels in knobs.items() if all(isinstance(level, int) for level in levels))}
     kinds = {
-        name: "int64" if name in whole and frame[name].notna().all() else "float64"
+        name: "int64" if name in wholes and frame[name].notna().all() else "float64"
         for name in frame.columns
-        if name not in other
+        if name not in texts
     }
     return frame.astype(kinds)
 
@@ -303,9 +335,9 @@ def _stored(results_dir: Path) -> Iterator[StoredSetting]:
             yield StoredSetting(result.provenance.task.name, setting_key(result), folder / name, result)
 
 
-def setting_order(setting: StoredSetting) -> tuple[str, tuple[int, ...], str]:
+def setting_order(setting: StoredSetting) -> tuple[str, tuple[tuple[float, ...], ...], str]:
     """The place of a setting in a sweep: by task, then knobs, fewest vision features first."""
-    return setting.task, knob_values(setting.result), setting.key
+    return setting.task, setting.setting.order, setting.key
 
 
 def _check_no_twins(settings: Sequence[StoredSetting]) -> None:
@@ -383,4 +415,4 @@ def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
 
 def vision_label(result: SettingResult) -> str:
     """The label of a setting's vision knob; see `VisionTarget.value`."""
-    return target_of(result).value
+    return vision_of(setting_of(result)).value

@@ -14,16 +14,19 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from experiment_core_utils.b_model_loader import find_requested_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.models.common.greedy import generate_greedily
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared, batches_of
-from experiment_core_utils.sweep.plan import max_new_tokens_of
+from experiment_core_utils.sweep.plan import max_new_tokens_of, plan_for
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.benchmarks.shared import best_of_rounds, loaded_model, parsed
 
@@ -41,20 +44,14 @@ def one_by_one(model: StagedModel, questions: Sequence[PreparedQuestion], max_ne
     return answers
 
 
-def settings_of(model: StagedModel, count: int) -> list[KnobSetting]:
-    """The first `count` different settings: tiers change fastest, then blocks, then top-k.
-
-    Raises:
-        ConfigurationError: more than three tiers, two numbers of blocks and two of experts make.
-    """
-    total = model.num_total_blocks
-    blocks = [select_active_blocks(each, total) for each in (total, -(-3 * total // 4))]
-    own = model.default_top_k
-    experts = (None,) if own is None else (own, max(own // 2, 1))
-    grid = itertools.product(experts, blocks, ("low", "medium", "high"))
-    settings = [KnobSetting(tier_target(tier), top_k, active) for top_k, active, tier in grid]
+def settings_of(config: ProfilingConfig, count: int) -> tuple[Setting, ...]:
+    """The first `count` settings of the requested grid; raises ConfigurationError where it has fewer."""
+    settings = plan_for(config, find_requested_model(config))
     if count > len(settings):
-        raise ConfigurationError(f"{count} different settings are requested, {len(settings)} are there; ask for fewer")
+        raise ConfigurationError(
+            f"--num_settings {count} is more than the {len(settings)} settings of the grid; give fewer, or more values "
+            "of the knobs"
+        )
     return settings[:count]
 
 
@@ -68,9 +65,8 @@ def main() -> None:
     task = open_task(config.task)
     steps = max_new_tokens_of(config.task, task)
     samples = [task[sample_id] for sample_id in draw_samples(task, config.task).sample_ids]
-    every_block = tuple(range(model.num_total_blocks))
-    cases = {f"{count} settings": settings_of(model, count) for count in own.num_settings} or {
-        target.label: [KnobSetting(target, model.default_top_k, every_block)] for target in config.knobs.vision_targets
+    cases = {f"{count} settings": settings_of(config, count) for count in own.num_settings} or {
+        target.label: (own_setting(model).replaced(vision=target),) for target in config.knobs.vision_targets
     }
     print("| questions at | batch size | batches | one by one ms | in batches ms | one by one / in batches | "
           "answers that differ |")  # fmt: skip
@@ -78,7 +74,7 @@ def main() -> None:
     for name, settings in cases.items():
         asked = [(sample, prompt_for(task, sample, model.prompt_family)) for sample in samples]
         questions = [
-            PreparedQuestion(model.prepare(*prompted, each.vision.crops), each)
+            PreparedQuestion(model.prepare(*prompted, vision_of(each).bounds), each)
             for prompted, each in zip(asked, itertools.cycle(settings), strict=False)
         ]
         ways: dict[int, Callable[[], Answers]] = {1: partial(one_by_one, model, questions, steps)}

@@ -31,20 +31,20 @@ import numpy as np
 
 from experiment_core_utils.b_model_loader import ModelSource, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.models.molmoe.loader import molmoe_limits
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.primitives.knobs import KnobLimits
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.sweep.plan import max_new_tokens_of
 from experiments.benchmarks.molmoe_1b import shape_config
-from experiments.controller.knob_choices import published_space
+from experiments.controller.knob_choices import published_space, tier_of
 from experiments.controller.networks.action_logits import HostActionLogits, action_logits_for
 from experiments.controller.networks.on_device import DeviceActionLogits
 from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
@@ -127,9 +127,7 @@ def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
         ConfigurationError: flags that do not allow it.
     """
     config, native = parse_config(rest).replaced(random_weights=True), shape_config(shape)
-    text = native.text_config
-    limits = KnobLimits(int(text.num_hidden_layers), int(text.num_experts), int(text.num_experts_per_tok))
-    source = ModelSource(shape, EMBEDDED_MODEL, native, limits, is_published_layout=False, revision=None)
+    source = ModelSource(shape, EMBEDDED_MODEL, native, molmoe_limits(native), is_published_layout=False, revision=None)
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
     assert isinstance(model, MolmoeStagedModel)
@@ -162,7 +160,7 @@ def _run_each_way(
             shift = 1e-6 * number if name == "new_budget" else 0.0
             runs[name].append(ways[name].adaptive_generate(request, budget_s * (1 + shift)))
         chosen = runs["adaptive"][-1]
-        inputs = model.to_device(request.prepared[chosen.choice.tier].inputs)
+        inputs = model.to_device(request.prepared[tier_of(chosen.choice)].inputs)
         with model.restored_afterwards():
             model.apply(chosen.setting)
             plain_s.append(run_staged(model, inputs, request.max_new_tokens).total_s)

@@ -21,16 +21,16 @@ import transformers
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, missing_lines, uuids_of
 from experiment_core_utils.meters.stages import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
 from experiment_core_utils.models.common.greedy import generate_greedily
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import NoMarks, choose_device, release_cached_memory, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.knobs import KnobSetting, select_active_blocks, tier_target
 from experiment_core_utils.records.energy import EnergyFigure, StageEnergies
 from experiments.benchmarks.shared import endless_model, first_inputs, paired_ratios, quartiles, timed
 
@@ -158,8 +158,7 @@ def measure_setting(
     model: StagedModel, inputs: Mapping[str, Any], top_k: int, how: StageMeasurement, given: argparse.Namespace
 ) -> dict[str, Any]:
     """The energy of one setting, with the time that its measurement took."""
-    blocks = select_active_blocks(model.num_total_blocks, model.num_total_blocks)
-    setting = KnobSetting(tier_target(given.tier), top_k, blocks)
+    setting = own_setting(model).replaced(vision=tier_target(given.tier), top_k=top_k)
     model.apply(setting)
     model.warm_up(inputs, given.max_new_tokens)
     for _ in range(WARM_UP_RUNS):

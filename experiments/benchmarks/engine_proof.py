@@ -21,6 +21,8 @@ import torch
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphs, GraphCapturer, Reruns
 from experiment_core_utils.models.common.private_apis import computes_experts
 from experiment_core_utils.models.hf.adapter import TransformersModel
@@ -29,7 +31,6 @@ from experiment_core_utils.models.interface import PLAIN, StagedModel
 from experiment_core_utils.models.molmoe.engines.select import decoder_engines
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import EngineRefused
-from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.sweep.plan import plan_for
 from experiments.benchmarks.controller_overhead import shaped_model
@@ -61,7 +62,7 @@ def main() -> int:
     print(f"{'setting':40} {'engine':>10} {'modules':>10} {'ratio':>6} {'seconds':>8}  faults")
     num_bad = 0
     for setting in plan_for(config, source):
-        inputs = first_inputs(model, config.task, setting.vision)
+        inputs = first_inputs(model, config.task, vision_of(setting))
         started = time.perf_counter()
         try:
             proof = proved(model, setting, inputs)
@@ -79,7 +80,7 @@ def main() -> int:
     return int(num_bad > 0)
 
 
-def proved(model: StagedModel, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+def proved(model: StagedModel, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
     """The proof of a setting, warmed up before it."""
     model.apply(setting)
     model.warm_up(inputs, 16)
@@ -96,7 +97,7 @@ def planted(model: StagedModel) -> list[Fault]:
     return [fault for fault in faults if fault[0] != "expert" or model.num_experts]
 
 
-def found(model: StagedModel, setting: KnobSetting, inputs: Mapping[str, Any], fault: Fault) -> bool:
+def found(model: StagedModel, setting: Setting, inputs: Mapping[str, Any], fault: Fault) -> bool:
     """Whether the proof refuses the engine of a stage after a fault was planted there; it is right again afterwards."""
     plant = _molmoe_with_fault if isinstance(model, MolmoeStagedModel) else _graphs_with_fault
     with plant(model, fault, inputs) as wrong:

@@ -10,8 +10,8 @@ import numpy as np
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiments.analyses.latency.estimator import KNOBS, LatencyEstimator
-from experiments.analyses.latency.features import RequestColumns
+from experiments.analyses.latency.estimator import LatencyEstimator
+from experiments.analyses.latency.features import KNOBS, RequestColumns
 from experiments.benchmarks.shared import median_seconds
 
 BATCHES = (1, 48, 1000, 100_000)

@@ -36,17 +36,19 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import staged_run
+from experiment_core_utils.knobs.setting import Setting, reference_setting
+from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
+from experiment_core_utils.models.molmoe.loader import molmoe_limits
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import StagedRun, TimedTokens
 from experiment_core_utils.sweep.plan import plan_for
 from experiment_core_utils.tasks.prompt_forms import prompt_for
@@ -97,7 +99,7 @@ class Case:
     """A request on its device and the setting that it runs at."""
 
     name: str
-    setting: KnobSetting
+    setting: Setting
     inputs: Mapping[str, Any]
 
 
@@ -170,7 +172,7 @@ def embedded_cases(model: StagedModel, num_samples: int) -> Iterator[Case]:
     for setting in plan_for(config, find_requested_model(config)):
         for sample_id in drawn.sample_ids:
             sample = task[sample_id]
-            request = model.prepare(sample, prompt_for(task, sample, model.prompt_family), setting.vision.crops)
+            request = model.prepare(sample, prompt_for(task, sample, model.prompt_family), vision_of(setting).bounds)
             yield Case(f"{setting.key} {sample_id}", setting, model.to_device(request.inputs))
 
 
@@ -188,9 +190,9 @@ def shaped_cases(
         inputs["pixel_values"] = pixels.to(device, dtype)
         inputs["image_masks"] = torch.ones(1, crops, config.patches_per_side**2, device=device, dtype=dtype)
         inputs["image_input_idx"] = places.view(1, crops, -1).to(device)
-    blocks = tuple(range(config.text_config.num_hidden_layers))
+    setting = reference_setting(molmoe_limits(config)).replaced(vision=tier_target("low"))
     for top_k in top_ks:
-        yield Case(f"top-k {top_k}", KnobSetting(tier_target("low"), top_k, blocks), inputs)
+        yield Case(f"top-k {top_k}", setting.replaced(top_k=top_k), inputs)
 
 
 def possible_ways(bench: TwiceStaged, case: Case) -> tuple[list[str], dict[str, str]]:

@@ -24,8 +24,11 @@ from typing import Any
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, num_blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import named_tokens, vision_of
 from experiment_core_utils.l_results_csv_cleaning import read_results
-from experiment_core_utils.primitives.knobs import token_target
 from experiment_core_utils.records.result_files import RESULT_FILES
 
 COMMANDS = ("e1_stage_latency.py", "e2_knob_pareto.py", "e3_latency_estimator.py", "report.py", "write_tables.py")
@@ -35,19 +38,18 @@ SPREAD = 0.05
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_LLM_decode")
 
 
-def settings_of_grid(
-    num_settings: int, num_tokens: int, top_ks: Sequence[int], blocks: int
-) -> Iterator[tuple[int, int, int]]:
-    """The first `num_settings` of (target of vision tokens, top-k, blocks)."""
+def settings_of_grid(num_settings: int, num_tokens: int, top_ks: Sequence[int], blocks: int) -> Iterator[Setting]:
+    """The first `num_settings` settings of the grid."""
     tokens = [2 * FEATURES_PER_CROP + number for number in range(num_tokens)]
-    return itertools.islice(itertools.product(tokens, top_ks, range(1, blocks + 1)), num_settings)
+    for target, top_k, count in itertools.islice(itertools.product(tokens, top_ks, range(1, blocks + 1)), num_settings):
+        yield Setting.of(vision=named_tokens(target), top_k=top_k, num_active_blocks=RunningBlocks(count))
 
 
-def synthetic_result(
-    real: Mapping[str, Any], tokens: int, top_k: int, blocks: int, noise: random.Random
-) -> dict[str, Any]:
+def synthetic_result(real: Mapping[str, Any], setting: Setting, noise: random.Random) -> dict[str, Any]:
     """A setting's result with the keys and samples of a real one."""
     made = copy.deepcopy(dict(real))
+    tokens, top_k, blocks = vision_of(setting).tokens, experts_of(setting), num_blocks_of(setting)
+    assert tokens is not None and top_k is not None
     factors = (
         (0.4 + tokens / 1000) * noise.gauss(1, SPREAD),
         (0.3 + blocks / 16) * (0.5 + top_k / 8) * noise.gauss(1, SPREAD),
@@ -61,6 +63,7 @@ def synthetic_result(
         "top_k": top_k,
         "num_active_blocks": blocks,
         "active_block_indices": list(range(blocks)),
+        "knobs": setting.levels,
     }
     for sample in made["per_sample_results"]:
         right = noise.random() < 0.2 + 0.6 * blocks / 16 + 0.0001 * tokens
@@ -98,16 +101,14 @@ def scale_times(timed: dict[str, Any], factors: Sequence[float]) -> None:
         timed["T_first_token"] = (timed["T_vision_total"] or 0.0) + timed["T_LLM_prefill"]
 
 
-def write_folder(folder: Path, real: Mapping[str, Any], settings: Iterator[tuple[int, int, int]]) -> Path:
+def write_folder(folder: Path, real: Mapping[str, Any], settings: Iterator[Setting]) -> Path:
     """Write a result for each of the settings."""
     folder.mkdir(parents=True)
     noise = random.Random(0)
     task = real["provenance"]["task"]["name"].replace("_", "-")
-    for tokens, top_k, blocks in settings:
-        made = synthetic_result(real, tokens, top_k, blocks, noise)
-        vision = token_target(tokens).label
-        name = f"{task}_imgsize{vision}_crops{made['max_crops']}_topk{top_k}_blocks{blocks}.json"
-        (folder / name).write_text(json.dumps(made))
+    for setting in settings:
+        made = synthetic_result(real, setting, noise)
+        (folder / f"{task}_imgsize{setting.key}.json").write_text(json.dumps(made))
     return folder
 
 

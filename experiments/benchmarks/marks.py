@@ -22,13 +22,14 @@ from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
+from experiment_core_utils.models.interface import own_setting
 from experiment_core_utils.primitives.device import NoMarks, choose_device, choose_dtype, new_marks
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.sweep.plan import requested_values
 from experiments.benchmarks.shared import endless_model, first_inputs, paired_ratios, parsed, quartiles, timed
 
@@ -80,9 +81,9 @@ def loaded_cases(config: ProfilingConfig, is_generate: bool) -> Iterator[Case]:
     model = endless_model(config.replaced(execution="eager") if is_generate else config)
     if is_generate and not isinstance(model, TransformersModel):
         raise ConfigurationError(f"{config.model.model_path} is a MolmoE, which runs in stages; drop --generate")
-    for target in requested_values(config, find_model(config.model.model_path)).targets:
+    for target in requested_values(config, find_model(config.model.model_path))[VISION_TOKENS.name].values:
         inputs = first_inputs(model, config.task, target)
-        model.apply(KnobSetting(target, model.default_top_k, tuple(range(model.num_total_blocks))))
+        model.apply(own_setting(model).replaced(vision=target))
         name = f"{target.label}, {inputs['input_ids'].shape[1]} tokens"
         yield name, model.model if isinstance(model, TransformersModel) and is_generate else model, inputs
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
@@ -39,20 +40,16 @@ class AnswerScorer:
     Samples that cannot be read or used are left out.
 
     Args:
-        vision: crops of each picture.
-        top_k: experts per token in the blocks after the first.
+        setting: of which the blocks are replaced by each set.
         batch_size: most samples answered together, fewer where memory runs out.
     """
 
     measure = "accuracy, as a fraction of the metric's best score"
 
-    def __init__(
-        self, model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget, top_k: int | None, batch_size: int
-    ) -> None:
+    def __init__(self, model: StagedModel, drawn: Sequence[DrawnTask], setting: Setting, batch_size: int) -> None:
         self._model = model
         self._drawn = tuple(drawn)
-        self._vision = vision
-        self._top_k = top_k
+        self._setting = setting
         self._batch_size = batch_size
         #: of each task, the samples that were left out so far
         self.failed: dict[str, set[int]] = {each.task.name: set() for each in drawn}
@@ -77,7 +74,7 @@ class AnswerScorer:
         if 0 not in blocks:
             with passed_through(self._model.decoder_blocks[0]):
                 return self._answered(drawn, (0, *blocks))
-        setting = KnobSetting(self._vision, self._top_k, blocks)
+        setting = with_blocks(self._setting, blocks)
         self._model.apply(setting)
         task = drawn.task
         bench = Bench(self._model, drawn.requests, task.max_new_tokens, get_metric(task.metric))
@@ -90,6 +87,11 @@ class AnswerScorer:
                 else:
                     answered[outcome.sample_id] = outcome
         return answered
+
+
+def with_blocks(setting: Setting, blocks: Blocks) -> Setting:
+    """The setting at which these blocks run instead of its own."""
+    return setting.replaced(**{ACTIVE_BLOCKS.name: RunningBlocks.of(blocks)})
 
 
 def scored(task: Task, answers: Sequence[Answer]) -> TaskValues:

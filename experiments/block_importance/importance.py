@@ -16,10 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from experiment_core_utils.config.block_choice import provenance_path
+from experiment_core_utils.knobs.block_choice import provenance_path, select_active_blocks
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
-from experiment_core_utils.primitives.knobs import select_active_blocks
 
 Blocks = tuple[int, ...]
 Seen = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor | None]

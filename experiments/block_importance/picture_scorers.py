@@ -7,14 +7,16 @@ from itertools import product
 import torch
 from tqdm import tqdm
 
+from experiment_core_utils.knobs.active_blocks import blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.describe import dtype_name
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, VisionTarget
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer
-from experiments.block_importance.answers import AnswerScorer, scored
+from experiments.block_importance.answers import AnswerScorer, scored, with_blocks
 from experiments.block_importance.importance import Blocks, Measured, TaskValues
 from experiments.reference_model.evaluation import answer_pictures, placed, samples_of
 from experiments.reference_model.packing import make_slot, slot_mask, slot_positions
@@ -32,19 +34,18 @@ class AnsweredPictureScorer:
     processor: MolmoeProcessor
     tasks: Sequence[GeneratedTask]
     pictures: Sequence[int]
-    vision: VisionTarget
-    top_k: int | None
+    setting: Setting  #: of which the blocks are replaced by each set
     measure = AnswerScorer.measure
 
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
         """See `BlockSetScorer.measured`; raises ConfigurationError for too few pictures to score captions."""
-        settings = [KnobSetting(self.vision, self.top_k, blocks) for blocks in dict.fromkeys(sets)]
+        settings = [with_blocks(self.setting, blocks) for blocks in dict.fromkeys(sets)]
         answers: dict[Blocks, dict[str, list[Answer]]] = {
-            each.active_blocks: {task.name: [] for task in self.tasks} for each in settings
+            blocks_of(each): {task.name: [] for task in self.tasks} for each in settings
         }
         for picture in tqdm(self.pictures, unit="picture", desc=f"{len(settings)} sets of blocks"):
             for each in answer_pictures(self.model, self.processor, self.tasks, [picture], settings):
-                answers[each.setting.active_blocks][each.task].append(each.answer)
+                answers[blocks_of(each.setting)][each.task].append(each.answer)
         return [{task.name: scored(task, answers[blocks][task.name]) for task in self.tasks} for blocks in sets]
 
 

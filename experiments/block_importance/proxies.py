@@ -15,13 +15,14 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import VisionTarget, vision_of
 from experiment_core_utils.models.common.answer_ends import turn_end
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import SampleError, library_faults_named
-from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.block_importance.answers import DrawnTask
@@ -32,9 +33,13 @@ OfSample = Callable[[DrawnTask, Sample, Mapping[str, Any]], list[float]]
 
 
 def activation_changes(
-    model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget, positions: Positions = "all"
+    model: StagedModel, drawn: Sequence[DrawnTask], setting: Setting, positions: Positions = "all"
 ) -> dict[int, Measured]:
-    """Each block's 1 - cos(input, output) of each sample's prompt: the mean over its positions, or that of the last."""
+    """Each block's 1 - cos(input, output) of each sample's prompt: the mean over its positions, or that of the last.
+
+    Args:
+        setting: of every block.
+    """
 
     @torch.inference_mode()
     def of_sample(_: DrawnTask, __: Sample, inputs: Mapping[str, Any]) -> list[float]:
@@ -50,10 +55,10 @@ def activation_changes(
         refuse_not_finite(logits)
         return changes
 
-    return _of_all_samples(model, drawn, vision, of_sample)
+    return _of_all_samples(model, drawn, setting, of_sample)
 
 
-def gradient_importances(model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget) -> dict[int, Measured]:
+def gradient_importances(model: StagedModel, drawn: Sequence[DrawnTask], setting: Setting) -> dict[int, Measured]:
     """Each block's first-order change of the loss of each sample's expected answer; see `expected_answer`.
 
     The loss is the sum of -log p over the answer's tokens and the end of the sequence, one stage call a token, so that
@@ -61,7 +66,7 @@ def gradient_importances(model: StagedModel, drawn: Sequence[DrawnTask], vision:
     """
 
     def of_sample(drawn_task: DrawnTask, sample: Sample, inputs: Mapping[str, Any]) -> list[float]:
-        target = answer_tokens(model, drawn_task.task, sample, inputs, vision)
+        target = answer_tokens(model, drawn_task.task, sample, inputs, vision_of(setting))
         calls: list[tuple[int, torch.Tensor, torch.Tensor]] = []
 
         def seen(block: int, given: torch.Tensor, output: torch.Tensor) -> torch.Tensor | None:
@@ -80,7 +85,7 @@ def gradient_importances(model: StagedModel, drawn: Sequence[DrawnTask], vision:
                 changes[block] += float((gradient.float() * (output.detach() - given.detach()).float()).sum())
         return [abs(change) for change in changes]
 
-    return _of_all_samples(model, drawn, vision, of_sample)
+    return _of_all_samples(model, drawn, setting, of_sample)
 
 
 def expected_answer(sample: Sample) -> str:
@@ -135,22 +140,22 @@ def _answer_loss(model: StagedModel, inputs: Mapping[str, Any], features: Any, t
 
 
 def _of_all_samples(
-    model: StagedModel, drawn: Sequence[DrawnTask], vision: VisionTarget, of_sample: OfSample
+    model: StagedModel, drawn: Sequence[DrawnTask], setting: Setting, of_sample: OfSample
 ) -> dict[int, Measured]:
-    """Every block active. Samples that cannot be read or used are left out.
+    """Samples that cannot be read or used are left out.
 
     Raises:
         GenerationFailed: the logits of a sample are not finite.
     """
     blocks = tuple(range(model.num_total_blocks))
-    model.apply(KnobSetting(vision, model.default_top_k, blocks))
+    model.apply(setting)
     found: dict[int, dict[str, TaskValues]] = {block: {} for block in blocks}
     for each in drawn:
         rows, image_ids = [], []
         for sample_id in tqdm(each.sample_ids, desc=each.task.name, unit="sample"):
             try:
                 with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
-                    sample, request = each.requests.take(sample_id, vision.crops)
+                    sample, request = each.requests.take(sample_id, vision_of(setting).crops)
                     with failure_named(f"sample {sample_id}", model.describe):
                         rows.append(of_sample(each, sample, model.to_device(request.inputs)))
             except SampleError:

@@ -23,11 +23,16 @@ from experiment_core_utils.c_prompt_processing import (
     refuse_unfit_pictures,
     with_task_named,
 )
-from experiment_core_utils.config.block_choice import BlockChoice, provenance_path, read_importance
 from experiment_core_utils.config.command import reporting_errors
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
+from experiment_core_utils.knobs.block_choice import BlockChoice, provenance_path, read_importance
+from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.setting import Setting, reference_setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.models.interface import StagedModel
@@ -35,8 +40,8 @@ from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
-from experiment_core_utils.primitives.knobs import VisionTarget
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
+from experiment_core_utils.sweep.plan import knob_request
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Task
@@ -128,13 +133,8 @@ class Job:
     source: ModelSource
     model: StagedModel
     tasks: tuple[Task, ...]
-    top_k: int | None
+    setting: Setting  #: at which the blocks are scored, all of them active
     counts: tuple[int, ...]
-
-    @property
-    def vision(self) -> VisionTarget:
-        """The first of the requested vision targets, at which the blocks are scored."""
-        return self.config.knobs.targets_and_left_out(self.source.limits.token_unit)[0][0]
 
 
 @reporting_errors
@@ -206,11 +206,19 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
         refuse_unfit_pictures(
             task, range(len(task)), config.task, takes_pictures=source.takes_pictures, model=source.name
         )
+    setting = scored_setting(config, source)
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
-    top_k = model.default_top_k if config.knobs.top_k_list is None else config.knobs.top_k_list[0]
     counts = tuple(dict.fromkeys(own.num_active_blocks or [-(-3 * model.num_total_blocks // 4)]))
-    return Job(own, config, source, model, tasks, top_k, counts)
+    return Job(own, config, source, model, tasks, setting, counts)
+
+
+def scored_setting(config: ProfilingConfig, source: ModelSource) -> Setting:
+    """The first requested value of each knob, its own where none is requested; all blocks are active."""
+    request = knob_request(config, source)
+    others = {knob.name: knob.requested(request) for knob in all_knobs() if knob is not ACTIVE_BLOCKS}
+    first = {name: found.values[0] for name, found in others.items() if found.is_given and found.values}
+    return reference_setting(source.limits).replaced(**first)
 
 
 @dataclass(frozen=True)
@@ -238,8 +246,7 @@ def samples_of(job: Job) -> Scorers:
         scored_ids[task.name] = tuple(sorted(split[0]))
         for part, chosen in zip(parts, split, strict=True):
             part.append(draw_task(job.model, task, sorted(chosen), budget))
-    vision = job.vision
-    scored, held_out = (AnswerScorer(job.model, part, vision, job.top_k, job.own.batch_size) for part in parts)
+    scored, held_out = (AnswerScorer(job.model, part, job.setting, job.own.batch_size) for part in parts)
     return Scorers(scored, held_out if job.own.held_out else None, tuple(parts[0]), samples, scored_ids)
 
 
@@ -255,14 +262,14 @@ def pictures_of(job: Job) -> Scorers:
     if scored + held_out > in_split:
         raise ConfigurationError(f"{scored + held_out} pictures are requested and {in_split} are there; ask for fewer")
     pictures = np.random.RandomState(job.config.task.seed).choice(in_split, scored + held_out, replace=False).tolist()
-    model.model.set_knobs(top_k=job.top_k)
+    model.model.set_knobs(top_k=experts_of(job.setting))
     parts = [sorted(pictures[:scored]), sorted(pictures[scored:])]
-    crops = job.vision.crops
+    crops = vision_of(job.setting).crops
     made: list[BlockSetScorer] = [
         PackedPictureScorer(model.model, model.processor, tasks, part, crops) for part in parts
     ]
     if job.own.check:
-        made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], job.vision, job.top_k)
+        made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], job.setting)
     samples = {
         task.name: {"scored": scored * task.questions_per_image, "held_out": held_out * task.questions_per_image}
         for task in tasks
@@ -281,11 +288,10 @@ def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate
     """Each block's score by the requested method, and the score of the whole model, where that was measured."""
     if job.own.method == "leave_one_out":
         return leave_one_out(scorers.scored, job.model.num_total_blocks)
-    vision = job.vision
     measured = (
-        activation_changes(job.model, scorers.drawn, vision, job.own.positions)
+        activation_changes(job.model, scorers.drawn, job.setting, job.own.positions)
         if job.own.method == "activation_change"
-        else gradient_importances(job.model, scorers.drawn, vision)
+        else gradient_importances(job.model, scorers.drawn, job.setting)
     )
     return {block: estimate(values) for block, values in measured.items()}, None
 
@@ -324,8 +330,9 @@ def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
             for task in job.tasks
         },
         "seed": job.config.task.seed,
-        "vision_target": job.vision.label,
-        "top_k": job.top_k,
+        "vision_target": vision_of(job.setting).label,
+        "top_k": experts_of(job.setting),
+        "knobs": job.setting.levels,
         "model": {
             "name": job.source.name,
             "revision": job.source.revision,

@@ -23,6 +23,11 @@ class ControllerCaveat(Caveat):
             "two_stage chooses among tiers: the reference, the model as it is ({setting}), is none of its "
             "choices".format_map,
         ),
+        "others_not_chosen": CaveatKind(
+            "note",
+            "two_stage chooses tier, top-k and blocks alone: {num_others} of the {num_settings} settings, such as "
+            "{setting}, are none of its choices".format_map,
+        ),
         "lookup_of_the_same": CaveatKind(
             "warning",
             "the lookup was built of {num_seen} of the {num_requests} requests that it is evaluated on".format_map,

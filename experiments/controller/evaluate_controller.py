@@ -230,7 +230,8 @@ def measured_live(
     if given.learned is not None:
         # Read for use after the model's warm-up; a file that is not a checkpoint is refused before anything slow.
         load_networks(given.learned)
-    grid, seed = load_grid(given.results).with_all_knobs(), given.evaluation_seed
+    whole, seed = load_grid(given.results), given.evaluation_seed
+    grid = whole.with_all_knobs()
     calibration = grid if given.calibration is None else load_grid(given.calibration).with_all_knobs()
     lookup = lookup_of(given, calibration)
     seconds = budgets_of(given, calibration)
@@ -245,6 +246,8 @@ def measured_live(
     evaluation = evaluate("live", outcomes, job.evaluated, budgets, None, (lookup.name,))
     keys = [(request.features.task, request.features.sample_id) for request in job.measured]
     dots = grid.complete()
+    notes = reference_caveats(given, calibration)
+    notes += [each for each in whole.unchosen if each not in notes]
     written = write(given, evaluation, dots, f"{job.caption}\nstatic settings: {dots.caption}", {
         **shared_content(given, grid, lookup, calibration),
         "source": job.source,
@@ -252,11 +255,11 @@ def measured_live(
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
         **caveat_fields([
-            *reference_caveats(given, calibration), *_few(len(keys)), *_seen(lookup, keys),
+            *notes, *_few(len(keys)), *_seen(lookup, keys),
             *task_caveats(grid, job.task.name, job.task.split), *live_caveats(job, given.learned, controllers),
         ]),
     }, further)  # fmt: skip
-    return evaluation, [*reference_caveats(given, calibration), *_seen(lookup, keys)], written
+    return evaluation, [*notes, *_seen(lookup, keys)], written
 
 
 def _share(budget_s: float, whole_s: float | None) -> float | None:
@@ -264,13 +267,11 @@ def _share(budget_s: float, whole_s: float | None) -> float | None:
 
 
 def reference_caveats(given: argparse.Namespace, calibration: MeasuredGrid) -> list[ControllerCaveat]:
-    """That the fractions of --budget_shares are not of the model as it is, or that --learned cannot choose it."""
-    reference = calibration.reference
-    if reference is None:
-        caveats = [ControllerCaveat.of("reference_not_measured", setting=calibration.largest.key)]
-        return caveats if given.budget_shares is not None else []
-    is_out = given.learned is not None and not reference.has_all_knobs
-    return [ControllerCaveat.of("reference_not_chosen", setting=reference.key)] * is_out
+    """That the fractions of --budget_shares are not of the model as it is, and what --learned cannot choose."""
+    caveats = []
+    if calibration.reference is None and given.budget_shares is not None:
+        caveats.append(ControllerCaveat.of("reference_not_measured", setting=calibration.largest.key))
+    return caveats if given.learned is None else [*caveats, *calibration.unchosen]
 
 
 def shared_content(

@@ -6,55 +6,57 @@ blocks, which act inside the language model. The number counts block 0, which al
 after the first, which keeps the model's own. Decode steps run at what was chosen for the prefill.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBlocks, num_blocks_of
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.interface import Knob, KnobLimits
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import TOP_K, experts_of
+from experiment_core_utils.knobs.vision_tokens import TIERS, VISION_TOKENS, target_of_value, vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import (
-    TIERS,
-    KnobLimits,
-    KnobSetting,
-    decoder_label,
-    target_of_value,
-    tier_target,
-)
 
 TOP_KS = (4, 5, 6, 7, 8)
 # Of 16 blocks 12, 13, 14, 15 or 16 run.
 MOST_BLOCKS_LEFT_OUT = 4
+# The knobs that the two-stage controller chooses.
+CHOSEN: tuple[Knob[Any], ...] = (VISION_TOKENS, TOP_K, ACTIVE_BLOCKS)
 
 
-@dataclass(frozen=True)
-class KnobChoice:
-    """The knobs of one request."""
+def choice_of(vision: str, top_k: int | None, num_active_blocks: int) -> Setting:
+    """The choice of these values, which says how many blocks run and not which.
 
-    vision: str  #: see `VisionTarget.value`: a tier, such as `1008 tokens`, or `own`
-    top_k: int | None  #: experts per token in the blocks after the first; None in a model without experts
-    num_active_blocks: int  #: blocks that run, block 0 counted
+    Args:
+        vision: see `VisionTarget.value`: a tier, such as `1008 tokens`, or `own`.
+        top_k: None in a model without experts.
+    """
+    return Setting.of(vision=target_of_value(vision), top_k=top_k, num_active_blocks=RunningBlocks(num_active_blocks))
 
-    @property
-    def key(self) -> str:
-        """The name of the setting in results: `tier-low_topk8_blocks16`."""
-        return f"{target_of_value(self.vision).label}_{decoder_label(self.top_k, self.num_active_blocks)}"
 
-    @property
-    def has_all_knobs(self) -> bool:
-        """Whether it is one of tier, top-k and blocks, as the two-stage controller chooses them."""
-        return self.vision in TIERS and self.top_k is not None
+def has_all_knobs(choice: Setting) -> bool:
+    """Whether it is one of tier, top-k and blocks alone, as the two-stage controller chooses them."""
+    return vision_of(choice).tier is not None and set(choice.values) == {knob.name for knob in CHOSEN}
 
-    @property
-    def tier(self) -> str:
-        """`vision` of a choice that has all knobs."""
-        assert self.vision in TIERS
-        return self.vision
 
-    @property
-    def experts(self) -> int:
-        """`top_k` of a choice that has all knobs."""
-        assert self.top_k is not None
-        return self.top_k
+def chosen_experts(choice: Setting) -> int:
+    """Experts per token of a choice that has all knobs."""
+    top_k = experts_of(choice)
+    assert top_k is not None
+    return top_k
+
+
+def decoder_part(choice: Setting) -> Setting:
+    """What stage 2 chooses of a choice: the knobs that act inside the language model."""
+    return choice.replaced(vision=None)
+
+
+def tier_of(choice: Setting) -> str:
+    """The tier of a choice that has all knobs."""
+    tier = vision_of(choice).tier
+    assert tier is not None
+    return tier
 
 
 @dataclass(frozen=True)
@@ -67,38 +69,34 @@ class KnobSpace:
     num_total_blocks: int  #: of the model
     first_top_k: int  #: experts per token of the first block, whatever is chosen
 
-    def choices(self) -> tuple[KnobChoice, ...]:
+    def choices(self) -> tuple[Setting, ...]:
         """All choices: tier by tier, within it by top-k, within that by blocks."""
-        return tuple(KnobChoice(*values) for values in product(self.tiers, self.top_ks, self.block_counts))
+        return tuple(choice_of(*values) for values in product(self.tiers, self.top_ks, self.block_counts))
 
     @property
-    def full(self) -> KnobChoice:
+    def full(self) -> Setting:
         """The choice with the highest value of every knob."""
-        return KnobChoice(self.tiers[-1], self.top_ks[-1], self.block_counts[-1])
+        return choice_of(self.tiers[-1], self.top_ks[-1], self.block_counts[-1])
 
-    def check(self, choice: KnobChoice) -> KnobChoice:
+    def check(self, choice: Setting) -> Setting:
         """Returns the choice; raises ConfigurationError for one outside the space."""
-        allowed: Sequence[tuple[str, str | int | None, tuple[str | int, ...]]] = (
-            ("tier", choice.vision, self.tiers),
-            ("top_k", choice.top_k, self.top_ks),
-            ("num_active_blocks", choice.num_active_blocks, self.block_counts),
-        )
-        for name, given, values in allowed:
-            if given not in values:
+        for knob, values in zip(CHOSEN, (self.tiers, self.top_ks, self.block_counts), strict=True):
+            level = choice.level(knob.name)
+            if level not in values:
                 raise ConfigurationError(
-                    f"{name} {given!r} cannot be chosen; choose among {', '.join(map(str, values))}"
+                    f"{knob.name} {level!r} cannot be chosen; choose among {', '.join(map(str, values))}"
                 )
         return choice
 
-    def setting(self, choice: KnobChoice, blocks: BlockChoice) -> KnobSetting:
+    def setting(self, choice: Setting, blocks: BlockChoice) -> Setting:
         """The setting to put in force: block 0 and the most important others, without scores the first ones.
 
         Raises:
             ConfigurationError: a choice outside the space, or scores that do not fit the model's blocks.
         """
         self.check(choice)
-        active = blocks.blocks(choice.num_active_blocks, self.num_total_blocks)
-        return KnobSetting(tier_target(choice.tier), choice.top_k, active)
+        active = blocks.blocks(num_blocks_of(choice), self.num_total_blocks)
+        return choice.replaced(num_active_blocks=RunningBlocks.of(active))
 
 
 def published_space(limits: KnobLimits) -> KnobSpace:
@@ -107,7 +105,7 @@ def published_space(limits: KnobLimits) -> KnobSpace:
     Raises:
         ConfigurationError: a knob that the model does not have, or fewer experts or blocks than this takes.
     """
-    reason = limits.vision_unsupported_reason or limits.top_k_unsupported_reason or limits.blocks_unsupported_reason
+    reason = next((limits.unsupported[knob.name] for knob in CHOSEN if knob.name in limits.unsupported), None)
     if limits.default_top_k is None or reason is not None:
         raise ConfigurationError(
             f"the controller sets tier, top-k and blocks; this model lacks one ({reason or 'it has no experts'}); "

@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, get_args
@@ -19,14 +19,16 @@ from scipy.special import betaincinv
 from typing_extensions import TypedDict
 
 from experiment_core_utils.config.command import reporting_errors, run_command
-from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
+from experiment_core_utils.knobs.active_blocks import num_blocks_of
+from experiment_core_utils.knobs.setting import Setting, setting_of
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import TIERS, vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
-from experiment_core_utils.primitives.knobs import TIERS, named_tokens, own_target, target_of_value
 from experiment_core_utils.primitives.units import check_at_least, check_fraction, milliseconds
 from experiment_core_utils.records.json_record import Amount, Count, Knob, Share, Time
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
-from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies.interface import DRAWS, RequestFeatures, check_budget, draw_of
 from experiments.controller.policies.prompt_words import PromptWords
@@ -62,13 +64,12 @@ class LookupEntry:
     latencies_ms: tuple[Time | None, ...] = ()
     scores: tuple[Share | None, ...] = ()
     vision_tokens_target: Knob | None = None  #: None for a tier, or where the number cannot be set
+    knobs: Mapping[str, str | int | float] = field(default_factory=dict)  #: see `SettingResult.knobs`
 
-    @property
-    def choice(self) -> KnobChoice:
+    @cached_property
+    def choice(self) -> Setting:
         """The setting."""
-        tokens = self.vision_tokens_target
-        target = own_target() if tokens is None else named_tokens(tokens)
-        return KnobChoice(self.tier or target.value, self.top_k, self.num_active_blocks)
+        return setting_of(self)
 
 
 @with_config(ConfigDict(strict=True))
@@ -171,7 +172,7 @@ class Lookup:
         """Task and sample id of each sample."""
         return frozenset((task, sample_id) for task, ids in self.sample_ids.items() for sample_id in ids)
 
-    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+    def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`; without a neighbourhood the choice is the same for every request."""
         mixed = self.mixture(1000 * budget_s, request.prompt)
         draw = draw_of(request, budget_s) / DRAWS
@@ -320,13 +321,13 @@ def build(
         needs_both = aggregation_method in ("in_time", "stream")
         if scored.any() and measured.any() and (not needs_both or (scored & measured).any()):
             own = total_ms[row][measured]
-            target = target_of_value(choice.vision)
+            target = vision_of(choice)
             entries.append(
                 LookupEntry(
-                    target.tier, choice.top_k, choice.num_active_blocks,
+                    target.tier, experts_of(choice), num_blocks_of(choice),
                     float(fractions[row][scored].mean()), int(scored.sum()),
                     float(own.mean()), float(np.median(own)), int(measured.sum()),
-                    _known(total_ms[row]), _known(fractions[row]), target.tokens,
+                    _known(total_ms[row]), _known(fractions[row]), target.tokens, choice.levels,
                 )
             )  # fmt: skip
     if not entries:
@@ -394,6 +395,10 @@ def load(path: Path) -> Lookup:
     except ConfigurationError as error:
         raise ResultsError(f"{path} is broken: {error}; build it again") from error
     prompts, reference_ms = tuple(stored.get("prompts", ())), stored.get("reference_ms")
+    try:
+        _ = [entry.choice for entry in stored["entries"]]
+    except ConfigurationError as error:
+        raise ResultsError(f"{path}: {error}") from error
     found = Lookup(options, stored["entries"], by_task, stored["source"], prompts, reference_ms)
     _check_samples(found, path)
     return found
@@ -456,6 +461,8 @@ def build_parser() -> argparse.ArgumentParser:
     asking.add_argument("file", type=Path, metavar="FILE", help="table that build wrote")
     asking.add_argument("--budget_ms", type=float, nargs="+", required=True, help="latency budgets in ms")
     asking.add_argument("--prompt", metavar="TEXT", help="of the request, for a table built with --neighbourhood")
+    for command in (making, asking):
+        add_knob_module(command)
     return parser
 
 

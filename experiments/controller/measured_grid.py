@@ -7,27 +7,29 @@ from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.knobs.registry import knob_named
+from experiment_core_utils.knobs.setting import Setting, setting_of
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.knobs import target_of_value
 from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
-from experiments.analyses.knobs.grid import KnobPoint, TaskGrid, load_study
+from experiments.analyses.knobs.grid import TaskGrid, load_study
 from experiments.analyses.sweeps import Sweep, vision_label
-from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.caveats import ControllerCaveat
+from experiments.controller.knob_choices import has_all_knobs
 from experiments.controller.policies.interface import PictureShape, RequestFeatures
 from experiments.fitting.held_out import drawn_groups
 
 
 @dataclass(frozen=True)
 class MeasuredGrid:
-    """The measurements of S choices in order of the knobs (see `order_of`) for N requests, task by task.
+    """The measurements of S choices in order of the knobs (see `Setting.order`) for N requests, task by task.
 
     Scores are those that the run gave. Of a metric that scores a run's answers together (`cider_score`) they depend on
     the run's other samples through the references alone, never through what was answered, so that scores of different
     choices may be mixed; they remain those of the whole run where only a part of its samples is looked at.
     """
 
-    choices: tuple[KnobChoice, ...]
+    choices: tuple[Setting, ...]
     #: tasks, sample_ids, pictures: [N]; samples of one picture are not independent
     tasks: tuple[str, ...]
     sample_ids: tuple[int, ...]
@@ -45,7 +47,7 @@ class MeasuredGrid:
     #: task -> the split that its samples are of; without those that the results do not contain
     splits: Mapping[str, str] = field(default_factory=dict)
     prompts: tuple[str | None, ...] | None = None  #: [N], the texts of the prompts; None where there are none
-    reference: KnobChoice | None = None  #: the model as it is; None where not every task measured it
+    reference: Setting | None = None  #: the model as it is; None where not every task measured it
     reference_in_grid: bool = True  #: whether the requested values of the knobs make it
     reference_s: np.ndarray | None = None  #: [N], its `T_total`, also where it is no choice; None without `reference`
 
@@ -53,13 +55,13 @@ class MeasuredGrid:
         return len(self.sample_ids)
 
     @property
-    def largest(self) -> KnobChoice:
+    def largest(self) -> Setting:
         """The choice with the largest values of the knobs that were requested."""
         inside = [choice for choice in self.choices if self.reference_in_grid or choice != self.reference]
         return (inside or self.choices)[-1]
 
     @property
-    def landmarks(self) -> tuple[KnobChoice, ...]:
+    def landmarks(self) -> tuple[Setting, ...]:
         """The smallest choice, the largest, and the reference where it can be chosen; each once."""
         beside = [self.reference] if self.reference in self.choices and self.reference is not None else []
         return tuple(dict.fromkeys([self.choices[0], self.largest, *beside]))
@@ -115,14 +117,14 @@ class MeasuredGrid:
         Raises:
             ResultsError: there are none.
         """
-        kept = [row for row, choice in enumerate(self.choices) if choice.has_all_knobs]
+        kept = [row for row, choice in enumerate(self.choices) if has_all_knobs(choice)]
         if not kept:
             raise ResultsError(
                 f"a two-stage controller chooses tier, top-k and blocks, and these are settings such as "
                 f"{self.choices[0].key}; use a lookup table for such a model, or profile one that has all three by "
                 "--tier_list, --top_k_list and --num_active_blocks_list"
             )
-        others = tuple(choice.key for choice in self.choices if not choice.has_all_knobs)
+        others = tuple(choice.key for choice in self.choices if not has_all_knobs(choice))
         return replace(
             self,
             choices=tuple(self.choices[row] for row in kept),
@@ -130,6 +132,18 @@ class MeasuredGrid:
             total_s=self.total_s[kept],
             left_out=(*self.left_out, *others),
         )
+
+    @property
+    def unchosen(self) -> list[ControllerCaveat]:
+        """The caveats of what a two-stage controller cannot choose: the reference, and other settings."""
+        caveats = []
+        if self.reference is not None and not has_all_knobs(self.reference):
+            caveats.append(ControllerCaveat.of("reference_not_chosen", setting=self.reference.key))
+        others = [each.key for each in self.choices if not has_all_knobs(each) and each != self.reference]
+        if others:
+            counts = {"num_others": len(others), "num_settings": len(self.choices)}
+            caveats.append(ControllerCaveat.of("others_not_chosen", **counts, setting=others[0]))
+        return caveats
 
     @property
     def is_complete(self) -> np.ndarray:
@@ -205,7 +219,7 @@ def _prompts(grids: Sequence[TaskGrid]) -> tuple[str | None, ...] | None:
 
 
 def _side_by_side(
-    grids: Sequence[TaskGrid], choices: Sequence[KnobChoice], read: Callable[[TaskGrid], np.ndarray]
+    grids: Sequence[TaskGrid], choices: Sequence[Setting], read: Callable[[TaskGrid], np.ndarray]
 ) -> np.ndarray:
     """Values [S, N] of every task's [its settings, its samples]: the rows of the choices, one task beside the other."""
     parts = []
@@ -215,13 +229,8 @@ def _side_by_side(
     return np.concatenate(parts, axis=1)
 
 
-def choice_of_point(point: KnobPoint) -> KnobChoice:
-    """The choice of a setting."""
-    return KnobChoice(point.vision, point.top_k, point.num_active_blocks)
-
-
-def _shared_choices(grids: Sequence[TaskGrid]) -> tuple[tuple[KnobChoice, ...], tuple[str, ...]]:
-    found = [{point.key: choice_of_point(point) for point in grid.points} for grid in grids]
+def _shared_choices(grids: Sequence[TaskGrid]) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
+    found = [{point.key: point.setting for point in grid.points} for grid in grids]
     keys = dict.fromkeys(key for each in found for key in each)
     shared = [key for key in keys if all(key in each for each in found)]
     if not shared:
@@ -229,30 +238,28 @@ def _shared_choices(grids: Sequence[TaskGrid]) -> tuple[tuple[KnobChoice, ...], 
             "no setting of these results is one that every task has; profile all tasks with the same values of the "
             "knobs"
         )
-    choices = tuple(sorted((found[0][key] for key in shared), key=order_of))
+    choices = tuple(sorted((found[0][key] for key in shared), key=lambda choice: choice.order))
     return choices, tuple(key for key in keys if key not in shared)
-
-
-def order_of(choice: KnobChoice) -> tuple[int, ...]:
-    """A sort key of choices: by crops and vision tokens (tiers in their order, `own` last), then top-k, then blocks."""
-    target = target_of_value(choice.vision)
-    return *target.order[1:3], choice.top_k or 0, choice.num_active_blocks
 
 
 def _features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
     """Request shapes by task and sample id; vision targets that a sample was not run at are left out.
 
-    The length of the answer is left open: it is not known before the request runs.
+    Of settings of one vision target, one without further knobs says what its tokens are, where there is one. The length
+    of the answer is left open: it is not known before the request runs.
     """
     text_tokens: dict[tuple[str, int], int] = {}
     shapes: dict[tuple[str, int], dict[str, PictureShape]] = {}
     for each in sweep.settings:
         vision = vision_label(each.result)
+        has_further = any(knob_named(name).neutral is not None for name in setting_of(each.result).values)
         for sample in each.result.per_sample_results:
             key = each.task, sample.sample_id
             text_tokens[key] = sample.input_text_tokens
-            # Without a picture there are no crops.
-            shapes.setdefault(key, {})[vision] = PictureShape(sample.actual_num_crops or 0, sample.actual_vision_tokens)
+            if not has_further or vision not in shapes.get(key, {}):
+                # Without a picture there are no crops.
+                shape = PictureShape(sample.actual_num_crops or 0, sample.actual_vision_tokens)
+                shapes.setdefault(key, {})[vision] = shape
     return {key: RequestFeatures(*key, text_tokens[key], shapes[key], None) for key in shapes}
 
 

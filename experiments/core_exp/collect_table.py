@@ -2,10 +2,10 @@
 
 torchrun --nproc-per-node=8 experiments/core_exp/collect_table.py table.json --device cpu --num_threads 2
 
-Started again, it resumes where it stopped. Flags that are not in --help go to the pipeline. Its settings are those of
-`GRID` for the embedded model, for another one (--model_path) the full grid of that model's own values; one measured run
-of each sample. Latencies of several processes on one machine are not those of one alone; the
-table keeps what the run says of that under `caveats`.
+Started again, it resumes where it stopped. Flags that are not in --help go to the pipeline. Its settings are the full
+grid of what each knob can be in the model (of the embedded one: 3 tiers x 4 numbers of experts x 5 numbers of blocks);
+one measured run of each sample. Latencies of several processes on one machine are not those of one alone; the table
+keeps what the run says of that under `caveats`.
 """
 
 import argparse
@@ -18,19 +18,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
+from experiment_core_utils.b_model_loader import find_requested_model
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.files import check_writable
 from experiments.analyses.recorded_table import table_of, write_table
 
-# 3 tiers x 4 numbers of experts x 5 numbers of blocks.
-GRID = {
-    "--tier_list": ("low", "medium", "high"),
-    "--top_k_list": ("1", "2", "4", "8"),
-    "--num_active_blocks_list": ("12", "13", "14", "15", "16"),
-}
 MEASURED = {"--sampling_strategy": ("full",), "--num_runs_per_sample": ("1",), "--num_warmup_runs": ("1",)}
 
 
@@ -38,9 +35,9 @@ def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str
     """Run (or finish) the full grid and write its table; exit code as the driver's."""
     started = time.perf_counter()
     given = {flag.split("=")[0] for flag in flags}
-    chosen = MEASURED if "--model_path" in given else GRID | MEASURED
-    defaults = [word for flag, values in chosen.items() if flag not in given for word in (flag, *values)]
     own = ["--num_samples", str(num_samples), "--output_dir", str(results_dir)]
+    chosen = full_grid(find_requested_model(parse_config([*own, *flags])).limits) | MEASURED
+    defaults = [word for flag, values in chosen.items() if flag not in given for word in (flag, *values)]
     report = run_profiling(parse_config([*defaults, *own, *flags]))
     if not report.is_main_process:
         return 0
@@ -53,6 +50,17 @@ def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str
         f"time, {time.perf_counter() - started:.0f} s of this call; {path} has {path.stat().st_size / 1e3:.0f} kB"
     )
     return 1 if report.failed else 0
+
+
+def full_grid(limits: KnobLimits) -> dict[str, tuple[str, ...]]:
+    """The values that cover what each knob can be in a model, by flag.
+
+    A knob that cannot be turned there keeps its default, and all do where only the loaded model can tell.
+    """
+    if limits.untried_reason is not None:
+        return {}
+    found = [knob.full_grid(limits) for knob in all_knobs() if knob.name not in limits.unsupported]
+    return {f"--{flag}": tuple(map(str, values)) for each in found for flag, values in each.items()}
 
 
 @reporting_errors

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import pandas as pd
 
 from experiment_core_utils.config.command import reporting_errors, run_command
-from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
 from experiment_core_utils.primitives.files import check_writable, write_text_atomically
 from experiment_core_utils.primitives.units import check_within
 from experiments.analyses.charts.run_charts import runs_chart
@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fail_on_slower", action="store_true", help="exit code 1 where a latency is SLOWER")
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the lines as JSON")
     parser.add_argument("--output_dir", type=Path, metavar="DIR", help="also write the lines and a picture into DIR")
+    add_knob_module(parser)
     given: argparse.Namespace = parser.parse_args(argv)
     check_within("--margin", given.margin, 0, 1)
     check_within("--accuracy_margin", given.accuracy_margin, 0, 1)

@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import reporting_errors, run_command
-from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
 from experiment_core_utils.primitives.files import check_writable
 from experiments.analyses.report.page import write_report
 
@@ -32,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     place.add_argument("--output_dir", type=Path, metavar="DIR",
                        help="folder of report.html (default: the first RESULTS_DIR)")  # fmt: skip
     place.add_argument("--output", type=Path, metavar="FILE", help="the page itself, under another name")
+    add_knob_module(parser)
     return parser
 
 

@@ -11,7 +11,7 @@ from typing import get_args
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import reporting_errors, run_command
-from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
 from experiment_core_utils.config.parts import TableFormat
 from experiment_core_utils.l_results_csv_cleaning import samples_csv_beside
 from experiment_core_utils.l_results_csv_cleaning import write_tables as write_task_tables
@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--format", choices=get_args(TableFormat), default="csv", help="csv, or also Parquet (default: csv)"
     )
+    add_knob_module(parser)
     given = parser.parse_args(argv)
     for path in write_tables(given.results_dir, given.format):
         print(path)

@@ -1,12 +1,14 @@
 """The tables of the model card, as Markdown between two marks of its file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, num_blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import OWN, tier_target, vision_of
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
-from experiment_core_utils.primitives.knobs import OWN
 from experiment_core_utils.tasks.interface import Answer, Metric
 from experiments.reference_model.evaluation import Accuracy, Answered, accuracy_by_type, accuracy_of, best_constant
 
@@ -14,35 +16,35 @@ BEGIN = "<!-- tables: begin (scripts/evaluate_reference_model.py --write-card) -
 END = "<!-- tables: end -->"
 
 
-@dataclass(frozen=True)
-class CardSetting:
-    """A row of the card; the first `blocks` blocks are active."""
-
-    tier: str  #: or `own`
-    top_k: int
-    blocks: int
-
-    @property
-    def title(self) -> str:
-        """The name of the row."""
-        return f"{self.tier}, top-{self.top_k}, {self.blocks} blocks"
-
-
 # The answers of each family at each setting of the card.
-Answers = Mapping[CardSetting, Mapping[str, Sequence[Answered]]]
+Answers = Mapping[Setting, Mapping[str, Sequence[Answered]]]
 
 
-def settings_of_card(top_k: int, blocks: int) -> list[CardSetting]:
+def card_setting(tier: str, top_k: int, blocks: int) -> Setting:
+    """A setting of the card, at which the first blocks run.
+
+    Args:
+        tier: or `own`.
+    """
+    return Setting.of(vision=tier_target(tier), top_k=top_k, num_active_blocks=RunningBlocks.of(range(blocks)))
+
+
+def title_of(setting: Setting) -> str:
+    """The name of a row."""
+    return f"{vision_of(setting).value}, top-{experts_of(setting)}, {num_blocks_of(setting)} blocks"
+
+
+def settings_of_card(top_k: int, blocks: int) -> list[Setting]:
     """The card's settings: the model as it is, and every tier, with all experts and blocks; at `high` each other knob
     alone, then both; the cheapest corner.
 
     Args:
         top_k, blocks: what the model has.
     """
-    tiers = [CardSetting(tier, top_k, blocks) for tier in (OWN, "high", "medium", "low")]
-    experts = [CardSetting("high", fewer, blocks) for fewer in (top_k * 3 // 4, top_k // 2, top_k // 4, 1)]
-    skipped = [CardSetting("high", top_k, blocks - fewer) for fewer in (1, 2, 3, 4)]
-    return [*tiers, *experts, *skipped, *(CardSetting(tier, top_k // 2, blocks - 4) for tier in ("high", "low"))]
+    tiers = [card_setting(tier, top_k, blocks) for tier in (OWN, "high", "medium", "low")]
+    experts = [card_setting("high", fewer, blocks) for fewer in (top_k * 3 // 4, top_k // 2, top_k // 4, 1)]
+    skipped = [card_setting("high", top_k, blocks - fewer) for fewer in (1, 2, 3, 4)]
+    return [*tiers, *experts, *skipped, *(card_setting(tier, top_k // 2, blocks - 4) for tier in ("high", "low"))]
 
 
 def knob_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
@@ -50,11 +52,11 @@ def knob_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
     first = next(iter(answers.values()))
     names = [f"{name}, {metrics[name].name} (n = {len(answered)})" for name, answered in first.items()]
     lines = [f"| setting | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
-    for plan, families in answers.items():
+    for setting, families in answers.items():
         cells = [
             with_interval(accuracy_of(_answers_of(answered), metrics[name])) for name, answered in families.items()
         ]
-        lines.append(f"| {plan.title} | {' | '.join(cells)} |")
+        lines.append(f"| {title_of(setting)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -62,18 +64,19 @@ def type_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
     """The table with one row a family and type of question: the best constant answer's score, and the model's in each
     tier and at the fewest blocks, other knobs at their largest.
     """
-    most_k, most_blocks = max(plan.top_k for plan in answers), max(plan.blocks for plan in answers)
-    fewest = min(plan.blocks for plan in answers if plan.top_k == most_k)
-    columns = {plan.tier: plan for plan in answers if (plan.top_k, plan.blocks) == (most_k, most_blocks)}
-    columns |= {
-        f"high, {plan.blocks} blocks": plan for plan in answers if (plan.top_k, plan.blocks) == (most_k, fewest)
-    }
+    decoders = {setting: setting.replaced(vision=None) for setting in answers}
+    most = max(decoders.values(), key=lambda each: (experts_of(each) or 0, num_blocks_of(each)))
+    fewest = min(
+        (each for each in decoders.values() if experts_of(each) == experts_of(most)), key=num_blocks_of
+    )  # fmt: skip
+    columns = {vision_of(setting).value: setting for setting in answers if decoders[setting] == most}
+    columns |= {f"high, {num_blocks_of(setting)} blocks": setting for setting in answers if decoders[setting] == fewest}
     lines = [
         f"| family | question type | n | best constant | {' | '.join(columns)} |",
         f"| --- | --- | --- | --- |{' --- |' * len(columns)}",
     ]
     for name, metric in metrics.items():
-        by_column = [accuracy_by_type(_answers_of(answers[plan][name]), metric) for plan in columns.values()]
+        by_column = [accuracy_by_type(_answers_of(answers[setting][name]), metric) for setting in columns.values()]
         constant = best_constant(answers[next(iter(columns.values()))][name], metric)
         for kind, level in constant.items():
             cells = " | ".join(f"{scores[kind].mean:.3f}" for scores in by_column)

@@ -13,11 +13,14 @@ from itertools import accumulate, chain, product
 import torch
 from transformers import Cache
 
+from experiment_core_utils.knobs.active_blocks import blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.models.common.describe import dtype_name
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, answer_to
@@ -31,7 +34,7 @@ class Answered:
     """The answer to one question at one setting; `expected` is what a perfect model would have said."""
 
     task: str
-    setting: KnobSetting
+    setting: Setting
     sample_id: int
     expected: str
     answer: Answer
@@ -53,16 +56,16 @@ def answer_pictures(
     processor: MolmoeProcessor,
     tasks: Sequence[GeneratedTask],
     pictures: Sequence[int],
-    settings: Sequence[KnobSetting],
+    settings: Sequence[Setting],
 ) -> Iterator[Answered]:
     """Greedy answers to every family's questions about the pictures, at every setting.
 
     Raises:
         GenerationFailed: logits are not finite.
     """
-    by_crops: dict[CropRange | None, list[KnobSetting]] = {}
+    by_crops: dict[CropRange | None, list[Setting]] = {}
     for setting in settings:
-        by_crops.setdefault(setting.vision.crops, []).append(setting)
+        by_crops.setdefault(vision_of(setting).bounds, []).append(setting)
     for picture, alike in product(pictures, same_pictures(tasks)):
         samples = [(task, sample) for task in alike for sample in samples_of(task, picture)]
         for crops, of_tier in by_crops.items():
@@ -71,7 +74,7 @@ def answer_pictures(
             features = model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
             for setting in of_tier:
                 _, state = model.prefill(
-                    inputs["input_ids"], features, top_k=setting.top_k, active_blocks=setting.active_blocks
+                    inputs["input_ids"], features, top_k=experts_of(setting), active_blocks=blocks_of(setting)
                 )
                 with failure_named(f"picture {picture}", lambda: {"dtype": dtype_name(model.dtype)}):
                     answers = _answers(model, processor, samples, state.past_key_values)

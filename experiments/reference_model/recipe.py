@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from transformers import CLIPVisionConfig, OlmoeConfig, PreTrainedTokenizerBase
 
+from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
-from experiment_core_utils.primitives.knobs import TIERS, CropRange
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from experiment_core_utils.primitives.knobs import TIERS
+from experiment_core_utils.knobs.vision_tokens import TIERS
 from experiment_core_utils.tasks.datasets.reference_task import same_pictures
 from experiments.reference_model.batches import QUESTION_NAMES, TrainingBatch, name_index, slot_of
 from experiments.reference_model.packing import pack_slots

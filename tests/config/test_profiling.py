@@ -4,13 +4,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import create_model
 
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.registry import register_knob, unregister_knob
+from experiment_core_utils.knobs.token_units import MOLMOE_TOKENS, TokenUnit
+from experiment_core_utils.knobs.top_k import TopK
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
-from experiment_core_utils.primitives.knobs import CropRange
-from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
+from experiment_core_utils.primitives.flag_fields import Part
 
 
 def test_the_published_defaults() -> None:
@@ -188,3 +192,14 @@ def test_help_and_a_wrong_flag_need_no_torch() -> None:
     )
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: unknown tier 'giant'")
+
+
+@pytest.mark.parametrize("flag", ["num_samples", "num_configs"])
+def test_a_knob_cannot_have_the_flag_of_another_part(flag: str) -> None:
+    flags = create_model("OwnFlags", __base__=Part, **{flag: (int | None, None)})  # type: ignore[call-overload]
+    register_knob(type("Own", (TopK,), {"name": "own_knob", "flags": flags})())
+    try:
+        with pytest.raises(ConfigurationError, match=f"knob own_knob: there is a flag --{flag} already; give it"):
+            parse_config([])
+    finally:
+        unregister_knob("own_knob")

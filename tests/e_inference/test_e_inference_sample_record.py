@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from experiment_core_utils.e_inference import sample_record
-from experiment_core_utils.primitives.knobs import KnobSetting
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import SETTING, staged_run
@@ -25,7 +25,7 @@ SAMPLE = Sample(
 class CountingModel(ScriptedModel):
     """Its decode costs a FLOP more for each token of the answer."""
 
-    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:
+    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops:
         return StageFlops(None, shape.text_tokens, float(output_tokens))
 
 

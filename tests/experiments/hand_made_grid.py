@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import target_of_value
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives, objectives
 
@@ -11,13 +14,15 @@ Numbers = Sequence[Sequence[float]] | np.ndarray
 
 
 def point(vision: str = "low", top_k: int = 1, blocks: int = 12) -> KnobPoint:
-    """Its key as a run gives it."""
-    return KnobPoint(f"tier-{vision}_topk{top_k}_blocks{blocks}", vision, top_k, blocks)
+    """Its key as a run gives it; `vision` as results have it, such as `low` or `288 tokens`."""
+    setting = Setting.of(vision=target_of_value(vision), top_k=top_k, num_active_blocks=RunningBlocks(blocks))
+    return KnobPoint(setting.key, setting)
 
 
 def reference(in_grid: bool = False, vision: str = "own") -> KnobPoint:
     """The model as it is, of 2 experts and 12 blocks."""
-    return KnobPoint(f"{vision}_topk2_blocks12", vision, 2, 12, is_reference=True, in_grid=in_grid)
+    key = f"{vision}_topk2_blocks12"
+    return KnobPoint(key, Setting.named(key), is_reference=True, in_grid=in_grid)
 
 
 def grid(

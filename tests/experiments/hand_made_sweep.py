@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.primitives.knobs import KnobSetting, decoder_label, own_target, tier_target
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.settings import MeasuredSample
 from tests.hand_made_records import measured_sample, part, staged_run, stored_result
@@ -43,13 +45,13 @@ UTILISATION: dict[str, Any] = {
 FLOPS = StageFlops(vision_flops=10**9, prefill_flops=2 * 10**9, decode_flops_per_token=10.0**7)
 
 
-def setting(tier: str = "low", top_k: int = 2, blocks: int = 3) -> KnobSetting:
+def setting(tier: str = "low", top_k: int = 2, blocks: int = 3) -> Setting:
     """A tier, top-k and the first blocks of a model of 4."""
-    return KnobSetting(tier_target(tier), top_k, tuple(range(blocks)))
+    return Setting.of(vision=tier_target(tier), top_k=top_k, num_active_blocks=RunningBlocks.of(tuple(range(blocks))))
 
 
 def result(
-    knobs: KnobSetting, samples: Sequence[MeasuredSample] | None = None, fingerprint: str = "f00d", **provenance: Any
+    knobs: Setting, samples: Sequence[MeasuredSample] | None = None, fingerprint: str = "f00d", **provenance: Any
 ) -> dict[str, Any]:
     """The content of a setting's file; by default two samples of 0.5 s vision, 0.25 s prefill, 0.25 s decode."""
     ran = samples or (measured_sample(0, staged_run(), flops=FLOPS), measured_sample(1, staged_run(), flops=FLOPS))
@@ -65,7 +67,11 @@ def reference(
     samples: Sequence[MeasuredSample] | None = None, *, in_grid: bool = False, **provenance: Any
 ) -> dict[str, Any]:
     """The content of the file of the model as it is: its own crops, top-k 4 and all 4 blocks."""
-    stored = result(KnobSetting(own_target(), 4, (0, 1, 2, 3)), samples, **provenance)
+    stored = result(
+        Setting.of(vision=own_target(), top_k=4, num_active_blocks=RunningBlocks.of((0, 1, 2, 3))),
+        samples,
+        **provenance,
+    )
     return stored | {"is_reference": True, "in_grid": in_grid}
 
 
@@ -76,6 +82,7 @@ def write(folder: Path, *results: dict[str, Any]) -> Path:
         tokens = each["vision_tokens_target"]
         vision = "own" if tokens is None else f"tokens{tokens}"
         vision = vision if each["tier"] is None else f"tier-{each['tier']}_crops2"
-        name = f"signs_imgsize{vision}_{decoder_label(each['top_k'], each['num_active_blocks'])}.json"
+        experts = "" if each["top_k"] is None else f"topk{each['top_k']}_"
+        name = f"signs_imgsize{vision}_{experts}blocks{each['num_active_blocks']}.json"
         (folder / name).write_text(json.dumps(each))
     return folder

@@ -14,9 +14,9 @@ from experiment_core_utils.h_metrics_compute import (
     get_memory,
     setting_compute,
 )
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.costs.decoder import BlockShape, MlpShape
 from experiment_core_utils.models.costs.memory import ModelBytes
-from experiment_core_utils.primitives.knobs import KnobSetting
 from experiment_core_utils.records.requests import MemoryReading, StageFlops
 from tests.hand_made_records import SETTING, measured_sample, part
 from tests.models.costs.test_prompt_flops import Lengths, Slow
@@ -95,7 +95,7 @@ def test_the_configuration_chooses_method_and_time_limit() -> None:
 class Weighed(ScriptedModel):
     """A model with known bytes."""
 
-    def count_bytes(self, setting: KnobSetting) -> ModelBytes:
+    def count_bytes(self, setting: Setting) -> ModelBytes:
         return ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, blocks=(BLOCK,), element_bytes=1)
 
 

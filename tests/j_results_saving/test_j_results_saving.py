@@ -23,9 +23,11 @@ from experiment_core_utils.j_results_saving import (
     save_raw_results_json,
 )
 from experiment_core_utils.k_results_aggregation import merge_parts
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import token_target
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.records.requests import StageFlops, VisionGeometry
 from experiment_core_utils.tasks.interface import Score
@@ -64,6 +66,7 @@ def test_every_key_of_a_setting() -> None:
     assert 0.0 <= interval[0] <= 0.5 <= interval[1] <= 1.0
     assert content == {
         "schema_version": 1,
+        "knobs": {"vision": "low", "top_k": 2, "num_active_blocks": 3},
         "fingerprint": "f00d",
         "tier": "low",
         "tier_range": {"min_crops": 1, "max_crops": 3},
@@ -255,7 +258,7 @@ def test_options_are_stored_where_there_are_any_and_what_the_task_says_does_not_
 
 
 def test_a_token_target_is_what_every_sample_aimed_at() -> None:
-    setting = KnobSetting(token_target(1008), 2, (0,))
+    setting = Setting.of(vision=token_target(1008), top_k=2, num_active_blocks=RunningBlocks.of((0,)))
     assert sample_result(measured_sample(0), Score(1.0), setting).target_vision_tokens == 1008
 
 

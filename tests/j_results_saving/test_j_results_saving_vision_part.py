@@ -1,8 +1,8 @@
 """Crops and vision tokens of a setting: each mean over those samples that have what is counted."""
 
 from experiment_core_utils.j_results_saving import typical_geometry, vision_part
-from experiment_core_utils.primitives.knobs import own_target, tier_target, token_target
-from experiment_core_utils.primitives.vision_tokens import TokenUnit
+from experiment_core_utils.knobs.token_units import TokenUnit
+from experiment_core_utils.knobs.vision_tokens import own_target, tier_target, token_target
 from experiment_core_utils.records.requests import VisionGeometry
 from tests.hand_made_records import measured_sample, one_by_two
 

@@ -10,6 +10,9 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.j_results_saving import flatten_results_to_csv
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import token_target
 from experiment_core_utils.l_results_csv_cleaning import (
     SETTING_COLUMNS,
     json_to_csv,
@@ -23,7 +26,6 @@ from experiment_core_utils.l_results_csv_cleaning import (
     write_tables,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.primitives.knobs import KnobSetting, token_target
 from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.sample_result import FailedSample
@@ -51,7 +53,7 @@ HEADER = (
 )
 
 
-def result(setting: KnobSetting = SETTING, *samples: Any, failures: tuple[FailedSample, ...] = ()) -> SettingResult:
+def result(setting: Setting = SETTING, *samples: Any, failures: tuple[FailedSample, ...] = ()) -> SettingResult:
     return result_of(part(*samples, failures=failures), setting)
 
 
@@ -60,7 +62,7 @@ def results() -> list[SettingResult]:
     flops = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
     tier = result(SETTING, measured_sample(0, flops=flops), measured_sample(1, flops=flops))
     tokens = result(
-        KnobSetting(token_target(720), 4, (0,)),
+        Setting.of(vision=token_target(720), top_k=4, num_active_blocks=RunningBlocks.of((0,))),
         measured_sample(0, staged_run(inter_token_s=()), prediction="?"),
         failures=(failed_sample(1, "unreadable"),),
     )

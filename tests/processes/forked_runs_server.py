@@ -28,7 +28,9 @@ import experiments.core_exp.closing_lines  # noqa: F401
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.tasks.registry import load_task
 from experiments.core_exp import acc_lat_profiling, report
 from experiments.text_exp import run_text_generation
@@ -68,9 +70,11 @@ def _answer_once(model: str) -> None:
     staged = load_staged_model(config.model, find_model(model), torch.device("cpu"))
     task = load_task("reference_vqa", "validation")
     sample = task[0]
-    setting = KnobSetting(tier_target("low"), 4, tuple(range(len(staged.decoder_blocks))))
+    setting = Setting.of(
+        vision=tier_target("low"), top_k=4, num_active_blocks=RunningBlocks.of(tuple(range(len(staged.decoder_blocks))))
+    )
     staged.apply(setting)
-    request = staged.prepare(sample, task.prompt(sample), setting.vision.crops)
+    request = staged.prepare(sample, task.prompt(sample), vision_of(setting).bounds)
     run_staged(staged, staged.to_device(request.inputs), 2)
 
 

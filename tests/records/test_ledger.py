@@ -81,14 +81,14 @@ def test_result_files_of_this_run_count_without_a_ledger(output: Path) -> None:
         (output / f"{name}.json").write_text(OWN)
     (output / "signs_imgsizetier-high_crops11_topk8_blocks16.json").write_text('{"fingerprint": "beef"}')
     found = ledger(output)
-    paths = [found.result_path(key) for key in ("tier-low_topk8_blocks16", "tokens1008_topknone_blocks4")]
+    paths = [found.result_path(key) for key in ("tier-low_topk8_blocks16", "tokens1008_blocks4")]
     assert paths == [output / f"{name}.json" for name in names]
     assert found.result_path("tier-high_topk8_blocks16") is None
     assert not found.path.exists()
     found.list_found()
     assert sorted(json.loads(found.path.read_text())["settings"]) == [
         "tier-low_topk8_blocks16",
-        "tokens1008_topknone_blocks4",
+        "tokens1008_blocks4",
     ]
 
 

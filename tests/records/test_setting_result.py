@@ -1,6 +1,8 @@
 """The published name of a setting's file."""
 
-from experiment_core_utils.primitives.knobs import KnobSetting, token_target
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import token_target
 from experiment_core_utils.records.requests import VisionGeometry
 from experiment_core_utils.records.setting_result import setting_file_name
 from tests.hand_made_records import measured_sample, part, result_of
@@ -18,7 +20,7 @@ def test_a_tiers_file_carries_the_mean_number_of_crops() -> None:
 
 
 def test_a_token_targets_file_carries_the_target() -> None:
-    setting = KnobSetting(token_target(1008), 8, tuple(range(14)))
+    setting = Setting.of(vision=token_target(1008), top_k=8, num_active_blocks=RunningBlocks.of(tuple(range(14))))
     result = result_of(part(measured_sample(0)), setting, "reference_vqa")
     assert setting_file_name(result) == "reference-vqa_imgsizetokens1008_topk8_blocks14.json"
 

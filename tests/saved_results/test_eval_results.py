@@ -8,7 +8,9 @@ import yaml
 from huggingface_hub import EvalResultEntry
 from huggingface_hub._eval_results import parse_eval_result_entries
 
-from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.tasks.datasets.hub_tables import HubDataset
@@ -29,7 +31,11 @@ class OnHub:
 def result(tier: str | None, *, is_reference: bool | None = False, **variables: object) -> SettingResult:
     """All experts and blocks; two samples that ran, worth 1.0 and 0.0, and one that failed."""
     samples = measured_sample(0, prediction="1.0"), measured_sample(1, prediction="0.0")
-    setting = KnobSetting(own_target() if tier is None else tier_target(tier), 4, (0, 1, 2, 3))
+    setting = Setting.of(
+        vision=own_target() if tier is None else tier_target(tier),
+        top_k=4,
+        num_active_blocks=RunningBlocks.of((0, 1, 2, 3)),
+    )
     found = result_of(part(*samples, failures=(failed_sample(2, "no"),)), setting)
     requested = found.provenance.experimental_variables.with_keys(**variables)
     provenance = found.provenance.with_keys(experimental_variables=requested)

@@ -9,8 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import VisionTarget, own_target, tier_target, token_target
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
-from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget, own_target, tier_target, token_target
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.sample_result import Metadata, SampleResult
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore, stored_answer
@@ -20,7 +22,7 @@ from experiment_core_utils.tasks.registry import get_metric
 from tests.experiments import hand_made_sweep as sweep
 from tests.hand_made_records import SETTING, ReadOff, failed_sample, measured_sample, part, stored_result
 
-FULL = KnobSetting(tier_target("low"), 4, (0, 1, 2, 3))
+FULL = Setting.of(vision=tier_target("low"), top_k=4, num_active_blocks=RunningBlocks.of((0, 1, 2, 3)))
 FULL_FILE = "signs_imgsizetier-low_crops2_topk4_blocks4.json"
 SMALL_FILE = "signs_imgsizetier-low_crops2_topk2_blocks3.json"
 
@@ -41,7 +43,7 @@ class Refusing(ReadOff):
         raise SampleError("no options to choose from")
 
 
-def write(folder: Path, name: str, setting: KnobSetting, *predictions: str, failed: int = 0) -> dict[str, Any]:
+def write(folder: Path, name: str, setting: Setting, *predictions: str, failed: int = 0) -> dict[str, Any]:
     samples = [
         measured_sample(index, prediction=text, image_id=f"p{index // 2}") for index, text in enumerate(predictions)
     ]
@@ -179,10 +181,10 @@ def test_every_setting_stands_against_the_reference_where_there_is_one(
 def test_the_largest_setting_of_a_model_without_experts(tmp_path: Path, targets: list[VisionTarget]) -> None:
     """A model of one knob or two, whose top-k is null, and whose number of vision tokens may be its own."""
     for target, blocks in reversed(list(product(targets, (4, 3)))):
-        setting = KnobSetting(target, None, tuple(range(blocks)))
+        setting = Setting.of(vision=target, top_k=None, num_active_blocks=RunningBlocks.of(tuple(range(blocks))))
         write(tmp_path / "results", f"signs_imgsize{setting.key}.json", setting, "1", "0.5")
     (found,) = compare_folder(tmp_path / "results", None)
-    assert found.baseline == f"{targets[-1].label}_topknone_blocks4"
+    assert found.baseline == f"{targets[-1].label}_blocks4"
     assert len(found.comparisons) == 2 * len(targets) - 1
 
 
@@ -196,7 +198,8 @@ def test_tasks_in_one_folder_are_apart(results: Path) -> None:
 def test_a_baseline_that_is_not_there_or_not_clear_is_one_line(results: Path) -> None:
     with pytest.raises(ConfigurationError, match="signs has no setting 'x'; give one of tier-low"):
         compare_folder(results, "x")
-    write(results, "signs_imgsizetier-low_crops2_topk8_blocks1.json", replace(FULL, top_k=8, active_blocks=(0,)), "1")
+    one_block = FULL.replaced(top_k=8, num_active_blocks=RunningBlocks.of((0,)))
+    write(results, "signs_imgsizetier-low_crops2_topk8_blocks1.json", one_block, "1")
     with pytest.raises(ConfigurationError, match="no setting has all knobs at their largest; give --baseline"):
         compare_folder(results, None)
 

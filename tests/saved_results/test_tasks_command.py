@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, num_blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.saved_results.tasks_command import main
 from experiment_core_utils.tasks.registry import get_metric_for_dataset, list_tasks
 from tests.hand_made_records import SETTING, measured_sample, part, stored_result
 
-FULL = KnobSetting(tier_target("low"), 4, (0, 1, 2, 3))
+FULL = Setting.of(vision=tier_target("low"), top_k=4, num_active_blocks=RunningBlocks.of((0, 1, 2, 3)))
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def results(tmp_path: Path) -> Path:
         stored = stored_result(part(*[replace(sample, prediction="1") for sample in samples]), setting)
         for entry in stored["per_sample_results"]:
             entry["pred"] = prediction
-        knobs = f"topk{setting.top_k}_blocks{setting.num_active_blocks}"
+        knobs = f"topk{experts_of(setting)}_blocks{num_blocks_of(setting)}"
         (tmp_path / f"signs_imgsizetier-low_crops2_{knobs}.json").write_text(json.dumps(stored))
     return tmp_path
 

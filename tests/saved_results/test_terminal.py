@@ -1,6 +1,8 @@
 """The closing table against the reference: its row, the fractions of its time, and runs without it."""
 
-from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.terminal import closing_table, reference_lines, share_of_reference
 from tests.hand_made_records import answered_sample, measured_sample, part, result_of, staged_run
@@ -9,7 +11,9 @@ from tests.hand_made_records import answered_sample, measured_sample, part, resu
 def result(tier: str | None, *seconds: float, is_reference: bool | None = False) -> SettingResult:
     """A sample of each total time from the id 0 on, and one that was answered in a batch."""
     samples = [measured_sample(at, staged_run(each - 0.5, 0.25)) for at, each in enumerate(seconds)]
-    setting = KnobSetting(own_target() if tier is None else tier_target(tier), 2, (0, 1))
+    setting = Setting.of(
+        vision=own_target() if tier is None else tier_target(tier), top_k=2, num_active_blocks=RunningBlocks.of((0, 1))
+    )
     found = result_of(part(*samples, answered_sample(len(seconds))), setting)
     return found.with_keys(is_reference=is_reference, in_grid=not is_reference)
 

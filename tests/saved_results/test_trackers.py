@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.saved_results.trackers import PROJECT, check_tracker, log_settings
 from tests.hand_made_records import measured_sample, part, result_of, staged_run
 
@@ -16,7 +18,7 @@ def test_each_setting_is_a_step_in_tensorboard(tmp_path: Path) -> None:
     results = [
         result_of(
             part(measured_sample(0, staged_run(vision_s=vision_s)), measured_sample(1, staged_run(vision_s=vision_s))),
-            KnobSetting(tier_target(tier), 2, (0, 1)),
+            Setting.of(vision=tier_target(tier), top_k=2, num_active_blocks=RunningBlocks.of((0, 1))),
         )
         for tier, vision_s in (("low", 0.5), ("high", 1.5))
     ]

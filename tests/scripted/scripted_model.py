@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.knobs.active_blocks import blocks_of, num_blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.primitives.device import Marks
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
     KnobProof,
@@ -78,9 +81,9 @@ class ScriptedModel:
         finally:
             self.active_setting = before
 
-    def apply(self, setting: KnobSetting) -> None:
+    def apply(self, setting: Setting) -> None:
         self.calls.append(f"apply {setting.key}")
-        self.active_setting = (setting.top_k, setting.active_blocks)
+        self.active_setting = (experts_of(setting), blocks_of(setting))
 
     def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
         return {}
@@ -121,8 +124,8 @@ class ScriptedModel:
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         return generate_greedily(self, inputs, max_new_tokens, marks)
 
-    def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
-        return tuple(self.default_top_k if block == 0 else setting.top_k for block in setting.active_blocks)
+    def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
+        return tuple(self.default_top_k if block == 0 else experts_of(setting) for block in blocks_of(setting))
 
     def rewind(self, state: list[int], steps: int) -> None:
         del state[len(state) - steps :]
@@ -150,14 +153,14 @@ class ScriptedModel:
     def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
         self.ends = replace(self.ends, stop=tuple(stop), are_ignored=ignore_eos)
 
-    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
-        experts = tuple(self.default_top_k if block == 0 else setting.top_k for block in setting.active_blocks)
-        return KnobProof(experts, setting.active_blocks, setting.active_blocks, setting.num_active_blocks)
+    def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
+        experts = tuple(self.default_top_k if block == 0 else experts_of(setting) for block in blocks_of(setting))
+        return KnobProof(experts, blocks_of(setting), blocks_of(setting), num_blocks_of(setting))
 
-    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         return None
 
-    def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
+    def count_bytes(self, setting: Setting) -> ModelBytes | None:
         return None
 
     def describe(self) -> Mapping[str, Any]:

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import BatchedAnswer
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
@@ -16,7 +18,7 @@ from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import ReadOff, failed_sample
 from tests.scripted.scripted_model import EOS, ScriptedModel
 
-SETTING = KnobSetting(tier_target("low"), 2, (0, 1))
+SETTING = Setting.of(vision=tier_target("low"), top_k=2, num_active_blocks=RunningBlocks.of((0, 1)))
 
 
 class Numbers:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import CropRange, VisionTarget, tier_target, vision_of
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, VisionTarget, tier_target
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape
 from experiment_core_utils.sweep.batches import (
     PreparedQuestion,
@@ -36,14 +38,14 @@ class SettingQuestion(NamedTuple):
 
     sample: Sample
     prompt: str
-    setting: KnobSetting
+    setting: Setting
 
 
 def answer_grouped(
     model: StagedModel, requested: Sequence[SettingQuestion], max_new_tokens: int, max_batch_size: int
 ) -> list[tuple[int, ...]]:
     prepared = [
-        PreparedQuestion(model.prepare(each.sample, each.prompt, each.setting.vision.crops), each.setting)
+        PreparedQuestion(model.prepare(each.sample, each.prompt, vision_of(each.setting).crops), each.setting)
         for each in requested
     ]
     return answer_prepared(model, prepared, max_new_tokens, max_batch_size)
@@ -65,20 +67,24 @@ def staged(checkpoint: Path) -> StagedModel:
 
 def alone(model: StagedModel, requested: SettingQuestion, steps: int) -> tuple[int, ...]:
     model.apply(requested.setting)
-    inputs = model.prepare(requested.sample, requested.prompt, requested.setting.vision.crops).inputs
+    inputs = model.prepare(requested.sample, requested.prompt, vision_of(requested.setting).crops).inputs
     return run_staged(model, model.to_device(inputs), steps).token_ids
 
 
-def place_holder(tokens: int, setting: KnobSetting) -> PreparedQuestion:
+def place_holder(tokens: int, setting: Setting) -> PreparedQuestion:
     return PreparedQuestion(PreparedRequest({}, RequestShape(None, None, 0, 0, tokens, 0.0)), setting)
 
 
 def test_groups_share_crops_top_k_and_blocks_and_shorter_prompts_come_first() -> None:
-    a = KnobSetting(tier_target("low"), 4, (0, 1))
-    b = KnobSetting(tier_target("high"), 4, (0, 1))
-    c = KnobSetting(tier_target("low"), 2, (0, 1))
-    d = KnobSetting(tier_target("low"), 4, (0, 2))
-    also_a = KnobSetting(VisionTarget("tiles1-3", None, None, CropRange(1, 3)), 4, (0, 1))
+    a = Setting.of(vision=tier_target("low"), top_k=4, num_active_blocks=RunningBlocks.of((0, 1)))
+    b = Setting.of(vision=tier_target("high"), top_k=4, num_active_blocks=RunningBlocks.of((0, 1)))
+    c = Setting.of(vision=tier_target("low"), top_k=2, num_active_blocks=RunningBlocks.of((0, 1)))
+    d = Setting.of(vision=tier_target("low"), top_k=4, num_active_blocks=RunningBlocks.of((0, 2)))
+    also_a = Setting.of(
+        vision=VisionTarget("tiles1-3", None, None, CropRange(1, 3)),
+        top_k=4,
+        num_active_blocks=RunningBlocks.of((0, 1)),
+    )
     requested = [(9, a), (5, b), (7, a), (3, c), (8, also_a), (1, d), (2, b)]
     questions = [place_holder(tokens, setting) for tokens, setting in requested]
     assert batches_of(questions, 8) == [(2, 4, 0), (6, 1), (3,), (5,)]
@@ -93,7 +99,11 @@ def tiny(tiny_checkpoint: Path) -> StagedModel:
     return staged(tiny_checkpoint)
 
 
-SETTINGS = [KnobSetting(ONE, 4, (0, 1, 2, 3)), KnobSetting(ONE, 2, (0, 3)), KnobSetting(TWO, 2, (0, 3))]
+SETTINGS = [
+    Setting.of(vision=ONE, top_k=4, num_active_blocks=RunningBlocks.of((0, 1, 2, 3))),
+    Setting.of(vision=ONE, top_k=2, num_active_blocks=RunningBlocks.of((0, 3))),
+    Setting.of(vision=TWO, top_k=2, num_active_blocks=RunningBlocks.of((0, 3))),
+]
 QUESTIONS = [text_question("is it so?"), text_question("how many?"), picture_question(0), picture_question(9)]
 
 
@@ -105,7 +115,7 @@ QUESTIONS = [text_question("is it so?"), text_question("how many?"), picture_que
 def test_any_grouping_gives_the_answers_of_one_by_one(
     tiny: StagedModel, chosen: list[tuple[int, int]], max_batch_size: int
 ) -> None:
-    before = KnobSetting(ONE, 3, (0, 2, 3))
+    before = Setting.of(vision=ONE, top_k=3, num_active_blocks=RunningBlocks.of((0, 2, 3)))
     expected = [_alone_once(tiny, question, setting) for question, setting in chosen]
     tiny.apply(before)
     requested = [SettingQuestion(*QUESTIONS[question], SETTINGS[setting]) for question, setting in chosen]
@@ -126,12 +136,14 @@ def test_the_settings_of_the_questions_differ_in_what_they_answer(tiny: StagedMo
 
 
 def test_the_setting_before_comes_back_after_an_error(tiny: StagedModel) -> None:
-    tiny.apply(KnobSetting(ONE, 3, (0, 2)))
+    tiny.apply(Setting.of(vision=ONE, top_k=3, num_active_blocks=RunningBlocks.of((0, 2))))
     questions = [place_holder(3, SETTINGS[0])]
     with pytest.raises(KeyError):
         answer_prepared(tiny, questions, 4, 8)
     assert tiny.active_setting == (3, (0, 2))
-    requested = [SettingQuestion(*QUESTIONS[0], KnobSetting(ONE, 99, (0, 1)))]
+    requested = [
+        SettingQuestion(*QUESTIONS[0], Setting.of(vision=ONE, top_k=99, num_active_blocks=RunningBlocks.of((0, 1))))
+    ]
     with pytest.raises(ConfigurationError, match="99"):
         answer_grouped(tiny, requested, 4, 8)
     assert tiny.active_setting == (3, (0, 2))
@@ -142,11 +154,14 @@ def test_the_embedded_model_answers_the_same_in_groups() -> None:
     low = tier_target("low")
     all_blocks = tuple(range(16))
     requested = [
-        (picture_question(3), KnobSetting(low, 8, all_blocks)),
-        (text_question("what is it?"), KnobSetting(low, 4, all_blocks[:12])),
-        (picture_question(353), KnobSetting(low, 4, all_blocks[:12])),
-        (picture_question(10), KnobSetting(low, 8, all_blocks)),
-        (picture_question(7), KnobSetting(ONE, 8, all_blocks)),
+        (picture_question(3), Setting.of(vision=low, top_k=8, num_active_blocks=RunningBlocks.of(all_blocks))),
+        (
+            text_question("what is it?"),
+            Setting.of(vision=low, top_k=4, num_active_blocks=RunningBlocks.of(all_blocks[:12])),
+        ),
+        (picture_question(353), Setting.of(vision=low, top_k=4, num_active_blocks=RunningBlocks.of(all_blocks[:12]))),
+        (picture_question(10), Setting.of(vision=low, top_k=8, num_active_blocks=RunningBlocks.of(all_blocks))),
+        (picture_question(7), Setting.of(vision=ONE, top_k=8, num_active_blocks=RunningBlocks.of(all_blocks))),
     ]
     requested = [SettingQuestion(*question, setting) for question, setting in requested]
     expected = [alone(model, each, 16) for each in requested]
@@ -157,11 +172,11 @@ def test_what_the_crops_ask_of_the_model_comes_back_too(tmp_path: Path) -> None:
     # LLaVA-NeXT reads from its config into which grids a picture may be cut.
     model = staged(write_checkpoint("llava_next", tmp_path))
     blocks = tuple(range(model.num_total_blocks))
-    before = KnobSetting(tier_target("medium"), None, blocks)
+    before = Setting.of(vision=tier_target("medium"), top_k=None, num_active_blocks=RunningBlocks.of(blocks))
     sample, prompt = picture_question(0)
     model.apply(before)
-    inputs = model.to_device(model.prepare(sample, prompt, before.vision.crops).inputs)
+    inputs = model.to_device(model.prepare(sample, prompt, vision_of(before).bounds).inputs)
     (expected,) = model.answer_batch([inputs], 3)
-    other = KnobSetting(tier_target("low"), None, blocks[:2])
+    other = Setting.of(vision=tier_target("low"), top_k=None, num_active_blocks=RunningBlocks.of(blocks[:2]))
     answer_grouped(model, [SettingQuestion(sample, prompt, other)], 3, 2)
     assert model.answer_batch([inputs], 3) == [expected]

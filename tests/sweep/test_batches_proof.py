@@ -12,11 +12,13 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.common.finite_logits import NOT_FINITE, usable_token
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS, BatchFollower
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import GenerationFailed
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     FollowedAnswer,
@@ -41,7 +43,7 @@ from tests.models.tiny_checkpoints import UNBATCHABLE_FAMILIES, write_checkpoint
 from tests.scripted.scripted_model import EOS, ScriptedModel
 from tests.sweep.test_batches import Lenient, Numbers
 
-SETTING = KnobSetting(tier_target("low"), 2, (0, 1))
+SETTING = Setting.of(vision=tier_target("low"), top_k=2, num_active_blocks=RunningBlocks.of((0, 1)))
 NEW_TOKENS = 8
 IsWrong = Callable[[Sequence[int], int], bool]
 
@@ -208,7 +210,11 @@ def test_samples_of_a_wrong_batch_are_answered_one_by_one() -> None:
     list(answerer.outcomes(SETTING, ids))
     assert numbers_of(model, "answer_batch") == [1, 1, 1, 1]
     model.calls.clear()
-    list(answerer.outcomes(KnobSetting(tier_target("low"), 1, (0, 1)), ids))
+    list(
+        answerer.outcomes(
+            Setting.of(vision=tier_target("low"), top_k=1, num_active_blocks=RunningBlocks.of((0, 1))), ids
+        )
+    )
     assert numbers_of(model, "answer_batch") == [4, 1, 1, 1, 1]
 
 
@@ -224,7 +230,7 @@ def test_a_sample_whose_logits_are_not_finite_is_told_from_its_batch() -> None:
 
 
 def test_questions_of_a_wrong_group_are_answered_one_by_one() -> None:
-    other = KnobSetting(tier_target("low"), 1, (0, 1))
+    other = Setting.of(vision=tier_target("low"), top_k=1, num_active_blocks=RunningBlocks.of((0, 1)))
     model = Swayed(is_wrong=lambda lengths, row: model.active_setting[0] == 1 and padded_from(1)(lengths, row))
     questions = [PreparedQuestion(request_of(tokens), at) for at in (SETTING, other) for tokens in (4, 2, 3)]
     assert answer_prepared(model, questions, 4, 3) == [(1, 2, EOS)] * 6
@@ -241,7 +247,13 @@ def loaded(family: str, folder: Path, *flags: str) -> tuple[StagedModel, list[Pr
         pytest.skip(f"this version of transformers lacks it: {error}")
     config = parse_config(["--model_path", str(folder), "--device", "cpu", *flags])
     model = load_staged_model(config.model, find_model(str(folder)), torch.device("cpu"))
-    model.apply(KnobSetting(tier_target("low"), None, tuple(range(model.num_total_blocks))))
+    model.apply(
+        Setting.of(
+            vision=tier_target("low"),
+            top_k=None,
+            num_active_blocks=RunningBlocks.of(tuple(range(model.num_total_blocks))),
+        )
+    )
     crops = tier_target("low").crops
     return model, [model.prepare(Sample(at, "", "", ("a",), None, ""), text, crops) for at, text in enumerate(WORDS)]
 

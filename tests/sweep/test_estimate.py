@@ -98,7 +98,7 @@ def test_what_is_done_counts_as_done() -> None:
 
 def test_a_plan_without_times_is_a_plan() -> None:
     """No formula is known, or nothing was measured before: the settings are there, figures are not, and a line why."""
-    bare = SettingWork("own_topknone_blocks3", 47.0, None, None, is_done=False)
+    bare = SettingWork("own_blocks3", 47.0, None, None, is_done=False)
     rates = EarlierResults({}, StageRates(1.0, 1.0, 1.0), 5.0, 2)
     for earlier, work, matmul in ((rates, bare, 980.0), (NOTHING, WORK, None)):
         estimate = estimate_setting(work, SIZE, earlier, 5.0, matmul)
@@ -120,7 +120,7 @@ def test_a_plan_without_times_is_a_plan() -> None:
 
 
 def test_less_than_a_second_or_a_mebibyte_is_not_nothing() -> None:
-    small = SettingWork("own_topknone_blocks3", 47.0, FLOPS, 2**17, is_done=False)
+    small = SettingWork("own_blocks3", 47.0, FLOPS, 2**17, is_done=False)
     # 1960 operations a request and 7 requests.
     estimate = estimate_setting(small, SIZE, NOTHING, 5.0, matmul_rate=98e3)
     assert plan_total([estimate]) == "whole: 1 of 1 settings to measure, about 0.14 s, most memory 0.12 MiB"

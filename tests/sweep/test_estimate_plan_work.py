@@ -9,9 +9,11 @@ import pytest
 from transformers import OPTConfig
 
 from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.sweep.estimate import (
     MolmoeWork,
@@ -61,9 +63,9 @@ def without_weights(family: str, folder: Path) -> Path:
 def test_a_mixture_of_transformers_is_planned_from_its_config(tmp_path: Path) -> None:
     work = work_of(find_model(str(without_weights("qwen3_vl_moe", tmp_path))), TASK, (3, 4), LIMIT)
     assert isinstance(work, TransformersWork) and work.num_samples == 2
-    full = work.at(KnobSetting(LOW, 2, (0, 1, 2)))
+    full = work.at(Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2))))
     # One expert of the last two blocks: three products of 32 x 16, two operations a number and token.
-    fewer = work.at(KnobSetting(LOW, 1, (0, 1, 2)))
+    fewer = work.at(Setting.of(vision=LOW, top_k=1, num_active_blocks=RunningBlocks.of((0, 1, 2))))
     expert = 2 * 2 * 3 * 32 * 16
     assert full.flops is not None and fewer.flops is not None
     assert full.flops.prefill_flops - fewer.flops.prefill_flops == pytest.approx(expert * full.prompt_tokens)
@@ -74,8 +76,14 @@ def test_a_mixture_of_transformers_is_planned_from_its_config(tmp_path: Path) ->
     per_token = 3 * 2 * 2 * 8
     assert full.elements is not None and full.elements % per_token == 0
     assert full.elements >= per_token * (full.prompt_tokens + LIMIT)
-    assert work.at(KnobSetting(LOW, 2, (0, 2))).elements == full.elements * 2 / 3
-    assert work.at(KnobSetting(MEDIUM, 2, (0, 1, 2))).prompt_tokens > full.prompt_tokens
+    assert (
+        work.at(Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 2)))).elements
+        == full.elements * 2 / 3
+    )
+    assert (
+        work.at(Setting.of(vision=MEDIUM, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2)))).prompt_tokens
+        > full.prompt_tokens
+    )
 
 
 def test_the_weights_of_a_text_model_are_counted_by_hand(tmp_path: Path) -> None:
@@ -84,7 +92,7 @@ def test_the_weights_of_a_text_model_are_counted_by_hand(tmp_path: Path) -> None
     attention = 2 * 32 * 32 + 2 * 32 * 16 + (32 + 16)
     block = attention + 2 * 32 + 4 * 32 + 4 * 3 * 32 * 24
     assert work.weight_elements == 2 * source.config.vocab_size * 32 + 3 * block + 32
-    flops = work.at(KnobSetting(LOW, 2, (0, 1, 2))).flops
+    flops = work.at(Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2)))).flops
     assert flops is not None and flops.vision_flops is None
 
 
@@ -95,14 +103,17 @@ def test_an_architecture_without_formula_has_tokens_alone(tmp_path: Path) -> Non
     assert (work.no_formula or "").startswith("no formula is known for 'opt'")
     known = work_of(found, TASK, (0, 1), LIMIT)
     assert known.no_formula is None
-    setting = KnobSetting(LOW, 2, (0, 1, 2))
+    setting = Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2)))
     assert work.at(setting) == RequestWork(known.at(setting).prompt_tokens, None, None)
 
 
 def test_molmoe_is_planned_by_its_own_formulas(tiny_checkpoint: Path) -> None:
     work = work_of(find_model(str(tiny_checkpoint)), TASK, (0, 1), LIMIT)
     assert isinstance(work, MolmoeWork) and work.num_samples == 2
-    low, medium = (work.at(KnobSetting(target, 4, (0, 1, 2, 3))) for target in (LOW, MEDIUM))
+    low, medium = (
+        work.at(Setting.of(vision=target, top_k=4, num_active_blocks=RunningBlocks.of((0, 1, 2, 3))))
+        for target in (LOW, MEDIUM)
+    )
     assert low.prompt_tokens < medium.prompt_tokens
     assert low.elements is not None and medium.elements is not None and low.elements < medium.elements
     assert low.flops is not None and medium.flops is not None
@@ -121,8 +132,10 @@ def test_a_question_beyond_molmoes_context_is_no_part_of_its_plan(tiny_checkpoin
 def test_a_picture_that_is_too_large_as_it_is_leaves_the_rest_of_the_plan(tmp_path: Path) -> None:
     """With nothing bounded, a picture of 761 * 457 pixels is 95 * 57 tokens of 8 * 8: more than a context of 4096."""
     work = work_of(find_model(str(without_weights("qwen3_vl_moe", tmp_path))), TASK, (0, 1), LIMIT)
-    assert work.at(KnobSetting(LOW, 2, (0, 1, 2))).unusable_reason is None
-    own = work.at(KnobSetting(own_target(), 2, (0, 1, 2)))
+    assert (
+        work.at(Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2)))).unusable_reason is None
+    )
+    own = work.at(Setting.of(vision=own_target(), top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2))))
     assert (own.prompt_tokens, own.flops, own.elements) == (None, None, None)
     assert "tokens is longer than the model's context of 4096" in (own.unusable_reason or "")
 
@@ -134,12 +147,17 @@ def test_the_embedded_model_by_itself_takes_fewer_tokens_than_two_of_the_tiers()
     targets = (own_target(), *map(tier_target, ("low", "medium", "high")))
     blocks = tuple(range(source.limits.num_total_blocks))
     found = {
-        target.value: sum(work.at(KnobSetting(target, 8, blocks)).prompt_tokens or 0 for work in halves) / 2
+        target.value: sum(
+            work.at(Setting.of(vision=target, top_k=8, num_active_blocks=RunningBlocks.of(blocks))).prompt_tokens or 0
+            for work in halves
+        )
+        / 2
         for target in targets
     }
     assert found == {"own": 800.125, "low": 456.125, "medium": 840.125, "high": 1296.125}
     # Of at most 12 crops and the overview the memory is less than of the 15 that tier high may take.
     own, high = (
-        halves[0].at(KnobSetting(target, 8, blocks)).elements for target in (own_target(), tier_target("high"))
+        halves[0].at(Setting.of(vision=target, top_k=8, num_active_blocks=RunningBlocks.of(blocks))).elements
+        for target in (own_target(), tier_target("high"))
     )
     assert own is not None and high is not None and own < high

@@ -7,15 +7,20 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.primitives.errors import EngineRefused, OutOfMemory, SettingError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.sweep.execution import settle_execution
 from experiment_core_utils.sweep.requests import RequestSource
 from tests.scripted.scripted_model import ScriptedModel
 from tests.sweep.test_batches import Numbers
 
-LOW, HIGH = (KnobSetting(tier_target("low"), top_k, blocks) for top_k, blocks in ((1, (0,)), (2, (0, 1))))
+LOW, HIGH = (
+    Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of(blocks))
+    for top_k, blocks in ((1, (0,)), (2, (0, 1)))
+)
 
 
 @dataclass
@@ -30,7 +35,7 @@ class Engines(ScriptedModel):
         super().warm_up(inputs, max_new_tokens)
         self._refuse("warm_up")
 
-    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+    def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
         self._refuse("prove")
         return super().prove(setting, inputs)
 

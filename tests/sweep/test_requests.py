@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.primitives.errors import DataChanged, SampleError, SampleTimedOut
 from experiment_core_utils.primitives.interruption import time_limit
-from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape
 from experiment_core_utils.sweep.requests import (
     RequestKey,

@@ -12,10 +12,12 @@ import pytest
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.k_results_aggregation import SharedSetting, collect_finished
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.pipeline import RunReport, run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, ResultsRefused, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import MemoryReading
@@ -215,7 +217,7 @@ class Breaking(ScriptedModel):
     works: int = 0
     applied: int = 0
 
-    def apply(self, setting: KnobSetting) -> None:
+    def apply(self, setting: Setting) -> None:
         if setting.key == self.broken:
             self.applied += 1
             if self.applied > self.works:
@@ -225,7 +227,10 @@ class Breaking(ScriptedModel):
 
 @pytest.mark.parametrize("works", [0, 1])
 def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Path, works: int) -> None:
-    slow, quick = KnobSetting(tier_target("low"), 2, (0, 1)), KnobSetting(tier_target("low"), 1, (0, 1))
+    slow, quick = (
+        Setting.of(vision=tier_target("low"), top_k=2, num_active_blocks=RunningBlocks.of((0, 1))),
+        Setting.of(vision=tier_target("low"), top_k=1, num_active_blocks=RunningBlocks.of((0, 1))),
+    )
     model = Breaking(broken=quick.key, works=works, prefill_s=0.02)
     flags = ["--max_config_retries", "0", "--num_warmup_runs", "0", "--num_runs_per_sample", "1"]
     config, task = parse_config(flags), load_task("reference_vqa", "validation")

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.meters.stability import warm_up_of
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.setting_result import Order, SettingResult
 from experiment_core_utils.records.settings import ConditionsReading, CpuReading, GpuReading, MeasuringOrder, When
@@ -135,7 +137,10 @@ def test_the_precision_is_that_of_all_processes_together() -> None:
 
 def test_each_kind_of_unsteadiness_is_one_line_under_the_table() -> None:
     def result(top_k: int, *found: Caveat) -> SettingResult:
-        made = result_of(part(measured_sample(0)), KnobSetting(tier_target("low"), top_k, (0, 1, 3)))
+        made = result_of(
+            part(measured_sample(0)),
+            Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of((0, 1, 3))),
+        )
         provenance = made.provenance.with_keys(caveats=[], caveat_records=[])
         return made.with_keys(provenance=provenance.with_caveats([caveat("random_weights"), *found]))
 

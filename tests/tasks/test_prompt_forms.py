@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from experiment_core_utils.knobs.vision_tokens import TIERS
 from experiment_core_utils.models.hf.requests import ChatOptions, prompt_layout_of
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
-from experiment_core_utils.primitives.knobs import TIERS
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form, prompt_for

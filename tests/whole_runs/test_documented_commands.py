@@ -30,6 +30,8 @@ KINDS = {
     "text": ("llama", ["--num_active_blocks_list", "1", "2", "3"], 3),
     "one setting": ("llama", [], 1),
 }
+# The full grid of the models: of three blocks, three quarters are all.
+COLLECTED = {"dense": ["tier-low_blocks3", "tier-medium_blocks3", "tier-high_blocks3", "own_blocks3"]}
 NO_EXTRAS = ["--num_samples", "8", "--max_new_tokens", "4", "--num_runs_per_sample", "1", "--num_warmup_runs", "0",
              "--max_repeats", "0", "--num_threads", "1"]  # fmt: skip
 # What the how-to pages do not name, or only within a sentence.
@@ -39,6 +41,9 @@ FURTHER = (
     "knobprof controller lookup predict stream.json --budget_ms 1 1000",
     "knobprof controller evaluate results/mine --baselines --num_budgets 2 --output_dir evaluated",
     "knobprof compare results/before results/after",
+    "python experiments/core_exp/collect_table.py collected.json --results_dir results/collected --model_path MODEL "
+    "--num_samples 2 --max_new_tokens 2 --max_repeats 0 --drift_check_every 0 --num_threads 1",
+    "knobprof analyse knobs collected.json --num_draws 100 --output_dir collected",
     "knobprof blocks --model_path MODEL --method activation_change --num_samples 2 --output scores.json",
 )
 
@@ -102,7 +107,8 @@ def test_every_command_takes_any_model(
         assert not code, (shlex.join([module, *arguments]), printed.err)
         assert printed.out or module.endswith("score_blocks"), line
     assert [entry.choice.key for entry in load(Path("p95.json")).entries] == keys
-    assert [point.key for point in load_study([Path("table.json")]).grids[0].points] == keys
+    for table, expected in (("table.json", keys), ("collected.json", COLLECTED.get(kind, ["own_blocks3"]))):
+        assert [point.key for point in load_study([Path(table)]).grids[0].points] == expected
 
 
 @pytest.mark.parametrize("kind", ["text", "one setting"])

@@ -143,7 +143,7 @@ def test_a_dense_model_moves_its_tokens_with_the_tier(
     flags += ["--num_active_blocks_list", "2", "3", "--num_latency_samples", "1", "--use_profiler"]
     monkeypatch.setattr(sys, "argv", ["", *flags])
     assert main() == 0
-    results = [json.loads(path.read_text()) for path in tmp_path.glob("*topknone_blocks*.json")]
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("*_blocks*.json")]
     assert len(results) == 6
     tokens: dict[str, list[int]] = {}
     for result in results:
@@ -185,7 +185,7 @@ def test_blocks_that_nobody_scored_are_not_skipped_unless_requested(
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 8}))
     flags = flags_for(model, tmp_path / "results", "--num_runs_per_sample", "1")
-    assert [each.work.key for each in describe_plan(parse_config(flags)).estimates] == ["own_topknone_blocks8"]
+    assert [each.work.key for each in describe_plan(parse_config(flags)).estimates] == ["own_blocks8"]
     line = "blocks: all 8 run in every setting, because nothing says which matter least; run `knobprof blocks"
     assert line in describe_plan(parse_config(flags)).text
     random = describe_plan(parse_config([*flags, "--random_weights"]))
@@ -267,9 +267,9 @@ def test_a_family_without_formulas_has_a_plan_without_times(
     (model / "config.json").write_text(json.dumps({**config, "model_type": "glm", "architectures": ["GlmForCausalLM"]}))
     assert main(flags_for(model, tmp_path / "none", "--num_active_blocks_list", "2", "3", "--dry_run")) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "with the reference own_topknone_blocks3 among them" in lines[0]
+    assert "with the reference own_blocks3 among them" in lines[0]
     assert [line.split()[1:4] for line in lines[1:] if "_blocks" in line] == [
-        [f"own_topknone_blocks{blocks}", lines[3].split()[2], "-"] for blocks in (2, 3)
+        [f"own_blocks{blocks}", lines[3].split()[2], "-"] for blocks in (2, 3)
     ]
     assert any(line.startswith("no estimate: no formula is known for 'glm'") for line in lines)
 

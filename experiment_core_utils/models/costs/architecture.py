@@ -12,6 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from experiment_core_utils.knobs.active_blocks import blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.models.costs.decoder import DecoderShape
 from experiment_core_utils.models.costs.decoder_table import DECODERS, NotInTable, decoder_of, unknown
 from experiment_core_utils.models.costs.vision_table import (
@@ -84,6 +87,10 @@ class Architecture:
             ConfigurationError: the model cannot be set so.
         """
         return replace(self, decoder=self.decoder.at_setting(top_k, active_blocks))
+
+    def at(self, setting: Setting) -> "Architecture":
+        """The architecture as it runs at a setting; raises as `at_setting`."""
+        return self.at_setting(experts_of(setting), blocks_of(setting))
 
     def vision_flops(self, size: RequestSize) -> int | None:
         """FLOPs of tower and projector for the pictures of one request; None without a picture.

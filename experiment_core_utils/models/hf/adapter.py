@@ -6,7 +6,7 @@ family needs code only where it differs from the others: how its number of visio
 the formulas of its operations (`costs`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +15,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import TOP_K, experts_of
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, vision_of
 from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
@@ -41,6 +45,7 @@ from experiment_core_utils.models.common.gguf_files import quantised_file_of
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
+from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.batch import answer_together, follow_together
@@ -53,7 +58,6 @@ from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, Component
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import EngineRefused, KnobDidNotAct
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
     KnobProof,
@@ -68,6 +72,8 @@ from experiment_core_utils.tasks.interface import PromptFamily, Sample
 UNANNOUNCED_TOKENS = 64
 # Decode steps of a proof, which make eight positions with the prompt's last one.
 PROOF_STEPS = 7
+# The knobs that `TransformersModel.apply` sets by itself.
+OWN_KNOBS = frozenset({VISION_TOKENS.name, TOP_K.name, ACTIVE_BLOCKS.name})
 
 
 class TransformersModel(HasEnds):
@@ -113,13 +119,14 @@ class TransformersModel(HasEnds):
         self.num_experts = self.knobs.num_experts
         self.default_top_k = self.knobs.default_top_k
         self._vision_fields = AttributeChanges()
+        self.other_knobs = TurnedKnobs(model, OWN_KNOBS, {})
         self._stages = GenerateStages(model, self.preferences)
         self._graphed, self._unsupported_reason = None, eager_reason
         if eager_reason is None:
             self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer)
         self._architecture = architecture_of(model.config)
         self._blocks = self.knobs.every_block
-        self._judged: dict[tuple[int | None, tuple[int, ...]], EngineErrors] = {}
+        self._judged: dict[Hashable, EngineErrors] = {}
 
     def _choose(
         self, requested: ExecutionMode, graph_capturer: GraphCapturer | None
@@ -139,6 +146,11 @@ class TransformersModel(HasEnds):
     def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
         """See `StagedModel.active_setting`."""
         return self.knobs.in_force
+
+    @property
+    def _graph_key(self) -> Hashable:
+        """What graphs are captured for."""
+        return *self.active_setting, *self.other_knobs.values
 
     @property
     def decoder_blocks(self) -> Sequence[nn.Module]:
@@ -161,12 +173,13 @@ class TransformersModel(HasEnds):
             for name, tensor in inputs.items()
         }
 
-    def apply(self, setting: KnobSetting) -> None:
+    def apply(self, setting: Setting) -> None:
         """See `StagedModel.apply`; fields of the config that depend on the crops are put in force too."""
-        self.knobs.apply(setting.top_k, setting.active_blocks)
+        self.knobs.apply(experts_of(setting), blocks_of(setting))
         self._vision_fields.put_back()
-        fields = self.requests.config_for(setting.vision.crops)
+        fields = self.requests.config_for(vision_of(setting).bounds)
         self._vision_fields.put([AttributeChange(self.model.config, name, value) for name, value in fields.items()])
+        self.other_knobs.put(setting)
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
         """See `StagedModel.components`."""
@@ -181,17 +194,19 @@ class TransformersModel(HasEnds):
     def restored_afterwards(self) -> Iterator[None]:
         """See `StagedModel.restored_afterwards`; also restores the fields of the config that depend on the crops."""
         (top_k, blocks), fields = self.knobs.in_force, self._vision_fields.in_force
+        others = dict(self.other_knobs.values)
         try:
             yield
         finally:
             self.knobs.apply(top_k, blocks)
             self._vision_fields.put_back()
             self._vision_fields.put(fields)
+            self.other_knobs.put_values(others)
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """See `StagedModel.warm_up`; in eager runs `generate()` prepares by itself, inside what is measured."""
         if self._graphed is not None:
-            self._graphed.warm_up(self.active_setting, inputs, max_new_tokens)
+            self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
 
     @property
     def may_run_by_modules(self) -> bool:
@@ -218,9 +233,9 @@ class TransformersModel(HasEnds):
         """See `StagedModel.prefill`."""
         if self._graphed is None:
             return self._stages.prefill(inputs, features)
-        if not self._graphed.is_ready(self.active_setting, inputs, inputs["input_ids"].shape[1] + 1):
-            self._graphed.warm_up(self.active_setting, inputs, UNANNOUNCED_TOKENS)
-        return self._graphed.prefill(self.active_setting, inputs, features)
+        if not self._graphed.is_ready(self._graph_key, inputs, inputs["input_ids"].shape[1] + 1):
+            self._graphed.warm_up(self._graph_key, inputs, UNANNOUNCED_TOKENS)
+        return self._graphed.prefill(self._graph_key, inputs, features)
 
     def decoding(self) -> AbstractContextManager[None]:
         """See `Stages.decoding`; graphs contain their kernels already."""
@@ -251,8 +266,8 @@ class TransformersModel(HasEnds):
         """See `StagedModel.generate_timed`."""
         if self._graphed is None:
             return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences, self.ends)
-        self._graphed.warm_up(self.active_setting, inputs, max_new_tokens)
-        requests = AsyncRequests(self._graphed, self._stages, self.active_setting)
+        self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
+        requests = AsyncRequests(self._graphed, self._stages, self._graph_key)
         return generate_async(requests, inputs, max_new_tokens, self.ends, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
@@ -280,12 +295,12 @@ class TransformersModel(HasEnds):
         self.model.generation_config.eos_token_id = None if ignore_eos else self._eos.eos_token_id
         self._stages.end_tokens = self.ends
 
-    def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
+    def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
         """See `StagedModel.expected_experts`; the first block with experts keeps the model's own number."""
-        return self.knobs.expected_experts(setting.top_k, setting.active_blocks)
+        return self.knobs.expected_experts(experts_of(setting), blocks_of(setting))
 
     @torch.inference_mode()
-    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+    def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`; for a graph, also that it gives the logits of the modules, which are counted.
 
         Raises:
@@ -330,14 +345,14 @@ class TransformersModel(HasEnds):
             return state.filled_layers
         return state.filled_layers // each
 
-    def _prove_blocks_inputs(self, setting: KnobSetting, inputs: Mapping[str, Any], features: Any) -> None:
+    def _prove_blocks_inputs(self, setting: Setting, inputs: Mapping[str, Any], features: Any) -> None:
         """Check that each active block gets the same inputs as in the full model, except for its hidden states."""
-        if setting.num_active_blocks == self.num_total_blocks:
+        if len(blocks_of(setting)) == self.num_total_blocks:
             return
-        with self.knobs.applied(setting.top_k, range(self.num_total_blocks)):
+        with self.knobs.applied(experts_of(setting), range(self.num_total_blocks)):
             whole = self._block_inputs(inputs, features)
         found = self._block_inputs(inputs, features)
-        for block in setting.active_blocks:
+        for block in blocks_of(setting):
             other = other_inputs(found[block], whole[block])
             if other is not None:
                 raise KnobDidNotAct(f"{setting.key}: block {block} is given another {other} than in the full model")
@@ -352,9 +367,9 @@ class TransformersModel(HasEnds):
 
     def _errors_at_setting(self, graphed: GraphedGeneration, inputs: Mapping[str, Any], features: Any) -> EngineErrors:
         """The errors of the graphs at the setting in force beside those of the modules, judged once."""
-        if self.active_setting not in self._judged:
-            self._judged[self.active_setting] = self._judge(graphed, inputs, features)
-        return self._judged[self.active_setting]
+        if self._graph_key not in self._judged:
+            self._judged[self._graph_key] = self._judge(graphed, inputs, features)
+        return self._judged[self._graph_key]
 
     def _judge(self, graphed: GraphedGeneration, inputs: Mapping[str, Any], features: Any) -> EngineErrors:
         setting = self.active_setting
@@ -401,22 +416,22 @@ class TransformersModel(HasEnds):
         reason = self._graphed.prefill_unsupported_reason
         return None if reason is None else f"prefill: {reason}"
 
-    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """See `StagedModel.count_flops`; by formula, None for a family without known formulas."""
         if not isinstance(self._architecture, Architecture):
             return None
-        architecture = self._architecture.at_setting(setting.top_k, setting.active_blocks)
+        architecture = self._architecture.at(setting)
         return architecture.request_flops(shape.size(output_tokens)).stages
 
-    def count_bytes(self, setting: KnobSetting) -> ModelBytes | None:
+    def count_bytes(self, setting: Setting) -> ModelBytes | None:
         """See `StagedModel.count_bytes`."""
         if not isinstance(self._architecture, Architecture):
             return None
         chosen = self.expected_experts(setting)
         experts = [None if top_k is None or self.num_experts is None else (self.num_experts, top_k) for top_k in chosen]
-        kept = [self._blocks[index] for index in setting.active_blocks]
+        kept = [self._blocks[index] for index in blocks_of(setting)]
         weights = step_weights(kept, self.model.get_output_embeddings(), experts)
-        decoder = self._architecture.at_setting(setting.top_k, setting.active_blocks).decoder
+        decoder = self._architecture.at(setting).decoder
         with self.knobs.applied(None, range(self.num_total_blocks)):
             stored = stored_bytes(self.model)
         return ModelBytes(

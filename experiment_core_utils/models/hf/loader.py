@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from experiment_core_utils.knobs.interface import KnobLimits, unsupported_knobs
 from experiment_core_utils.models.common.checkpoint_files import (
     loaded_weights,
     refuse_files_not_finite,
@@ -43,7 +44,6 @@ from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.processor import load_hf_processor
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions, HFRequests
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import KnobLimits
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,11 @@ def limits_of(source: HFSource) -> KnobLimits:
         num_total_blocks=knobs.num_total_blocks,
         num_experts=knobs.num_experts,
         default_top_k=knobs.default_top_k,
-        vision_unsupported_reason=source.requests.vision_knob_unsupported_reason,
-        top_k_unsupported_reason=knobs.top_k_unsupported_reason,
-        blocks_unsupported_reason=knobs.blocks_unsupported_reason,
+        unsupported=unsupported_knobs(
+            vision=source.requests.vision_knob_unsupported_reason,
+            top_k=knobs.top_k_unsupported_reason,
+            num_active_blocks=knobs.blocks_unsupported_reason,
+        ),
         untried_reason=knobs.untried_reason,
         token_unit=source.requests.token_unit,
     )

@@ -16,6 +16,8 @@ from jinja2 import TemplateError
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+from experiment_core_utils.knobs.token_units import MOLMOE_TOKENS, TokenUnit
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.answer_ends import TextOf, text_reader, without_appended_eos
 from experiment_core_utils.models.common.text_generation import context_fault, context_length, is_surely_longer
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
@@ -24,9 +26,7 @@ from experiment_core_utils.models.hf.vision_tokens import kind_of, known_kinds, 
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut, first_line
 from experiment_core_utils.primitives.interruption import time_limit
-from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.primitives.texts import is_text, shown
-from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
 from experiment_core_utils.tasks.answers import is_thinking_opened_by
 from experiment_core_utils.tasks.interface import PromptFamily, Sample

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.hf.tilings import VisionOptions
-from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.records.requests import VisionGeometry
 
 _MARK = re.compile(r"<image ([1-9]\d?)>")

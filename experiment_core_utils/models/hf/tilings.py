@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers.image_processing_utils import select_best_resolution
 
-from experiment_core_utils.primitives.knobs import CropRange
-from experiment_core_utils.primitives.vision_tokens import TokenUnit, tokens_of_crops
+from experiment_core_utils.knobs.token_units import TokenUnit, tokens_of_crops
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.records.requests import VisionGeometry
 
 # Both are limits that the processors have in their code.

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from experiment_core_utils.knobs.token_units import TokenUnit, tokens_of_crops
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.hf.tilings import (
     ARIA_SMALL_CROP,
     AspectTiles,
@@ -20,8 +22,6 @@ from experiment_core_utils.models.hf.tilings import (
     SplitTiles,
     VisionOptions,
 )
-from experiment_core_utils.primitives.knobs import CropRange
-from experiment_core_utils.primitives.vision_tokens import TokenUnit, tokens_of_crops
 from experiment_core_utils.records.requests import VisionGeometry
 
 

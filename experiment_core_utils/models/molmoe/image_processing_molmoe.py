@@ -14,8 +14,8 @@ import torch
 from PIL import Image, ImageOps
 from transformers.image_processing_base import ImageProcessingMixin
 
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.hf.tilings import Tiling, tilings_within
-from experiment_core_utils.primitives.knobs import CropRange
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)

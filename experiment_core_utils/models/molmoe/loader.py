@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.models.common.checkpoint_files import (
     loaded_weights,
     refuse_not_finite,
@@ -34,7 +35,6 @@ from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import shortened
-from experiment_core_utils.primitives.knobs import KnobLimits
 
 
 class MolmoeSource(Protocol):

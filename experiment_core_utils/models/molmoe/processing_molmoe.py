@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, BatchFeature, PreTrainedTokenizerBase
 
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.image_processing_molmoe import (
     PATCH_DROPPED,
@@ -15,7 +16,6 @@ from experiment_core_utils.models.molmoe.image_processing_molmoe import (
     ProcessedImage,
 )
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.tasks.interface import Sample
 
 

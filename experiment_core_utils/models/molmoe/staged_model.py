@@ -11,6 +11,11 @@ import torch
 from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.token_units import tokens_of_crops
+from experiment_core_utils.knobs.top_k import TOP_K, experts_of
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import engine_refused, refusal_of
@@ -19,6 +24,7 @@ from experiment_core_utils.models.common.engine_proof import judging
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.preferences import decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
+from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.requests import check_prompt, refuse_longer_prompt, unusable_named
@@ -42,8 +48,6 @@ from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcesso
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting
-from experiment_core_utils.primitives.vision_tokens import tokens_of_crops
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
     KnobProof,
@@ -57,6 +61,9 @@ from experiment_core_utils.records.requests import (
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 T = TypeVar("T")
+
+# The knobs that `MolmoeStagedModel.apply` sets by itself.
+OWN_KNOBS = frozenset({VISION_TOKENS.name, TOP_K.name, ACTIVE_BLOCKS.name})
 
 
 class MolmoeStagedModel(HasEnds):
@@ -95,6 +102,7 @@ class MolmoeStagedModel(HasEnds):
         self.ends = AnswerEnds(frozenset(self._eos.token_ids), text_of=processor.decode)
         self._requested = execution
         self._eager = EagerStages(model)
+        self.other_knobs = TurnedKnobs(model, OWN_KNOBS, {})
         self._engine_stages, self._executed = engine_stages(model, execution, eager_reason)
         self._batched = None if self._engine_stages is None else BatchedExecution(self._engine_stages)
         self.split: EagerPausedPrefill | EnginePausedPrefill = (
@@ -175,18 +183,20 @@ class MolmoeStagedModel(HasEnds):
             for name, tensor in inputs.items()
         }
 
-    def apply(self, setting: KnobSetting) -> None:
+    def apply(self, setting: Setting) -> None:
         """See `StagedModel.apply`."""
-        self.model.set_knobs(setting.experts, setting.active_blocks)
+        self.model.set_knobs(experts_of(setting), blocks_of(setting))
+        self.other_knobs.put(setting)
 
     @contextmanager
     def restored_afterwards(self) -> Iterator[None]:
         """See `StagedModel.restored_afterwards`."""
-        top_k, blocks = self.model.active_setting
+        (top_k, blocks), others = self.model.active_setting, dict(self.other_knobs.values)
         try:
             yield
         finally:
             self.model.set_knobs(top_k, blocks)
+            self.other_knobs.put_values(others)
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
         """See `StagedModel.components`; engines call no modules."""
@@ -325,17 +335,19 @@ class MolmoeStagedModel(HasEnds):
         """See `StagedModel.end_answers_at`."""
         self.ends, self._eos = with_stops(self.ends, self._eos, stop, ignore_eos, self.processor.tokenizer)
 
-    def expected_experts(self, setting: KnobSetting) -> tuple[int | None, ...]:
+    def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
         """See `StagedModel.expected_experts`; block 0 keeps the model's own number."""
-        return tuple(self.default_top_k if block == 0 else setting.experts for block in setting.active_blocks)
+        return tuple(self.default_top_k if block == 0 else experts_of(setting) for block in blocks_of(setting))
 
-    def prove(self, setting: KnobSetting, inputs: Mapping[str, Any]) -> KnobProof:
+    def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`; by the stages that run.
 
         Raises:
             KnobDidNotAct: see `EngineStages.prove`.
         """
         self.apply(setting)
+        if self.other_knobs.on_modules and isinstance(self._stages, EngineStages):
+            raise engine_refused(f"{', '.join(self.other_knobs.on_modules)} acts on modules, and engines call none")
         try:
             proof = self._stages.prove(self._knobs, inputs)
         except EngineRefused as error:
@@ -345,19 +357,20 @@ class MolmoeStagedModel(HasEnds):
             proof, execution=executed.mode, execution_reason=executed.reason, execution_stages=executed.stages
         )
 
-    def count_flops(self, setting: KnobSetting, shape: RequestShape, output_tokens: int) -> StageFlops:
+    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops:
         """See `StagedModel.count_flops`."""
         crops = 0 if shape.actual is None else shape.actual.num_crops + 1
         size = RequestSize(shape.prompt_tokens, output_tokens, crops=crops)
-        return self._architecture.at_setting(setting.experts, setting.active_blocks).request_flops(size).stages
+        return self._architecture.at(setting).request_flops(size).stages
 
-    def count_bytes(self, setting: KnobSetting) -> ModelBytes:
+    def count_bytes(self, setting: Setting) -> ModelBytes:
         """See `StagedModel.count_bytes`."""
         every = self.model.all_blocks
-        blocks = [every[index] for index in setting.active_blocks]
-        chosen = [self.default_top_k if index == 0 else setting.experts for index in setting.active_blocks]
+        blocks = [every[index] for index in blocks_of(setting)]
+        top_k = experts_of(setting) or self.default_top_k
+        chosen = [self.default_top_k if index == 0 else top_k for index in blocks_of(setting)]
         weights = step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen])
-        decoder = self._architecture.at_setting(setting.experts, setting.active_blocks).decoder
+        decoder = self._architecture.at(setting).decoder
         with self.model.knobs():
             stored = stored_bytes(self.model)
         return ModelBytes(

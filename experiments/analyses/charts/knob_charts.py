@@ -24,11 +24,12 @@ from experiments.analyses.files import MOST_DRAWN, MOST_SETTINGS
 from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import Effects, LevelMean, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, Status, on_front
-from experiments.analyses.knobs.grid import KNOB_NAMES, KNOBS, KnobPoint, levels_of
+from experiments.analyses.knobs.grid import SWEEP, KnobPoint, knob_names, knob_title, levels_of
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 
-KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN, "sweep": PURPLE}
+# Of knobs in the order of `all_knobs`, from the first again where there are more; PURPLE is the sweep's.
+KNOB_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, SKY, YELLOW)
 VALUE_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
 FAINT = "#C4C4C4"
 # Of the fronts of several sweeps; apart from those of STATUS_MARKS.
@@ -71,10 +72,14 @@ def _knob_charts(analysis: TaskAnalysis, with_accuracy: bool) -> list[Chart]:
     return [*charts, *effects_charts(analysis, with_accuracy)]
 
 
+def knob_colour(name: str) -> str:
+    """The colour of one of `knob_names`."""
+    return PURPLE if name == SWEEP else KNOB_COLOURS[knob_names().index(name) % len(KNOB_COLOURS)]
+
+
 def short_name(point: KnobPoint) -> str:
     """A setting's name in pictures, such as `high k8 b16`, beside other sweeps `bfloat16 high k8 b16`."""
-    experts = "" if point.top_k is None else f" k{point.top_k}"
-    name = f"{point.sweep} {point.vision}{experts} b{point.num_active_blocks}".strip()
+    name = f"{point.sweep} {point.setting.short_name}".strip()
     return f"{name}, reference" if point.is_reference else name
 
 
@@ -135,10 +140,10 @@ def _reference_mark(each: FrontAnalysis, scale: float) -> list[Dots]:
 
 def _sweep_steps(found: Objectives) -> list[Line]:
     """The front of each sweep alone, where there are several."""
-    labels = levels_of(found.points, "sweep")
+    labels = levels_of(found.points, SWEEP)
     if len(labels) < 2:
         return []
-    members = [np.flatnonzero([point.value("sweep") == label for point in found.points]) for label in labels]
+    members = [np.flatnonzero([point.value(SWEEP) == label for point in found.points]) for label in labels]
     return [
         _steps(found, own, SWEEP_COLOURS[at % len(SWEEP_COLOURS)], f"front of {labels[at]} alone", 1.5)
         for at, own in enumerate(members)
@@ -224,15 +229,15 @@ def _held_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
     marks: list[Mark] = [_steps(found, np.arange(len(found.points)), FAINT, "all knobs free", 6)]
     for number, row in enumerate(rows):
         members = np.array([at for at, point in enumerate(found.points) if point.value(row.knob) == row.value])
-        name = f"{KNOB_NAMES[row.knob]} {row.value}" if number in named else None
+        name = f"{knob_title(row.knob)} {row.value}" if number in named else None
         marks.append(_steps(found, members, VALUE_COLOURS[number % len(VALUE_COLOURS)], name, 1.7))
-    title = f"{found.task.replace('_', ' ')}: {KNOB_NAMES[rows[0].knob]} held"
+    title = f"{found.task.replace('_', ' ')}: {knob_title(rows[0].knob)} held"
     cost, accuracy = Axis(f"{found.of.label} ({unit})", from_zero=True), _axis_of_accuracy(found.best, found.accuracy)
     return Panel(title, cost, accuracy, marks, width="third", height_px=330)
 
 
 def _loss_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
-    knob = KNOB_NAMES[rows[0].knob]
+    knob = knob_title(rows[0].knob)
     losses = {at: 100 * row.loss.share for at, row in enumerate(rows) if row.loss.share is not None}
     # Side by side fewer names fit than in a list.
     named = thinned(len(rows), MOST_VALUE_NAMES if len(rows) <= MOST_VALUE_NAMES else 4)
@@ -258,7 +263,7 @@ def _loss_dots(rows: Sequence[FixedValue], losses: Mapping[int, float], is_beyon
     name = "more than noise" if is_beyond else "within noise"
     ends = {at: row.loss.unseen_ci95 or row.loss.share_ci95 for at, row in own.items()}
     return Dots(
-        list(own), [losses[at] for at in own], KNOB_COLOURS[rows[0].knob], name if own else None,
+        list(own), [losses[at] for at in own], knob_colour(rows[0].knob), name if own else None,
         [_loss_text(row) for row in own.values()],
         [f"{losses[at]:.1f} %" if at in named else "" for at in own],
         "circle" if is_beyond else "ring",
@@ -276,7 +281,7 @@ def _loss_text(row: FixedValue) -> tuple[str, ...]:
         "beyond noise" if row.loss.beyond_noise else "within noise",
         f"{row.num_on_joint_front} of its {row.num_settings} settings on the joint front",
     ]
-    return (f"{KNOB_NAMES[row.knob]} {row.value}, the others free", *lines)
+    return (f"{knob_title(row.knob)} {row.value}, the others free", *lines)
 
 
 def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[Chart]:
@@ -307,7 +312,7 @@ def _spread_panel(effects: Effects, title: str, has_drift: bool) -> Panel:
     for place, term in enumerate(terms):
         is_rest = has_drift and len(term.knobs) > 1 and place == len(terms) - 1
         interaction = INTERACTION_COLOURS[place % len(INTERACTION_COLOURS)]
-        colour = KNOB_COLOURS[term.knobs[0]] if len(term.knobs) == 1 else FAINT if is_rest else interaction
+        colour = knob_colour(term.knobs[0]) if len(term.knobs) == 1 else FAINT if is_rest else interaction
         text = _term_text(title, term, is_rest)
         marks.append(Bars([place], [100 * (term.share or 0.0)], colour, None, [text], pale=[not is_beyond_noise(term)]))
     ticks = {
@@ -333,11 +338,11 @@ def _spread_title(effects: Effects, terms: Sequence[Term]) -> str:
     if not sure:
         return "no main effect beyond noise"
     first = max(sure, key=lambda term: term.share or 0.0)
-    return f"{KNOB_NAMES[first.knobs[0]]} is {100 * (first.share or 0.0):.0f} % of its spread"
+    return f"{knob_title(first.knobs[0])} is {100 * (first.share or 0.0):.0f} % of its spread"
 
 
 def _term_name(term: Term) -> str:
-    return " × ".join(KNOB_NAMES[knob] for knob in term.knobs)
+    return " × ".join(knob_title(knob) for knob in term.knobs)
 
 
 def _term_text(title: str, term: Term, is_rest: bool) -> tuple[str, ...]:
@@ -354,7 +359,7 @@ def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Pa
     marks: list[Mark] = []
     ticks: dict[float, str] = {}
     means = () if effects.reason else effects.level_means
-    for knob in KNOBS:
+    for knob in knob_names():
         own = [mean for mean in means if mean.knob == knob]
         if not own:
             continue
@@ -365,8 +370,8 @@ def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Pa
         low, high = ([mean.change_ci95[side] / divisor for mean in own] for side in (0, 1))
         texts = [_change_text(title, own[0], mean, divisor, unit) for mean in own]
         changes = [mean.change / divisor for mean in own]
-        marks.append(Band(places, low, high, KNOB_COLOURS[knob]))
-        marks.append(Line(places, changes, KNOB_COLOURS[knob], KNOB_NAMES[knob], texts, symbol="circle"))
+        marks.append(Band(places, low, high, knob_colour(knob)))
+        marks.append(Line(places, changes, knob_colour(knob), knob_title(knob), texts, symbol="circle"))
     if len(ticks) > MOST_VALUE_NAMES:
         kept = thinned(len(ticks), 6)
         ticks = {place: text for place, text in ticks.items() if place in kept}
@@ -383,7 +388,7 @@ def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Pa
 
 def _change_text(title: str, first: LevelMean, mean: LevelMean, divisor: float, unit: str) -> tuple[str, ...]:
     low, high = (end / divisor for end in mean.change_ci95)
-    name = KNOB_NAMES[mean.knob]
+    name = knob_title(mean.knob)
     return (
         f"{title}: {name} {mean.value}",
         f"{mean.change / divisor:+.4g} {unit} [{low:+.4g} to {high:+.4g}] against {name} {first.value}",

@@ -5,6 +5,7 @@ from statistics import fmean
 
 import numpy as np
 
+from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.models.interface import STAGES
 from experiments.analyses.charts.chart import (
     Axis,
@@ -80,7 +81,7 @@ def fractions_chart(regimes: Sequence[Regime]) -> Chart:
     names = [(f"{each.task} · " if has_tasks else "") + f"{each.vision} · {_tokens(each)}" for each in regimes]
     parts = [[100 * each.stages[stage].share for each in regimes] for stage in STAGES]
     x = Axis("fraction of the time of a request (%)", limits=(0, 100))
-    note = "Each bar's name ends with the mean total. All top-k and block counts are pooled."
+    note = "Each bar's name ends with the mean total. All values of the other knobs are pooled."
     title = "Where the time of a request goes, by vision knob and answer length"
     return Chart("e1_stage_shares", [_stage_bars(title, x, names, regimes, parts, note)],
                  panel_size_in=(8.2, 1.2 + 0.3 * len(regimes)), footnote=footnote)  # fmt: skip
@@ -179,15 +180,15 @@ def stages_over_tokens_chart(generations: Sequence[Generation]) -> Chart:
 
 
 def scaling_chart(generations: Sequence[Generation], lines: Sequence[StageLine]) -> Chart:
-    """Each stage's times of the first task over what drives it, with lines of the fewest and the most blocks; all
-    top-k together.
+    """Each stage's times of the first task over what drives it, with lines of the least and the most of the first of
+    `line_knobs`; all values of the others together.
     """
     task = generations[0].task
     own = [each for each in generations if each.task == task]
     has_tasks = len({each.task for each in generations}) > 1
     panels = []
     for stage, (title, *_) in SCALING.items():
-        fits = [each for each in lines if (each.task, each.stage, each.top_k) == (task, stage, None)]
+        fits = [each for each in lines if (each.task, each.stage) == (task, stage) and len(each.levels) <= 1]
         points = points_of(own, stage)
         if points:
             panels.append(_scaling_panel(f"{title} ({task})" if has_tasks else title, stage, points, fits))
@@ -195,14 +196,14 @@ def scaling_chart(generations: Sequence[Generation], lines: Sequence[StageLine])
 
 
 def _scaling_panel(title: str, stage: str, points: Sequence[Point], fits: Sequence[StageLine]) -> Panel:
-    groups = [(fits[0], points, BLUE, "all settings")]
-    if stage != "vision":
-        counts = {each.generation.num_active_blocks for each in points}
+    every, *by_level = fits
+    groups = [(every, points, BLUE, "all settings")]
+    if by_level:
+        # Of a single level the colour of the most.
+        ends = [(by_level[0], VERMILION), (by_level[-1], BLUE)][-min(len(by_level), 2) :]
         groups = [
-            (fit, [e for e in points if e.generation.num_active_blocks == count], colour, f"{count} blocks")
-            for count, colour in ({min(counts): VERMILION} | {max(counts): BLUE}).items()
-            for fit in fits
-            if fit.num_active_blocks == count
+            (fit, [each for each in points if fit.levels.items() <= each.generation.levels.items()], colour, _held(fit))
+            for fit, colour in ends
         ]
     x = [each.x for each in points]
     steps = range(int(min(x)), int(max(x)) + 1)
@@ -215,6 +216,10 @@ def _scaling_panel(title: str, stage: str, points: Sequence[Point], fits: Sequen
         "third",
         340,
     )
+
+
+def _held(fit: StageLine) -> str:
+    return ", ".join(f"{level} {knob_named(name).title}" for name, level in fit.levels.items())
 
 
 def _with_line(stage: str, fit: StageLine, points: Sequence[Point], colour: str, name: str) -> list[Mark]:

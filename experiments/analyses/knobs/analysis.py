@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from experiments.analyses.knobs.coupling import couplings, fixed_values, single_knobs
 from experiments.analyses.knobs.effects import Effects, effects
 from experiments.analyses.knobs.fronts import TaskDifference, compare_tasks, front
-from experiments.analyses.knobs.grid import KNOBS, TaskGrid
+from experiments.analyses.knobs.grid import TaskGrid, knob_names
 from experiments.analyses.knobs.objectives import Cost, NoObjectives, objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 
@@ -44,7 +44,7 @@ def _analyse_task(grid: TaskGrid, costs: Sequence[Cost], num_draws: int, seed: i
     for each in fronts:
         if isinstance(each, FrontAnalysis):
             inside = each.found.of_grid
-            levels = {knob: [point.value(knob) for point in inside.points] for knob in KNOBS}
+            levels = {knob: [point.value(knob) for point in inside.points] for knob in knob_names()}
             if "accuracy" not in split:
                 split["accuracy"] = effects(levels, inside.accuracy, inside.accuracy_draws)
             split[each.found.of.name] = effects(

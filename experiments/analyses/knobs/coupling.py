@@ -8,15 +8,16 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
+from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.primitives.statistics import on_front
 from experiments.analyses.files import MOST_VALUES
 from experiments.analyses.knobs.fronts import area, areas, areas_beside_slower, reference_cost_of
-from experiments.analyses.knobs.grid import KNOBS, levels_of
+from experiments.analyses.knobs.grid import knob_names, levels_of
 from experiments.analyses.knobs.objectives import Objectives
 from experiments.fitting.intervals import interval
 from experiments.fitting.verdicts import TAIL
 
-Value = str | int
+Value = Level
 Dependence = Literal["established", "within_noise", "none"]
 
 
@@ -127,7 +128,9 @@ def single_knobs(found: Objectives) -> list[SingleKnob]:
     rows = []
     for knob in moving_knobs(found):
         others = {
-            other: values[-1] for other in KNOBS if other != knob and len(values := levels_of(found.points, other)) > 1
+            other: values[-1]
+            for other in knob_names()
+            if other != knob and len(values := levels_of(found.points, other)) > 1
         }
         none = np.zeros(0, dtype=np.int64)
         members = _places(found, tuple(others)).get(tuple(others.values()), none)
@@ -171,7 +174,7 @@ def _as_one_of_family(coupling: Coupling, p_value: float) -> Coupling:
 
 def moving_knobs(found: Objectives) -> tuple[str, ...]:
     """The knobs with two values or more, but no more than MOST_VALUES."""
-    return tuple(knob for knob in KNOBS if 1 < len(levels_of(found.points, knob)) <= MOST_VALUES)
+    return tuple(knob for knob in knob_names() if 1 < len(levels_of(found.points, knob)) <= MOST_VALUES)
 
 
 Areas = tuple[float, np.ndarray, np.ndarray]

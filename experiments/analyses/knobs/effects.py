@@ -19,11 +19,12 @@ from itertools import combinations
 import numpy as np
 from scipy import stats
 
+from experiment_core_utils.knobs.interface import Level
 from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
 from experiments.fitting.intervals import interval
 from experiments.fitting.verdicts import TAIL
 
-Value = str | int
+Value = Level
 _TOLERANCE = 1e-9
 
 

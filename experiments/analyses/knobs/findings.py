@@ -11,7 +11,7 @@ import numpy as np
 from experiment_core_utils.sweep.statistical_power import accuracy_shown, samples_for_accuracy
 from experiments.analyses.charts.chart import change_in_ms, milliseconds, thinned
 from experiments.analyses.knobs.effects import Effects, LevelMean, is_beyond_drift, is_beyond_noise
-from experiments.analyses.knobs.grid import KNOB_NAMES, TaskGrid
+from experiments.analyses.knobs.grid import TaskGrid, knob_title
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 
@@ -25,6 +25,7 @@ NOTHING_RIGHT = (
     "no answer was right at any setting; compare pred with answers in the CSV of samples (--metric changes the "
     "scoring, of own data --prompt_template the prompt)"
 )
+ONE_SETTING = "one setting; a front needs two or more to choose between"
 # Above this fraction of answers that are empty or could not be read, accuracy says nothing of the settings.
 _MOST_UNREADABLE = 0.5
 FRONT_WORDS = {"established": "established", "within_noise": "within noise", "possible": "possible", "dominated": "-"}
@@ -61,7 +62,8 @@ def study_findings(analyses: Sequence[TaskAnalysis], random_weights: bool) -> li
     """What the command prints: each task's conclusion, then how sure its front is."""
     lines = []
     for analysis in analyses:
-        own = conclusion(analysis, random_weights)
+        is_alone = len(analysis.grid.points) < 2
+        own = [f"no conclusion: {ONE_SETTING}"] if is_alone else conclusion(analysis, random_weights)
         is_void = random_weights or unreadable_answers(analysis.grid) is not None
         own += [] if is_void else [front_counts(each) for each in present(analysis)]
         lines += [f"{analysis.grid.task}: {each}" for each in own] if len(analyses) > 1 else own
@@ -153,7 +155,7 @@ def _knob_changes(analysis: TaskAnalysis, drift: float, no_accuracy: bool) -> li
     for knob in dict.fromkeys(mean.knob for mean in latency.level_means):
         first, last = ends(latency, knob)
         change_of_time = change_in_ms(last.change) + _noise(latency, knob, drift)
-        text = f"{KNOB_NAMES[knob]} {first.value} → {last.value}: {change_of_time}"
+        text = f"{knob_title(knob)} {first.value} → {last.value}: {change_of_time}"
         if not no_accuracy:
             # Not minus zero.
             change = round(scale * ends(accuracy, knob)[1].change, decimals) + 0.0
@@ -233,7 +235,7 @@ def _between(first: LevelMean, last: LevelMean, whole: float) -> str:
     low, high = last.change_ci95
     share = 100 * last.change / whole
     return (
-        f"{KNOB_NAMES[last.knob]} {first.value} → {last.value}: {change_in_ms(last.change)}, {share:+.0f} % "
+        f"{knob_title(last.knob)} {first.value} → {last.value}: {change_in_ms(last.change)}, {share:+.0f} % "
         f"[{change_in_ms(low)} to {change_in_ms(high)}]"
     )
 

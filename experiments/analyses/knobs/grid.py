@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.knobs.interface import Level
+from experiment_core_utils.knobs.registry import all_knobs, knob_named
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.primitives.knobs import values_of_key
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
@@ -16,31 +18,40 @@ from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
-from experiments.analyses.sweeps import StoredSetting, Sweep, drift_ratios, load_sweeps, vision_label
+from experiments.analyses.sweeps import StoredSetting, Sweep, drift_ratios, load_sweeps
 
-NO_EXPERTS = "none"
 SamplesById = dict[int, SampleResult]
 # Where settings of several sweeps are compared, the sweep (its model, precision, execution ...) is one more knob.
-KNOB_NAMES = {"vision": "vision", "top_k": "top-k", "num_active_blocks": "blocks", "sweep": "sweep"}
-KNOBS = tuple(KNOB_NAMES)
+SWEEP = "sweep"
+NO_VALUE = "none"  # of a knob that one of several models lacks
+
+
+def knob_names() -> tuple[str, ...]:
+    """Every knob by name, the sweep last."""
+    return (*(knob.name for knob in all_knobs()), SWEEP)
+
+
+def knob_title(name: str) -> str:
+    """What a knob is called in sentences and pictures."""
+    return name if name == SWEEP else knob_named(name).title
 
 
 @dataclass(frozen=True)
 class KnobPoint:
-    """A setting: its key, and the value of each knob."""
+    """A setting among those that are compared."""
 
     key: str  #: behind the sweep's label where there are several
-    vision: str  #: a tier, such as `1008 tokens`, or `own` where the number of vision tokens cannot be set
-    top_k: int | None  #: None in a dense model, where it is not a knob
-    num_active_blocks: int
+    setting: Setting
     sweep: str = ""  #: label of its sweep beside others; empty alone
     is_reference: bool = False  #: whether it is the model as it is
     in_grid: bool = True  #: False for a reference beside the requested values of the knobs, which is no part of effects
 
-    def value(self, knob: str) -> str | int:
-        """Value of one of KNOBS."""
-        value: str | int = getattr(self, knob) or NO_EXPERTS
-        return value
+    def value(self, knob: str) -> Level:
+        """The value of one of `knob_names`."""
+        if knob == SWEEP:
+            return self.sweep or NO_VALUE
+        level = self.setting.level(knob)
+        return NO_VALUE if level is None else level
 
 
 @dataclass(frozen=True)
@@ -65,15 +76,16 @@ class TaskGrid:
     unreadable: tuple[float, ...] = ()
 
 
-def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[str | int, ...]:
+def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[Level, ...]:
     """The values of a knob, smallest first: numbers by size, the vision knob in the order of the settings."""
     values = tuple(dict.fromkeys(point.value(knob) for point in points))
-    return tuple(sorted(values)) if all(isinstance(each, int) for each in values) else values
+    return tuple(sorted(values)) if all(isinstance(each, int | float) for each in values) else values
 
 
 def knobs_of(points: Iterable[KnobPoint]) -> tuple[str, ...]:
-    """The knobs of some settings: KNOBS, without `sweep` where they are of one."""
-    return KNOBS if any(point.sweep for point in points) else tuple(knob for knob in KNOBS if knob != "sweep")
+    """The knobs that these settings have, and the sweep where they are of several."""
+    given = tuple(points)
+    return tuple(name for name in knob_names() if any(point.value(name) != NO_VALUE for point in given))
 
 
 def grids_of(*sweeps: Sweep) -> tuple[TaskGrid, ...]:
@@ -183,9 +195,8 @@ def picture_of(sample: SampleResult) -> str:
 def _point(setting: StoredSetting) -> KnobPoint:
     result = setting.result
     return KnobPoint(
-        setting.name, vision_label(result), result.top_k, result.num_active_blocks, setting.sweep,
-        bool(result.is_reference), result.in_grid,
-    )  # fmt: skip
+        setting.name, setting.setting, setting.sweep, is_reference=bool(result.is_reference), in_grid=result.in_grid
+    )
 
 
 def _matrix(
@@ -269,12 +280,12 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
 
 def _recorded_point(key: str, table: RecordedTable) -> KnobPoint:
     try:
-        vision, top_k, blocks = values_of_key(key)
+        setting = Setting.named(key)
     except ConfigurationError as error:
         raise ResultsError(f"{error}; collect the table again") from error
     is_reference = key == table.reference
     in_grid = table.reference_in_grid or not is_reference
-    return KnobPoint(key, vision.value, top_k, blocks, is_reference=is_reference, in_grid=in_grid)
+    return KnobPoint(key, setting, is_reference=is_reference, in_grid=in_grid)
 
 
 def _source(tables: Sequence[RecordedTable]) -> dict[str, Any]:

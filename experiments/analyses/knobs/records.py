@@ -13,8 +13,9 @@ from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES, split_interva
 from experiments.analyses.knobs.coupling import Coupling, FixedValue, SingleKnob
 from experiments.analyses.knobs.effects import Effects, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import Front, TaskDifference, areas, reference_cost_of
-from experiments.analyses.knobs.grid import KNOBS, TaskGrid, knobs_of, levels_of
+from experiments.analyses.knobs.grid import TaskGrid, knob_names, knobs_of, levels_of
 from experiments.analyses.knobs.objectives import PERCENT, Cost, NoObjectives, Objectives
+from experiments.analyses.sweeps import knob_columns
 from experiments.fitting.held_out import mean_of
 from experiments.fitting.verdicts import TAIL, fewest_for
 
@@ -88,7 +89,7 @@ def _left_out_of_many(analysis: TaskAnalysis) -> list[AnalysisCaveat]:
         draws = min((len(each.found.cost_draws) for each in present(analysis)), default=0)
         figures = {"num_settings": len(points), "most": MOST_SETTINGS, "num_draws": draws}
         found.append(AnalysisCaveat.of("few_draws", task=task, **figures))
-    for knob in KNOBS:
+    for knob in knob_names():
         values = len(levels_of([point for point in points if point.in_grid], knob))
         if values > MOST_VALUES:
             found.append(AnalysisCaveat.of("many_values", task=task, knob=knob, num_values=values, most=MOST_VALUES))
@@ -258,13 +259,19 @@ def _effects_fields(effects: Effects) -> dict[str, Any]:
 def _setting_entries(grid: TaskGrid) -> list[dict[str, Any]]:
     """The settings' own figures, on all samples that each has; they are not paired."""
     entries = []
+    knobs = knob_columns([point.setting for point in grid.points])
     for at, (p95, p99) in enumerate(_tails(grid.total_ms)):
         scores, times, energies, flops = (
             row[np.isfinite(row)] for row in (grid.scores[at], grid.total_ms[at], grid.energy_j[at], grid.flops[at])
         )
+        point = grid.points[at]
         entries.append(
-            asdict(grid.points[at])
-            | {
+            {
+                "key": point.key,
+                **{name: levels[at] for name, levels in knobs.items()},
+                "sweep": point.sweep,
+                "is_reference": point.is_reference,
+                "in_grid": point.in_grid,
                 "num_score_samples": len(scores),
                 "accuracy": mean_of(scores),
                 "num_latency_samples": len(times),

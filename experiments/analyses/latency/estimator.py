@@ -14,7 +14,16 @@ from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
 from experiments.analyses.caveats import AnalysisCaveat
-from experiments.analyses.latency.features import STAGES, RequestColumns, RequestSetting, TimedSamples, requests_of
+from experiments.analyses.latency.features import (
+    KNOBS,
+    STAGES,
+    RequestColumns,
+    RequestSetting,
+    TimedSamples,
+    lacked_knobs,
+    requests_of,
+    unknown_knobs,
+)
 from experiments.analyses.latency.settings_left_out import FOLDS, choose_forms, ratios_left_out
 from experiments.analyses.latency.stage_regression import (
     PREDICTED,
@@ -33,7 +42,6 @@ MIN_SETTINGS = FOLDS
 MIN_SAMPLES = 24
 # Prompts this much shorter or longer than those measured still count as inside.
 PROMPT_SLACK = 0.1
-KNOBS = ("crops", "top_k", "num_active_blocks")
 
 
 @dataclass(frozen=True)
@@ -209,7 +217,11 @@ def caveats_of(samples: TimedSamples) -> list[AnalysisCaveat]:
     found = [
         AnalysisCaveat.of("one_value", name=name, value=smallest)
         for name, (smallest, largest) in ranges_of(samples.requests).items()
-        if smallest == largest
+        if smallest == largest and name not in lacked_knobs(samples)
+    ]
+    found += [
+        AnalysisCaveat.of("unknown_knob", name=title, num_values=count)
+        for title, count in unknown_knobs(samples).items()
     ]
     lengths = samples.requests.output_tokens
     if lengths.min() == lengths.max():

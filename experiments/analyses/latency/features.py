@@ -1,14 +1,19 @@
-"""Requests and measured samples as columns, the terms of the latency model, and the checks of both."""
+"""Requests and measured samples as columns, the terms of the latency model, and the checks of both.
+
+The terms are those of experts and blocks, so this file names both knobs. A knob that changes the tokens is known by the
+tokens that were counted; any other is unknown to the model, and `unknown_knobs` says so.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 
+from experiment_core_utils.knobs.interface import Knob
+from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.primitives.knobs import own_target
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.files import MOST_FITTED, MOST_SETTINGS
 
@@ -16,6 +21,8 @@ STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
 MEASURED = (*STAGES, "T_total")
 # What stands for `top_k` in the columns of a model without experts.
 DENSE_EXPERTS = 1
+# Of a request, the columns that a sweep changes at will, each of which has its range.
+KNOBS = ("crops", "top_k", "num_active_blocks")
 # A column of which less than this fraction is its own is a sum of others, except for rounding.
 _OWN_FRACTION = 1e-9
 
@@ -100,7 +107,7 @@ class TimedSamples:
     times: Mapping[str, np.ndarray]  #: name of MEASURED -> [S] milliseconds; NaN where the sample has no such stage
     settings: np.ndarray  #: [S], "<task> <setting of the knobs>" that the sample was measured at
     tasks: np.ndarray  #: [S], names the task
-    #: `vision`, `top_k`, `num_active_blocks` (levels of a knob) and `pictures` -> [S], the level or the picture
+    #: name of a knob, and `pictures` -> [S], the level or the picture
     wholes: Mapping[str, np.ndarray] = field(default_factory=dict)
     #: name of MEASURED -> [R, S] milliseconds of every run; NaN where a sample has fewer than R; empty if not known
     runs: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -147,15 +154,30 @@ def timed_samples(frame: pd.DataFrame, runs: pd.DataFrame | None = None) -> Time
             raise ResultsError(f"{name} is {column[column <= 0][0]:g} ms in a sample; times are above 0, measure again")
     tasks = frame["task"].to_numpy(str)
     settings = np.array([f"{task} {key}" for task, key in zip(tasks, frame["setting"], strict=True)])
-    tokens = frame["vision_tokens_target"]
-    vision = frame["tier"].fillna(tokens.astype(str).where(tokens.notna(), own_target().value)).to_numpy(str)
+    levels = {knob.name: _levels(frame[knob.name]) for knob in all_knobs() if knob.name in frame}
     pictures = frame["image_id"].fillna(frame["sample_id"].astype(str)).to_numpy(str)
-    wholes = {"vision": vision, "top_k": requests.top_k, "num_active_blocks": requests.num_active_blocks}
     of_runs = {}
     if runs is not None:
         table = runs.set_index(["run", "sample"])
         of_runs = {name: table[f"{name}_ms"].unstack().reindex(columns=frame.index).to_numpy() for name in MEASURED}
-    return TimedSamples(requests, times, settings, tasks, wholes | {"pictures": pictures}, of_runs)
+    return TimedSamples(requests, times, settings, tasks, levels | {"pictures": pictures}, of_runs)
+
+
+def _levels(column: pd.Series) -> np.ndarray:
+    """The levels of a knob, numbers as such, NaN in a model that lacks it."""
+    return column.to_numpy(np.float64 if pd.api.types.is_numeric_dtype(column) else str)
+
+
+def lacked_knobs(samples: TimedSamples) -> list[str]:
+    """The knobs that no sample has a level of."""
+    return [name for name, levels in samples.wholes.items() if levels.dtype.kind == "f" and np.isnan(levels).all()]
+
+
+def unknown_knobs(samples: TimedSamples) -> dict[str, int]:
+    """The knobs that varied and that no term knows, by title, with their numbers of values."""
+    knobs: list[Knob[Any]] = [knob for knob in all_knobs() if not knob.changes_tokens and knob.name not in KNOBS]
+    counts = {knob.title: len(np.unique(samples.wholes[knob.name])) for knob in knobs if knob.name in samples.wholes}
+    return {title: count for title, count in counts.items() if count > 1}
 
 
 def of_fewer_settings(samples: TimedSamples, most: int = MOST_FITTED) -> tuple[TimedSamples, AnalysisCaveat | None]:

@@ -1,7 +1,7 @@
 """The contents of E3's JSON and CSV files, and the lines that its driver prints."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.records.caveats import sentences
 from experiments.analyses.latency.analysis import LatencyModel
+from experiments.analyses.latency.features import RequestColumns
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, guardrail_curve
 from experiments.analyses.latency.recalibration import METHODS, RecalibrationStudy
 from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
@@ -17,7 +18,7 @@ from experiments.analyses.latency.validation import ModelErrors, NoiseFloor
 from experiments.analyses.sweeps import Sweep
 
 SCHEMA_VERSION = 1
-FEATURES = ("vision_tokens", "crops", "text_tokens", "top_k", "num_active_blocks", "output_tokens")
+FEATURES = tuple(each.name for each in fields(RequestColumns))
 # Of a validation, in its file by the same names.
 FIGURES = ("estimator", "linear", "forest", "repeatability", "noise", "after_vision", "coverage")
 

@@ -6,7 +6,7 @@ answer, as the error of a model of times; `Validation.totals` has totals without
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -244,8 +244,8 @@ def _fit_stages_separately(samples: TimedSamples, fit: Callable[[np.ndarray, np.
 
 
 def _plain_features(requests: RequestColumns) -> np.ndarray:
-    knobs = (requests.vision_tokens, requests.text_tokens, requests.top_k, requests.num_active_blocks)
-    return np.stack([*knobs, requests.output_tokens], axis=1)
+    """Every column [S, 5] but crops, which the vision tokens follow from."""
+    return np.stack([getattr(requests, each.name) for each in fields(requests) if each.name != "crops"], axis=1)
 
 
 def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) -> Errors:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.knobs import own_target
+from experiment_core_utils.knobs.interface import Knob
+from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING, REFERENCE_HEADING
 from experiments.analyses.charts.knob_charts import STATUS_MARKS
 from experiments.analyses.charts.style import joint_setup
@@ -22,8 +23,6 @@ from experiments.analyses.sweeps import SHARE_OF_REFERENCE, Sweep
 ABSENT = Value(None, None)
 # Heading, meaning, column of the settings' frame, factor, decimals.
 NUMBERS = (
-    ("top-k", "experts per token in the blocks after the first", "top_k", 1.0, 0),
-    ("blocks", "transformer blocks that run", "num_active_blocks", 1.0, 0),
     ("samples", "that ran", "num_samples", 1.0, 0),
     ("failed", "samples that did not run", "num_failed_samples", 1.0, 0),
     ("timed", "samples with times", "num_latency_samples", 1.0, 0),
@@ -108,12 +107,13 @@ def settings_table(found: Analyses) -> ReportTable:
     is_known = {name: bool(frame[name].notna().any()) for name in OPTIONAL}
     is_known["num_failed_samples"] = bool(frame["num_failed_samples"].any())
     kept = [each for each in NUMBERS if is_known.get(each[2], True)]
+    knobs = [knob for knob in all_knobs() if knob.name in frame and frame[knob.name].notna().any()]
     places = {} if found.random_weights else _places(found)
     columns = [
         *([Column("sweep", "what sets its sweep apart", is_number=False)] if has_sweeps else []),
         *([Column("task", "dataset", is_number=False)] if frame["task"].nunique() > 1 else []),
         Column("setting", "name of the setting, as in its file's", is_number=False),
-        Column("vision", "tier of image crops or target of vision tokens; sorts by the tokens that were there", True),
+        *(Column(knob.title, knob.meaning, is_number=True) for knob in knobs),
         *(Column(label, meaning, is_number=True) for label, meaning, *_ in kept),
         *(
             [Column(FRONT_HEADING, "place on the front of accuracy and mean latency", is_number=False)]
@@ -127,7 +127,7 @@ def settings_table(found: Analyses) -> ReportTable:
         cells = [Value(row["sweep"], row["sweep"])] if has_sweeps else []
         cells += [Value(row["task"], row["task"])] if has_tasks else []
         mark = ", the reference" if row["is_reference"] else ""
-        cells += [Value(f"{row['setting']}{mark}", row["setting"]), _vision(row)]
+        cells += [Value(f"{row['setting']}{mark}", row["setting"]), *(_level(row, knob) for knob in knobs)]
         cells += [_number(row, column, factor, decimals) for _, _, column, factor, decimals in kept]
         if places:
             name = f"{row.get('sweep', '')} {row['setting']}".strip()
@@ -136,12 +136,15 @@ def settings_table(found: Analyses) -> ReportTable:
     return ReportTable(columns, rows)
 
 
-def _vision(row: Mapping[Any, Any]) -> Value:
-    target = row["vision_tokens_target"]
-    counted = own_target().value if np.isnan(target) else f"{target:.0f} tokens"
-    text = row["tier"] if isinstance(row["tier"], str) else counted
+def _level(row: Mapping[Any, Any], knob: Knob[Any]) -> Value:
+    """The level of a knob; one by name sorts by the vision tokens that were there, where the knob changes them."""
+    level = row[knob.name]
+    if not isinstance(level, str):
+        return ABSENT if np.isnan(level) else Value(f"{level:g}", float(level))
     tokens = row["actual_vision_tokens_mean"]
-    return Value(text, None if np.isnan(tokens) else float(tokens))
+    if not knob.changes_tokens:
+        return Value(level, level)
+    return Value(level, None if np.isnan(tokens) else float(tokens))
 
 
 def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -> Value:

@@ -123,7 +123,7 @@ def _task_again(provenance: Provenance) -> Task | None:
     words = shlex.split(provenance.command or "")
     flags = words[next((at for at, word in enumerate(words) if word.startswith("--")), len(words)) :]
     names = {word.partition("=")[0] for word in flags}
-    if not names & {"--data_file", "--data_dir"} or "--task_module" in names:
+    if not names & {"--data_file", "--data_dir"} or names & {"--task_module", "--knob_module"}:
         return None
     task = open_task(parse_config(flags).task)
     return task if (task.name, task.split) == (described.name, described.split) else None

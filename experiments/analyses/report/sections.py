@@ -4,6 +4,7 @@ from experiments.analyses.charts.knob_charts import knob_study_charts
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.knobs.analysis import KnobAnalysis
+from experiments.analyses.knobs.findings import ONE_SETTING
 from experiments.analyses.knobs.objectives import COSTS, NoObjectives
 from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.report.analyses import Missing
@@ -43,7 +44,7 @@ def knob_section(found: KnobAnalysis, random_weights: bool) -> Section:
         )
     for analysis in found.tasks:
         if len(analysis.grid.points) < 2:
-            reasons.append(f"{analysis.grid.task}: one setting; a front needs two or more to choose between.")
+            reasons.append(f"{analysis.grid.task}: {ONE_SETTING}.")
             continue
         missing = [each for each in analysis.fronts if isinstance(each, NoObjectives)]
         reasons += [f"{each.task}, {each.of.label}: {each.reason}." for each in missing]

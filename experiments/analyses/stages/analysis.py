@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.sample_result import SampleResult
@@ -24,7 +25,7 @@ from experiments.analyses.stages.fractions import (
 from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import ProfiledRequest, load_profiles
 from experiments.analyses.stages.scaling import LineFit, StageLine, stage_lines
-from experiments.analyses.sweeps import StoredSetting, Sweep, vision_label
+from experiments.analyses.sweeps import StoredSetting, Sweep, knob_columns, vision_label
 
 NO_PICTURE = "no picture"
 
@@ -36,24 +37,25 @@ def generations_of(sweep: Sweep) -> list[Generation]:
         ResultsRefused: a file without the runs of its samples; it is named.
     """
     found = []
-    for setting in sweep.settings:
+    columns = knob_columns([each.setting for each in sweep.settings])
+    for at, setting in enumerate(sweep.settings):
+        levels = {name: level for name, column in columns.items() if (level := column[at]) is not None}
         for sample in setting.result.per_sample_results:
             try:
                 if sample.runs:
-                    found.append(_generation(setting, sample))
+                    found.append(_generation(setting, levels, sample))
             except (KeyError, TypeError, StopIteration) as error:
                 raise ResultsRefused(f"{setting.path} lacks {error} in a sample; measure the setting again") from error
     return found
 
 
-def _generation(setting: StoredSetting, sample: SampleResult) -> Generation:
+def _generation(setting: StoredSetting, levels: Mapping[str, Level], sample: SampleResult) -> Generation:
     published = next(run for run in sample.runs if run.T_total == sample.T_total)
     return Generation(
         task=setting.task,
         setting=setting.key,
         vision=vision_label(setting.result) if sample.T_vision_total is not None else NO_PICTURE,
-        top_k=sample.top_k,
-        num_active_blocks=sample.num_active_blocks,
+        levels=levels,
         picture=(setting.task, sample.metadata.image_id),
         image_features=sample.pooled_image_features,
         prompt_tokens=sample.prompt_tokens,

@@ -4,7 +4,7 @@ A generation of N tokens contains the shorter ones: its first n tokens came as t
 run gives the stages of every output length up to its own, as measured, without a model of decode.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.models.interface import STAGES
 from experiments.fitting.intervals import ratio_intervals
 
@@ -26,8 +27,7 @@ class Generation:
     task: str
     setting: str
     vision: str  #: label of the vision knob: `low`, `1008 tokens`, or `no picture`
-    top_k: int | None
-    num_active_blocks: int
+    levels: Mapping[str, Level]  #: by knob, without those that the model lacks
     picture: Hashable  #: name of the picture, unique among tasks; samples of the same one are not independent
     image_features: int | None  #: that the vision stage computed; None without a picture
     prompt_tokens: int

@@ -1,9 +1,10 @@
 """The contents of E1's three JSON files and of its four CSV files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.records.setting_result import FixedLengthTime
@@ -52,13 +53,16 @@ def contents_of(sweep: Sweep, found: StageAnalysis) -> dict[str, dict[str, Any]]
 
 def tables_of(found: StageAnalysis) -> dict[str, list[Row]]:
     """The rows of E1's CSV files by name."""
+    pooled = _pooled(found)
     return {
         "e1_stage_shares": [
             _fraction_row(each, found.fixed_lengths.get((each.task, str(each.setting))))
             | {"total_share_of_reference": found.share_of_reference(each)}
             for each in (*found.by_regime, *found.by_setting)
         ],
-        "e1_line_fits": [{"stage": each.stage, **split_intervals(_line_fields(each, "unit"))} for each in found.lines],
+        "e1_line_fits": [
+            {"stage": each.stage, **split_intervals(_line_fields(each, "unit", pooled))} for each in found.lines
+        ],
         "e1_flops_vs_latency": [asdict(each) for each in found.points],
         "e1_attention_ffn_breakdown": _component_rows(found.profiles),
     }
@@ -66,8 +70,10 @@ def tables_of(found: StageAnalysis) -> dict[str, list[Row]]:
 
 def _breakdown_fields(found: StageAnalysis) -> dict[str, Any]:
     groups = grouped(found.generations, lambda each: (each.task, each.vision))
+    pooled = _pooled(found)
     lines = {
-        stage: [_line_fields(each, _UNITS[stage]) for each in found.lines if each.stage == stage] for stage in STAGES
+        stage: [_line_fields(each, _UNITS[stage], pooled) for each in found.lines if each.stage == stage]
+        for stage in STAGES
     }
     return {
         "num_measured": len(found.generations),
@@ -99,9 +105,16 @@ def _dominated(stage: str, by_regime: Sequence[Regime], by_setting: Sequence[Reg
     return {"stage": stage, "regimes": regimes, "settings": settings}
 
 
-def _line_fields(line: StageLine, unit: str) -> dict[str, Any]:
-    knobs = {"top_k": line.top_k, "num_active_blocks": line.num_active_blocks}
-    return {"task": line.task, "driver": line.driver, **knobs, **_fit_fields(line.fit, line.reason, unit)}
+def _pooled(found: StageAnalysis) -> dict[str, None]:
+    """The knobs that lines name, those with published columns in any case."""
+    names = [knob.name for knob in all_knobs() if knob.published and not knob.changes_tokens]
+    return dict.fromkeys([*names, *(name for line in found.lines for name in line.levels)])
+
+
+def _line_fields(line: StageLine, unit: str, pooled: Mapping[str, None]) -> dict[str, Any]:
+    """Null for a knob whose values are pooled."""
+    fit = _fit_fields(line.fit, line.reason, unit)
+    return {"task": line.task, "driver": line.driver, **pooled, **line.levels, **fit}
 
 
 def _fit_fields(fit: LineFit | None, reason: str | None, unit: str) -> dict[str, Any]:

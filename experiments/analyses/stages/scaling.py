@@ -1,11 +1,14 @@
 """Linear fits of a stage's time against its driver, with intervals from a bootstrap over clusters."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
+from experiment_core_utils.knobs.interface import Level
+from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiments.analyses.stages.fractions import Generation, grouped, sums_by_cluster
 from experiments.fitting.intervals import drawn_sums, interval
 
@@ -115,14 +118,12 @@ DRIVERS = {"vision": "image_features", "prefill": "prompt_tokens", "decode": "ou
 
 @dataclass(frozen=True)
 class StageLine:
-    """A stage's time in ms against its driver, over the generations with the same top-k and blocks, or over all."""
+    """A stage's time in ms against its driver, over the generations with the same levels of some knobs, or over all."""
 
     task: str
     stage: str
     driver: str
-    #: top_k, num_active_blocks: None where all values are pooled, as for vision, which they do not touch
-    top_k: int | None
-    num_active_blocks: int | None
+    levels: Mapping[str, Level]  #: by knob; without those whose values are pooled, as for vision, which none touches
     fit: LineFit | None
     reason: str | None  #: why there is no line
 
@@ -154,25 +155,50 @@ def points_of(generations: Sequence[Generation], stage: str) -> list[Point]:
 
 
 def stage_lines(generations: Sequence[Generation]) -> list[StageLine]:
-    """The lines of each task: each stage over all settings; prefill and decode also by blocks, and blocks by top-k."""
+    """The lines of each task: each stage over all settings; prefill and decode also by the first of `line_knobs`, by
+    the first two, and so on.
+    """
     lines = []
     for task in dict.fromkeys(each.task for each in generations):
         own = [each for each in generations if each.task == task]
-        by_blocks = grouped(own, lambda each: each.num_active_blocks)
-        by_both = grouped(
-            (each for each in own if each.top_k is not None), lambda each: (each.num_active_blocks, each.top_k or 0)
-        )
+        knobs = line_knobs(own)
         for stage in DRIVERS:
-            lines.append(_line(own, task, stage, None, None))
-            if stage == "vision":
-                continue
-            lines += [_line(by_blocks[count], task, stage, None, count) for count in sorted(by_blocks)]
-            lines += [_line(by_both[both], task, stage, both[1], both[0]) for both in sorted(by_both)]
+            lines.append(_line(own, task, stage, {}))
+            for number in range(1, len(knobs) + 1) if stage != "vision" else ():
+                groups = levels_apart(own, knobs[:number])
+                lines += [_line(group, task, stage, levels) for levels, group in groups]
     return lines
 
 
-def _line(generations: Sequence[Generation], task: str, stage: str, top_k: int | None, blocks: int | None) -> StageLine:
+def line_knobs(generations: Sequence[Generation]) -> tuple[str, ...]:
+    """The knobs whose values have lines of their own: blocks, of which times are a multiple, then the others.
+
+    Knobs that change the tokens are not among them: tokens are on the axis.
+    """
+    names = [
+        knob.name
+        for knob in all_knobs()
+        if not knob.changes_tokens and any(knob.name in each.levels for each in generations)
+    ]
+    return tuple(sorted(names, key=lambda name: name != ACTIVE_BLOCKS.name))
+
+
+def levels_apart(
+    generations: Sequence[Generation], knobs: Sequence[str]
+) -> list[tuple[Mapping[str, Level], list[Generation]]]:
+    """The generations by their levels of these knobs, the cheapest first; without those that lack one."""
+    having = [each for each in generations if all(name in each.levels for name in knobs)]
+    groups = grouped(having, lambda each: tuple(each.levels[name] for name in knobs))
+
+    def order(levels: Sequence[Level]) -> list[tuple[float, ...]]:
+        pairs = zip(map(knob_named, knobs), levels, strict=True)
+        return [knob.order(knob.of_level(level)) for knob, level in pairs]
+
+    return [(dict(zip(knobs, levels, strict=True)), groups[levels]) for levels in sorted(groups, key=order)]
+
+
+def _line(generations: Sequence[Generation], task: str, stage: str, levels: Mapping[str, Level]) -> StageLine:
     points = points_of(generations, stage)
     ways = [each.generation.picture for each in points], [each.generation.setting for each in points]
     fit, reason = fit_line([each.x for each in points], [each.ms for each in points], ways)
-    return StageLine(task, stage, DRIVERS[stage], top_k, blocks, fit, reason)
+    return StageLine(task, stage, DRIVERS[stage], levels, fit, reason)

@@ -9,15 +9,15 @@ import numpy as np
 
 from experiment_core_utils.b_model_loader import find_requested_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_other_samples, open_task, with_task_named
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_hardware
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.sweep.plan import block_choice_of, max_new_tokens_of
+from experiment_core_utils.sweep.plan import chosen_blocks, max_new_tokens_of
 from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.analyses.charts.style import joined_caption, tasks_named
@@ -106,7 +106,7 @@ def open_live(
     space = published_space(source.limits)
     named = with_task_named(config.task, takes_pictures=source.takes_pictures)
     task = open_task(named, has_chat_template=source.has_chat_template, model_type=source.model_type)
-    blocks = block_choice_of(config.knobs, config.model.random_weights, source.folder)
+    blocks = chosen_blocks(config, source)
     drawn = draw_other_samples(task, config.task, blocks)
     device = choose_device(config.machine.device, 0)
     set_cpu_threads(config.machine.num_threads, 1)

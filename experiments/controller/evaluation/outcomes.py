@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.statistics import bounded_mean_interval, cluster_totals
-from experiments.controller.knob_choices import KnobChoice
 from experiments.fitting.held_out import mean_of
 from experiments.fitting.intervals import ratio_intervals
 
@@ -30,7 +30,7 @@ class Outcomes:
     """The scores and times of a policy at B budgets for N requests."""
 
     name: str
-    choices: tuple[tuple[KnobChoice, ...], ...]  #: [B][N]
+    choices: tuple[tuple[Setting, ...], ...]  #: [B][N]
     scores: np.ndarray  #: [B, N], by each task's metric; nan where it has none
     latency_s: np.ndarray  #: [B, N], what is compared with the budget
     overhead_s: np.ndarray  #: [B, N], time that choosing took

@@ -7,10 +7,10 @@ from functools import cached_property
 
 import numpy as np
 
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.units import check_above, shown
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
-from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies.interface import Policy, RequestFeatures, check_budget
 
@@ -33,7 +33,7 @@ class PerSampleOracle:
     grid: MeasuredGrid
     name: str = "oracle"
 
-    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+    def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`; raises ConfigurationError for a request that is not in the grid."""
         check_budget(budget_s)
         place = self._places.get((request.task, request.sample_id))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.knob_choices import KnobSpace
 

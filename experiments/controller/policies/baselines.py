@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, own_target
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.knobs import own_target
 from experiments.controller.evaluation.outcomes import late
 from experiments.controller.evaluation.replay import replay
-from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import Aggregation, Lookup, build
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies.interface import Policy, RequestFeatures, check_budget
@@ -19,8 +20,7 @@ from experiments.controller.policies.prompt_words import PromptWords
 from experiments.fitting.held_out import left_out_masks
 
 METHODS: tuple[Aggregation, ...] = ("mean", "p50", "p95", "p99", "in_time")
-# By the names of policies -> of `KnobChoice`.
-KNOBS = {"tier": "vision", "top_k": "top_k", "num_active_blocks": "num_active_blocks"}
+# By the names of policies -> of `Setting`.
 MAX_LATE = 0.05
 NEIGHBOURHOOD = 0.2
 CHOSEN_TABLE = "chosen_table"
@@ -36,7 +36,7 @@ class Renamed:
     name: str
     policy: Policy
 
-    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+    def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`."""
         return self.policy.choose(request, budget_s)
 
@@ -60,7 +60,7 @@ class InTimeRegression:
         self._predicted = cache(self._predict)
         self._fitted = cache(self._fit)
 
-    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+    def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`."""
         check_budget(budget_s)
         return self._grid.choices[int(np.argmax(self._predicted(request.prompt or "", budget_s)))]
@@ -87,17 +87,19 @@ def tables(calibration: MeasuredGrid) -> list[Lookup]:
 def one_knob_tables(calibration: MeasuredGrid) -> list[Policy]:
     """Lookups by the score in time that turn one knob alone; the others stay at the highest requested values.
 
-    There is none of a knob that the model does not have.
+    There is none of a knob that the model does not have, or that every choice leaves as it is in the model.
     """
     whole, full = build(calibration, "in_time"), calibration.largest
     found: list[Policy] = []
-    for name, knob in KNOBS.items():
-        if getattr(full, knob) in (None, own_target().value):
+    for knob in all_knobs():
+        name = knob.name
+        if {choice.value(name) for choice in calibration.choices} <= {None, knob.neutral, own_target()}:
             continue
-        own = tuple(
-            entry for entry in whole.entries if replace(full, **{knob: getattr(entry.choice, knob)}) == entry.choice
+        entries = tuple(
+            entry for entry in whole.entries if full.replaced(**{name: entry.choice.value(name)}) == entry.choice
         )
-        found.append(Renamed(f"only_{name}", replace(whole, entries=own)))
+        policy = "only_tier" if knob is VISION_TOKENS else f"only_{name}"
+        found.append(Renamed(policy, replace(whole, entries=entries)))
     return found
 
 

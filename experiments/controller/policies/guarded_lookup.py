@@ -1,18 +1,24 @@
 """A policy that chooses the most accurate setting of a lookup table that is predicted to meet the request's budget."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import check_above
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.analyses.latency.features import RequestSetting
 from experiments.analyses.latency.guardrail import is_admitted
-from experiments.controller.knob_choices import KnobChoice
 from experiments.controller.lookup import Lookup
 from experiments.controller.policies.interface import RequestFeatures, check_budget
+
+# The knobs that an estimator is told by their levels.
+ESTIMATED = tuple(knob.name for knob in all_knobs() if knob.name in {each.name for each in fields(RequestSetting)})
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,12 @@ class GuardedLookup:
     def __post_init__(self) -> None:
         check_above("--margin", self.margin, -1.0)
 
-    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+    def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`.
 
         Raises:
-            ConfigurationError: a budget that is not above 0, a vision target whose shape is not known, or a task of
-                which the estimator knows no length.
+            ConfigurationError: a budget that is not above 0, a vision target whose shape is not known, a task of which
+                the estimator knows no length, or a knob that it does not predict by.
         """
         check_budget(budget_s)
         predicted = self.estimator.predict(self.request_settings(request))
@@ -67,15 +73,24 @@ class GuardedLookup:
                 )
             length = expected[request.task]
         settings = []
-        for entry in self.lookup.entries:
-            vision = entry.choice.vision
+        for choice in (entry.choice for entry in self.lookup.entries):
+            if further := sorted(choice.values.keys() - {VISION_TOKENS.name, *ESTIMATED}):
+                raise ConfigurationError(
+                    f"the estimator does not predict by {', '.join(further)}, and the lookup has settings such as "
+                    f"{choice.key}; drop --estimator, or give a lookup without that knob"
+                )
+            vision = vision_of(choice).value
             if vision not in request.shapes:
                 raise ConfigurationError(
                     f"what sample {request.sample_id} of {request.task} becomes at the vision setting {vision} is "
                     "not known; give a grid that has every one of the lookup"
                 )
             shape = request.shapes[vision]
-            # The estimator's top-k is that after the first block, its blocks are the active ones: as a choice's are.
-            knobs = entry.choice.top_k, entry.choice.num_active_blocks
-            settings.append(RequestSetting(shape.vision_tokens, shape.crops, request.text_tokens, *knobs, length))
+            # The estimator's knobs mean what those of a choice do; crops and vision tokens say what its vision is.
+            levels: dict[str, Any] = {name: choice.level(name) for name in ESTIMATED}
+            settings.append(
+                RequestSetting(
+                    shape.vision_tokens, shape.crops, request.text_tokens, output_tokens=length, **levels
+                )
+            )  # fmt: skip
         return settings

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import MOST_SECONDS
-from experiments.controller.knob_choices import KnobChoice
 
 DRAWS = 2**64
 
@@ -27,7 +27,7 @@ class RequestFeatures:
     task: str
     sample_id: int  #: in the task's split; with the task it names the request
     text_tokens: int  #: of the prompt, without image features and markers
-    #: `KnobChoice.vision` -> what the picture becomes; contains every value that may be chosen
+    #: `Setting.vision` -> what the picture becomes; contains every value that may be chosen
     shapes: Mapping[str, PictureShape]
     output_tokens: float | None  #: expected of the answer; None where nothing is known of it
     prompt: str | None = None  #: the text of the prompt; None where the results do not contain it
@@ -40,7 +40,7 @@ class Policy(Protocol):
     def name(self) -> str:
         """Name of the policy in tables: one word or a few joined by `_`."""
 
-    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+    def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """The knobs that the request runs at, so that its `T_total` stays within the budget.
 
         Raises:
@@ -61,14 +61,14 @@ def check_budget(budget_s: float) -> None:
 class StaticPolicy:
     """A policy with the same choice for every request and budget."""
 
-    choice: KnobChoice
+    choice: Setting
 
     @property
     def name(self) -> str:
         """See `Policy.name`."""
         return f"static_{self.choice.key}"
 
-    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+    def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`."""
         check_budget(budget_s)
         return self.choice
@@ -78,11 +78,11 @@ class StaticPolicy:
 class RandomPolicy:
     """A policy of equally likely choices; what a request gets at a budget depends on these and the seed only."""
 
-    choices: tuple[KnobChoice, ...]
+    choices: tuple[Setting, ...]
     seed: int
     name: str = "random"
 
-    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+    def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`."""
         check_budget(budget_s)
         return self.choices[draw_of(request, budget_s, self.seed) % len(self.choices)]

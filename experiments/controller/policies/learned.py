@@ -7,11 +7,12 @@ from pathlib import Path
 
 import torch
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.controller.caveats import ControllerCaveat
-from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.knob_choices import choice_of
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.on_host import HostNetworks
@@ -52,7 +53,7 @@ class RecordedTwoStage:
         self._space = networks.space
         self._states = states
 
-    def choose(self, request: RequestFeatures, budget_s: float) -> KnobChoice:
+    def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`; raises ConfigurationError also for a request without recorded states."""
         check_budget(budget_s)
         place = self._places.get((request.task, request.sample_id))
@@ -67,7 +68,7 @@ class RecordedTwoStage:
         logits = self._networks.second(states.numpy(), tier, pause)
         top_k, blocks = (each.index(max(each)) for each in logits)
         knobs = self._space.knobs
-        return KnobChoice(knobs.tiers[tier], knobs.top_ks[top_k], knobs.block_counts[blocks])
+        return choice_of(knobs.tiers[tier], knobs.top_ks[top_k], knobs.block_counts[blocks])
 
     @cached_property
     def _places(self) -> Mapping[tuple[str, int], int]:

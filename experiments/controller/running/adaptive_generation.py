@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of, num_blocks_of
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
@@ -32,10 +35,9 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatu
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
 from experiment_core_utils.primitives.errors import SettingError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample
-from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.knob_choices import choice_of, chosen_experts
 from experiments.controller.policies.interface import check_budget
 from experiments.controller.running.deciders import Decider, FirstDecision
 
@@ -163,9 +165,9 @@ class AdaptiveRun:
 
     token_ids: tuple[int, ...]
     text: str
-    choice: KnobChoice  #: tier, top-k and number of blocks
+    choice: Setting  #: tier, top-k and number of blocks
     pause: int  #: blocks that had run when stage 2 decided
-    setting: KnobSetting  #: what the choice is for this model; the decode ran at it
+    setting: Setting  #: what the choice is for this model; the decode ran at it
     #: experts per token of each block of the setting in the prefill: those before the pause ran with the model's own
     #: number, before top-k was chosen
     prefill_experts: tuple[int, ...]
@@ -201,8 +203,7 @@ class AdaptiveModel:
             return
         choices: dict[str, list[tuple[int, EngineKnobs]]] = {}
         for first, second in self._decider.possible():
-            active = self._active(second.num_active_blocks)
-            choices.setdefault(first.tier, []).append((first.pause, EngineKnobs(second.top_k, active)))
+            choices.setdefault(first.tier, []).append((first.pause, self._engine_knobs(second)))
         self._staged.warm_up_paused_prefill(
             [
                 _shape(self._prepared(request, tier).inputs, request.max_new_tokens, own)
@@ -247,7 +248,7 @@ class AdaptiveModel:
             pause=first.pause,
             setting=found.setting,
             prefill_experts=tuple(
-                own if block < first.pause else found.choice.experts for block in found.setting.active_blocks
+                own if block < first.pause else chosen_experts(found.choice) for block in blocks_of(found.setting)
             ),
             request=prepared,
             times=times,
@@ -271,9 +272,9 @@ class AdaptiveModel:
             marks.mark()
             self._decider.rehearse()
             second = self._decider.second(states)
-            active = self._active(second.num_active_blocks)
+            knobs = self._engine_knobs(second)
             marks.mark()
-            return EngineKnobs(second.top_k, active)
+            return knobs
 
         arguments = first.pause, token, limit, choose
         stages: PausedStages
@@ -283,11 +284,13 @@ class AdaptiveModel:
         else:
             stages = PausedStages(split, device, ends, *arguments)
             token_ids = generate_greedily(stages, inputs, limit, marks).token_ids
-        top_k, active = stages.chosen.top_k, stages.chosen.blocks
-        choice = KnobChoice(first.tier, top_k, len(active))
-        return _Answered(
-            token_ids, choice, KnobSetting(tier_target(first.tier), top_k, active), "pixel_values" in inputs
-        )
+        active = stages.chosen.blocks
+        choice = choice_of(first.tier, stages.chosen.top_k, len(active))
+        setting = choice.replaced(num_active_blocks=RunningBlocks.of(active))
+        return _Answered(token_ids, choice, setting, "pixel_values" in inputs)
+
+    def _engine_knobs(self, second: Setting) -> EngineKnobs:
+        return EngineKnobs(chosen_experts(second), self._active(num_blocks_of(second)))
 
 
 def _shape(inputs: Mapping[str, Any], limit: int, choices: Sequence[tuple[int, EngineKnobs]]) -> PausedPrefillShape:
@@ -298,8 +301,8 @@ def _shape(inputs: Mapping[str, Any], limit: int, choices: Sequence[tuple[int, E
 @dataclass(frozen=True)
 class _Answered:
     token_ids: tuple[int, ...]
-    choice: KnobChoice
-    setting: KnobSetting
+    choice: Setting
+    setting: Setting
     has_picture: bool
 
 

@@ -7,7 +7,9 @@ from typing import Protocol
 
 import torch
 
-from experiments.controller.knob_choices import KnobChoice
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import OWN
+from experiments.controller.knob_choices import choice_of, decoder_part, tier_of
 from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.two_stage import ActionSpace
 
@@ -20,15 +22,8 @@ class FirstDecision:
     pause: int  #: blocks of the prefill that run before stage 2, block 0 counted
 
 
-@dataclass(frozen=True)
-class SecondDecision:
-    """Stage 2's decision, at the pause; see `KnobChoice`."""
-
-    top_k: int
-    num_active_blocks: int
-
-
-Decisions = tuple[FirstDecision, SecondDecision]
+# Stage 2's decision, at the pause, is a setting of the decoder's knobs alone.
+Decisions = tuple[FirstDecision, Setting]
 
 
 class Decider(Protocol):
@@ -50,7 +45,7 @@ class Decider(Protocol):
     def rehearse(self) -> None:
         """Run the steps of `second` while the device is busy, so that the host's caches contain them afterwards."""
 
-    def second(self, states: torch.Tensor) -> SecondDecision:
+    def second(self, states: torch.Tensor) -> Setting:
         """Stage 2's decision, for the request of the last call of `first`.
 
         Args:
@@ -62,9 +57,9 @@ class Decider(Protocol):
 class FixedDecider:
     """The same decisions for every request, without a budget token: a static setting on the adaptive path."""
 
-    def __init__(self, choice: KnobChoice, pause: int) -> None:
-        self._first = FirstDecision(choice.tier, pause)
-        self._second = SecondDecision(choice.experts, choice.num_active_blocks)
+    def __init__(self, choice: Setting, pause: int) -> None:
+        self._first = FirstDecision(tier_of(choice), pause)
+        self._second = decoder_part(choice)
 
     def possible(self) -> Sequence[Decisions]:
         """See `Decider.possible`."""
@@ -80,7 +75,7 @@ class FixedDecider:
     def rehearse(self) -> None:
         """See `Decider.rehearse`; there is nothing to rehearse."""
 
-    def second(self, states: torch.Tensor) -> SecondDecision:
+    def second(self, states: torch.Tensor) -> Setting:
         """See `Decider.second`."""
         return self._second
 
@@ -99,6 +94,9 @@ class NetworkDecider:
         self._space = space
         self._generator = generator
         self._actions: list[int] = []
+        # Made beforehand: `second` is timed.
+        counts = space.knobs.top_ks, space.knobs.block_counts
+        self._seconds = {each: decoder_part(choice_of(OWN, *each)) for each in product(*counts)}
 
     @property
     def seen(self) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
@@ -109,7 +107,7 @@ class NetworkDecider:
         """See `Decider.possible`."""
         space, knobs = self._space, self._space.knobs
         return [
-            (FirstDecision(tier, pause), SecondDecision(top_k, count))
+            (FirstDecision(tier, pause), self._seconds[top_k, count])
             for tier, (pause, left), top_k in product(
                 knobs.tiers, zip(space.pauses, space.possible, strict=True), knobs.top_ks
             )
@@ -131,13 +129,13 @@ class NetworkDecider:
         """See `Decider.rehearse`."""
         self._logits.rehearse()
 
-    def second(self, states: torch.Tensor) -> SecondDecision:
+    def second(self, states: torch.Tensor) -> Setting:
         """See `Decider.second`."""
         tier, pause = self._actions[:2]
         top_k, blocks = self._logits.second(states, tier, pause)
         self._actions = [tier, pause, self._pick(top_k), self._pick(blocks)]
         knobs = self._space.knobs
-        return SecondDecision(knobs.top_ks[self._actions[2]], knobs.block_counts[self._actions[3]])
+        return self._seconds[knobs.top_ks[self._actions[2]], knobs.block_counts[self._actions[3]]]
 
     def _pick(self, logits: list[float]) -> int:
         if self._generator is None:

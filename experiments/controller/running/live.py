@@ -7,19 +7,20 @@ from typing import Protocol
 
 import numpy as np
 
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import SampleError, library_faults_named
-from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task, answer_to
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
-from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.knob_choices import KnobSpace, tier_of
 from experiments.controller.policies.interface import PictureShape, Policy, RequestFeatures
 
 
@@ -37,7 +38,7 @@ class LiveRequest:
 class AdaptiveAnswer:
     """The answer to one request at knobs chosen for it; times in seconds."""
 
-    choice: KnobChoice
+    choice: Setting
     token_ids: tuple[int, ...]  #: end-of-sequence included where it came
     total_s: float  #: `T_total`, from the request handed to the model to its last token on the host
     overhead_s: float  #: choosing and putting the choice in force
@@ -84,7 +85,7 @@ class ChosenBefore:
         choice = self.policy.choose(request.features, budget_s)
         self.model.apply(self.space.setting(choice, self.blocks))
         overhead_s = time.perf_counter() - started
-        inputs = self.model.to_device(request.prepared[choice.tier].inputs)
+        inputs = self.model.to_device(request.prepared[tier_of(choice)].inputs)
         self.model.warm_up(inputs, self.max_new_tokens)
         synchronize(self.model.device)
         with failure_named(f"sample {request.sample.sample_id}", self.model.describe):
@@ -134,7 +135,7 @@ def requests_that_run(
         sample_id = request.sample.sample_id
         try:
             with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
-                run_staged(model, model.to_device(request.prepared[space.full.tier].inputs), 1)
+                run_staged(model, model.to_device(request.prepared[tier_of(space.full)].inputs), 1)
         except SampleError as error:
             failed[sample_id] = str(error)
         else:
@@ -207,7 +208,7 @@ def scores_of_choices(
     model: StagedModel,
     metric: Metric,
     requests: Sequence[LiveRequest],
-    choices: Sequence[KnobChoice],
+    choices: Sequence[Setting],
     space: KnobSpace,
     blocks: BlockChoice,
     max_new_tokens: int,
@@ -218,7 +219,7 @@ def scores_of_choices(
     For accuracy on more requests than can be measured one by one; see `sweep.batches`.
     """
     questions = [
-        PreparedQuestion(request.prepared[space.check(choice).tier], space.setting(choice, blocks))
+        PreparedQuestion(request.prepared[tier_of(space.check(choice))], space.setting(choice, blocks))
         for request, choice in zip(requests, choices, strict=True)
     ]
     return _scores(model, metric, requests, answer_prepared(model, questions, max_new_tokens, max_batch_size))

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.sweep.plan import block_choice_of
+from experiment_core_utils.sweep.plan import chosen_blocks
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.provenance import refuse_misfit, refuse_other_controller
@@ -67,7 +67,7 @@ def load_model(rest: Sequence[str], controller: Path | None = None) -> LoadedMod
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
     assert isinstance(model, MolmoeStagedModel)
-    return LoadedModel(config, source, model, block_choice_of(config.knobs, config.model.random_weights, source.folder))
+    return LoadedModel(config, source, model, chosen_blocks(config, source))
 
 
 def find_molmoe(model_path: str, hf_cache_dir: Path | None) -> ModelSource:

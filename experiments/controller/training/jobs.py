@@ -104,7 +104,8 @@ def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan)
 
 
 def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
-    grid = load_grid(given.grid).with_all_knobs()
+    whole = load_grid(given.grid)
+    grid = whole.with_all_knobs()
     train_part, held_part = split_by_picture(grid, given.calibration_share, given.split_seed)
     path = given.states or given.controller_dir / STATES.usual_name
     if path.exists():
@@ -114,7 +115,8 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
         states, networks = _record(given, rest, plan, grid, train_part)
         states.save(path)
     left_out = without_states(states, grid.keys)
-    for found in [*missing_caveats(left_out, len(grid)), *split_caveats(grid, states.splits)]:
+    caveats = [*missing_caveats(left_out, len(grid)), *split_caveats(grid, states.splits)]
+    for found in [*whole.unchosen, *caveats]:
         print(f"caveat: {found.sentence}", file=sys.stderr)
     environment = replay_environment(train_part, states)
     held_out = replay_environment(held_part, states)

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from PIL import Image
 
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.hf.requests import check_prompt
 from experiment_core_utils.models.molmoe.eager.paused_prefill import TracedPrefill
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ResultsError, SampleError, library_faults_named
-from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.primitives.progress import LogLines
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.caveats import ControllerCaveat

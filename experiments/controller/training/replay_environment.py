@@ -10,9 +10,10 @@ from itertools import product
 import numpy as np
 import torch
 
+from experiment_core_utils.knobs.active_blocks import num_blocks_of
+from experiment_core_utils.knobs.vision_tokens import TIERS
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.knobs import TIERS
-from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.knob_choices import KnobSpace, choice_of, chosen_experts, tier_of
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.two_stage import ActionSpace
 from experiments.controller.provenance import fingerprints
@@ -22,10 +23,10 @@ from experiments.controller.training.tabled_environment import TabledEnvironment
 
 def grid_space(grid: MeasuredGrid, num_total_blocks: int, first_top_k: int) -> KnobSpace:
     """The values of the knobs in the grid; raises ResultsError where combinations of them are missing."""
-    tiers = tuple(tier for tier in TIERS if any(choice.tier == tier for choice in grid.choices))
-    top_ks = tuple(sorted({choice.experts for choice in grid.choices}))
-    counts = tuple(sorted({choice.num_active_blocks for choice in grid.choices}))
-    missing = {KnobChoice(*values) for values in product(tiers, top_ks, counts)} - set(grid.choices)
+    tiers = tuple(tier for tier in TIERS if any(tier_of(choice) == tier for choice in grid.choices))
+    top_ks = tuple(sorted({chosen_experts(choice) for choice in grid.choices}))
+    counts = tuple(sorted({num_blocks_of(choice) for choice in grid.choices}))
+    missing = {choice_of(*values) for values in product(tiers, top_ks, counts)} - set(grid.choices)
     if missing:
         names = ", ".join(sorted(choice.key for choice in missing)[:3])
         raise ResultsError(

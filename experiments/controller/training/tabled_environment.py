@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import layer_norm
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks, action_space
 from experiments.controller.training.environment import BudgetedRequests, RewardRecipe, RollOut, drawn, rewards

@@ -1,11 +1,20 @@
 """A dense model's results, where top-k is null and the number of vision tokens may be the model's own."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
+from experiments.analyses.knobs.grid import grid_of_table, knobs_of
+from experiments.analyses.latency.estimator import caveats_of
+from experiments.analyses.latency.features import timed_samples
+from experiments.analyses.recorded_table import table_of
+from experiments.analyses.report.analyses import analyse
+from experiments.analyses.report.content import report_of
 from experiments.analyses.sweeps import load_sweep, samples_frame, settings_frame
 from experiments.core_exp import e1_stage_latency, e2_knob_pareto, report
 from tests.experiments.hand_made_sweep import result, write
@@ -14,7 +23,11 @@ from tests.experiments.hand_made_sweep import result, write
 @pytest.fixture(params=["tiers", "own tokens"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     targets = [tier_target("low"), tier_target("high")] if request.param == "tiers" else [own_target()]
-    settings = [KnobSetting(target, None, tuple(range(blocks))) for target in targets for blocks in (3, 4)]
+    settings = [
+        Setting.of(vision=target, top_k=None, num_active_blocks=RunningBlocks.of(tuple(range(blocks))))
+        for target in targets
+        for blocks in (3, 4)
+    ]
     return write(tmp_path / "run", *(result(each) for each in settings))
 
 
@@ -36,8 +49,37 @@ def test_stages_and_fronts_of_a_model_without_experts(folder: Path) -> None:
     assert all(each["stages"]["vision"]["share"] == pytest.approx(0.5) for each in breakdown["settings"])
 
 
+def test_results_of_before_a_knob_was_a_thing_are_read(tmp_path: Path) -> None:
+    """They name `topknone`, and say neither `knobs` nor which setting is the reference."""
+    for blocks in (3, 4):
+        knobs = Setting.of(vision=tier_target("low"), num_active_blocks=RunningBlocks.of(tuple(range(blocks))))
+        content = {
+            key: value for key, value in result(knobs).items() if key not in ("knobs", "is_reference", "in_grid")
+        }
+        name = f"signs_imgsizetier-low_crops2_topknone_blocks{blocks}.json"
+        (tmp_path / name).write_text(json.dumps(content))
+    sweep = load_sweep(tmp_path)
+    assert [each.key for each in sweep.settings] == ["tier-low_blocks3", "tier-low_blocks4"]
+    assert settings_frame(sweep)["is_reference"].tolist() == [False, False]
+    assert e2_knob_pareto.main([str(tmp_path), "--num_draws", "100"]) == 0
+    table = table_of([each.result for each in sweep.settings])
+    older = replace(table, settings=("tier-low_topknone_blocks3", "tier-low_topknone_blocks4"))
+    for each in (table, older):
+        points = grid_of_table(each).points
+        assert knobs_of(points) == ("vision", "num_active_blocks")
+        assert [point.value("num_active_blocks") for point in points] == [3, 4]
+
+
+def test_the_estimator_does_not_miss_a_knob_that_the_model_lacks(folder: Path) -> None:
+    caveats = [each.sentence for each in caveats_of(timed_samples(samples_frame(load_sweep(folder))))]
+    assert not [each for each in caveats if each.startswith("top_k")]
+    assert [each for each in caveats if each.startswith("crops had one value (2)")]
+
+
 def test_a_report_of_a_model_without_experts(folder: Path) -> None:
     page = folder / "page.html"
     assert report.main([str(folder), "--output", str(page)]) == 0
     text = page.read_text()
-    assert "topknone" in text and "nan tokens" not in text
+    assert "nan tokens" not in text
+    labels = [column.label for column in report_of(analyse([folder])).settings.columns]
+    assert "blocks" in labels and "top-k" not in labels

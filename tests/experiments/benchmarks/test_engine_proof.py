@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.common.cuda_graphs import Reruns
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiments.benchmarks.engine_proof import found, planted, proved
 from tests.conftest import save_tiny, tiny_config
 from tests.models.hf.test_graphed_stages import SETTINGS, inputs_of, read
@@ -18,7 +20,7 @@ from tests.models.tiny_checkpoints import write_checkpoint
 LOW = tier_target("low")
 
 
-def missed(model: StagedModel, setting: KnobSetting) -> list[tuple[str, str]]:
+def missed(model: StagedModel, setting: Setting) -> list[tuple[str, str]]:
     """Faults that the proof of a setting did not find, once it was right without them."""
     model.apply(setting)
     inputs = inputs_of(model, setting)
@@ -45,7 +47,10 @@ def test_faults_of_compiled_kernels_are_found(tmp_path: Path) -> None:
     config.text_config.hidden_size = config.vision_config.hidden_size = 64
     model = eager_and_graph(save_tiny(config, tmp_path))["graph"]
     assert model.describe()["execution_stages"]["prefill"] == "cpu blocks"
-    for setting in (KnobSetting(LOW, 3, (0, 1, 3)), KnobSetting(LOW, 2, (0, 1, 2, 3))):
+    for setting in (
+        Setting.of(vision=LOW, top_k=3, num_active_blocks=RunningBlocks.of((0, 1, 3))),
+        Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2, 3))),
+    ):
         assert missed(model, setting) == []
     # They are right again.
     assert proved(model, setting, inputs_of(model, setting)).engine_error is not None

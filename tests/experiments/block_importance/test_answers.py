@@ -9,9 +9,12 @@ import torch
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import CropRange, VisionTarget
 from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, VisionTarget
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.block_importance.answers import AnswerScorer, DrawnTask, draw_task
@@ -64,13 +67,17 @@ class ShortTask:
 
 
 def answers_with(model: MolmoeStagedModel, task: ShortTask, blocks: tuple[int, ...]) -> dict[int, str]:
-    model.apply(KnobSetting(ONE_TILE, 4, blocks))
+    model.apply(Setting.of(vision=ONE_TILE, top_k=4, num_active_blocks=RunningBlocks.of(blocks)))
     texts = {}
     for index in task.ids:
         sample = task[index]
         inputs = model.prepare(sample, task.prompt(sample), ONE_TILE.crops).inputs
         texts[index] = model.decode_text(run_staged(model, inputs, task.max_new_tokens).token_ids)
     return texts
+
+
+def of_one_tile(model: StagedModel) -> Setting:
+    return own_setting(model).replaced(vision=ONE_TILE)
 
 
 def drawn(model: MolmoeStagedModel | TransformersModel, task: ShortTask) -> DrawnTask:
@@ -80,7 +87,7 @@ def drawn(model: MolmoeStagedModel | TransformersModel, task: ShortTask) -> Draw
 def test_a_set_of_blocks_scores_what_the_model_answers_with_it(tiny: MolmoeStagedModel) -> None:
     task = ShortTask("short", (0, 1, 4))
     task.answers = answers_with(tiny, task, (0, 2, 3))
-    scorer = AnswerScorer(tiny, [drawn(tiny, task)], ONE_TILE, 4, 2)
+    scorer = AnswerScorer(tiny, [drawn(tiny, task)], of_one_tile(tiny), 2)
     right, other = scorer.measured([(0, 2, 3), (0, 1)])
     assert right["short"].values == (1.0, 1.0, 1.0)
     metric = get_metric("ansl_em")
@@ -100,9 +107,9 @@ def test_leaving_out_block_0_is_passing_its_input_on(tiny: MolmoeStagedModel) ->
         block.mlp.experts.down_proj.zero_()
     try:
         task.answers = answers_with(tiny, task, (0, 1, 2, 3))
-        scores, whole = leave_one_out(AnswerScorer(tiny, [drawn(tiny, task)], ONE_TILE, 4, 2), 4)
-        changes = activation_changes(tiny, [drawn(tiny, task)], ONE_TILE)
-        gradients = gradient_importances(tiny, [drawn(tiny, task)], ONE_TILE)
+        scores, whole = leave_one_out(AnswerScorer(tiny, [drawn(tiny, task)], of_one_tile(tiny), 2), 4)
+        changes = activation_changes(tiny, [drawn(tiny, task)], of_one_tile(tiny))
+        gradients = gradient_importances(tiny, [drawn(tiny, task)], of_one_tile(tiny))
     finally:
         block.load_state_dict(kept)
     assert whole.value == 1.0
@@ -119,8 +126,8 @@ def test_the_change_at_the_last_position_is_its_cosine(tiny: MolmoeStagedModel) 
     task = ShortTask("short", (5,))
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     handle = tiny.decoder_blocks[2].register_forward_hook(lambda _, given, output: seen.append((given[0], output)))
-    found = activation_changes(tiny, [drawn(tiny, task)], ONE_TILE, "last")
-    everywhere = activation_changes(tiny, [drawn(tiny, task)], ONE_TILE)
+    found = activation_changes(tiny, [drawn(tiny, task)], of_one_tile(tiny), "last")
+    everywhere = activation_changes(tiny, [drawn(tiny, task)], of_one_tile(tiny))
     handle.remove()
     given, output = seen[0][0][0, -1], seen[0][1][0, -1]
     cosine = float(given @ output / given.norm() / output.norm())
@@ -132,7 +139,7 @@ def test_the_gradient_predicts_a_small_change_of_the_loss(tiny: MolmoeStagedMode
     """With a block's addition scaled by 1 - e, the answer's loss changes by e times its importance."""
     task = ShortTask("short", (6,))
     task.answers = {6: "7"}
-    importance = gradient_importances(tiny, [drawn(tiny, task)], ONE_TILE)[1]["short"].values[0]
+    importance = gradient_importances(tiny, [drawn(tiny, task)], of_one_tile(tiny))[1]["short"].values[0]
     share = 0.01
 
     def loss(scale: float) -> float:
@@ -153,7 +160,7 @@ def test_the_gradient_predicts_a_small_change_of_the_loss(tiny: MolmoeStagedMode
         finally:
             handle.remove()
 
-    tiny.apply(KnobSetting(ONE_TILE, 4, (0, 1, 2, 3)))
+    tiny.apply(Setting.of(vision=ONE_TILE, top_k=4, num_active_blocks=RunningBlocks.of((0, 1, 2, 3))))
     slope = (loss(1 - share) - loss(1 + share)) / (2 * share)
     assert abs(slope) == pytest.approx(importance, rel=0.02)
 
@@ -174,7 +181,7 @@ def test_the_expected_answer_is_the_assistants_where_there_are_turns(tmp_path: P
         tokenizer = model.requests.tokenizer
         assert tokenizer.decode(tokens[:-1]) == answer
         assert tokens[-1] in model.ends.token_ids
-        importance = gradient_importances(model, [drawn(model, task)], ONE_TILE)
+        importance = gradient_importances(model, [drawn(model, task)], of_one_tile(model))
         assert any(found["short"].values[0] > 0 for found in importance.values())
 
 

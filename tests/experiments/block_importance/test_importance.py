@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiment_core_utils.config.block_choice import read_block_sets, read_importance
+from experiment_core_utils.knobs.block_choice import read_block_sets, read_importance
 from experiments.block_importance.importance import (
     Blocks,
     Estimate,

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
-from experiment_core_utils.primitives.knobs import CropRange
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
 from experiments.block_importance.importance import passed_through

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.config.block_choice import (
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.block_choice import (
     OWN_SCORES_FILE,
     choice_by_scores,
     choice_by_sets,
@@ -14,7 +15,6 @@ from experiment_core_utils.config.block_choice import (
     read_block_sets,
     read_importance,
 )
-from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.knob_choices import choice_of
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies.interface import PictureShape, RequestFeatures
 
-FAST, MIDDLE, SLOW = KnobChoice("low", 4, 12), KnobChoice("medium", 4, 12), KnobChoice("high", 8, 16)
+FAST, MIDDLE, SLOW = choice_of("low", 4, 12), choice_of("medium", 4, 12), choice_of("high", 8, 16)
 SHAPES = {"low": PictureShape(2, 400), "medium": PictureShape(6, 800), "high": PictureShape(12, 1600)}
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.training.recorded_states import RecordedStates

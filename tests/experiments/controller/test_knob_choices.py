@@ -1,13 +1,14 @@
 """What a controller may choose, and what a choice becomes, against hand-made values."""
 
-from dataclasses import replace
-
 import pytest
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of, num_blocks_of
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import CropRange, KnobLimits
-from experiments.controller.knob_choices import KnobChoice, published_space
+from experiments.controller.knob_choices import choice_of, published_space
 
 LIMITS = KnobLimits(num_total_blocks=16, num_experts=64, default_top_k=8)
 
@@ -20,10 +21,10 @@ def test_the_published_space_of_16_blocks_and_8_experts():
     assert space.first_top_k == 8
     choices = space.choices()
     assert len(set(choices)) == 3 * 5 * 5
-    assert choices[0] == KnobChoice("low", 4, 12)
-    assert choices[1] == KnobChoice("low", 4, 13)
-    assert choices[5] == KnobChoice("low", 5, 12)
-    assert choices[-1] == space.full == KnobChoice("high", 8, 16)
+    assert choices[0] == choice_of("low", 4, 12)
+    assert choices[1] == choice_of("low", 4, 13)
+    assert choices[5] == choice_of("low", 5, 12)
+    assert choices[-1] == space.full == choice_of("high", 8, 16)
 
 
 def test_another_model_has_its_own_number_of_blocks_and_experts():
@@ -36,7 +37,7 @@ def test_another_model_has_its_own_number_of_blocks_and_experts():
     "limits",
     [
         KnobLimits(16, None, None),
-        KnobLimits(16, 64, 8, vision_unsupported_reason="its pictures are not cut"),
+        KnobLimits(16, 64, 8, unsupported={"vision": "its pictures are not cut"}),
         KnobLimits(4, 64, 8),
         KnobLimits(16, 64, 2),
     ],
@@ -49,10 +50,10 @@ def test_a_model_without_these_knobs_is_refused(limits):
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        (KnobChoice("huge", 8, 16), "tier 'huge' cannot be chosen; choose among low, medium, high"),
-        (KnobChoice("low", 3, 16), "top_k 3 cannot be chosen; choose among 4, 5, 6, 7, 8"),
-        (KnobChoice("low", 8, 11), "num_active_blocks 11 cannot be chosen; choose among 12, 13, 14, 15, 16"),
-        (KnobChoice("low", 8, 17), "num_active_blocks 17"),
+        (choice_of("own", 8, 16), "vision 'own' cannot be chosen; choose among low, medium, high"),
+        (choice_of("low", 3, 16), "top_k 3 cannot be chosen; choose among 4, 5, 6, 7, 8"),
+        (choice_of("low", 8, 11), "num_active_blocks 11 cannot be chosen; choose among 12, 13, 14, 15, 16"),
+        (choice_of("low", 8, 17), "num_active_blocks 17"),
     ],
 )
 def test_a_choice_outside_the_space_says_what_is_allowed(choice, message):
@@ -64,18 +65,18 @@ def test_block_0_runs_and_the_others_by_importance():
     # Block 0 has the lowest score and runs all the same; of the others 3, 7, 9 and 14 are the least important.
     scores = dict.fromkeys(range(16), 1.0) | {0: -5.0, 3: 0.1, 7: 0.2, 9: 0.3, 14: 0.4}
     space = published_space(LIMITS)
-    choice = KnobChoice("medium", 5, 12)
+    choice = choice_of("medium", 5, 12)
     setting = space.setting(choice, BlockChoice(scores=scores))
-    assert setting.active_blocks == (0, 1, 2, 4, 5, 6, 8, 10, 11, 12, 13, 15)
-    assert setting.num_active_blocks == 12
-    assert setting.top_k == 5
-    assert setting.vision.crops == CropRange(4, 8)
+    assert blocks_of(setting) == (0, 1, 2, 4, 5, 6, 8, 10, 11, 12, 13, 15)
+    assert num_blocks_of(setting) == 12
+    assert experts_of(setting) == 5
+    assert vision_of(setting).bounds == CropRange(4, 8)
     assert setting.key == choice.key == "tier-medium_topk5_blocks12"
     # One more block: the most important of those left out.
-    more = space.setting(replace(choice, num_active_blocks=13), BlockChoice(scores=scores))
-    assert set(more.active_blocks) - set(setting.active_blocks) == {14}
+    more = space.setting(choice.replaced(num_active_blocks=RunningBlocks(13)), BlockChoice(scores=scores))
+    assert set(blocks_of(more)) - set(blocks_of(setting)) == {14}
 
 
 def test_without_scores_the_first_blocks_run():
-    setting = published_space(LIMITS).setting(KnobChoice("low", 8, 13), BlockChoice())
-    assert setting.active_blocks == tuple(range(13))
+    setting = published_space(LIMITS).setting(choice_of("low", 8, 13), BlockChoice())
+    assert blocks_of(setting) == tuple(range(13))

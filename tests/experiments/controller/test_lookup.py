@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiments.controller.knob_choices import KnobChoice
+from experiments.analyses.latency.estimator import LatencyEstimator
+from experiments.controller.knob_choices import choice_of
 from experiments.controller.lookup import build, late_limit, load, main, predict, save
+from experiments.controller.policies.baselines import one_knob_tables
+from experiments.controller.policies.guarded_lookup import GuardedLookup
+from tests.experiments.controller.hand_made_knobs import volume_knob
 from tests.experiments.controller.hand_made_requests import FAST, MIDDLE, SLOW, grid, request
 
 
@@ -126,7 +130,7 @@ def test_a_file_gives_back_what_was_saved(tmp_path: Path):
 
 
 def test_settings_without_tier_or_experts_are_kept(tmp_path: Path) -> None:
-    choices = KnobChoice("own", None, 12), KnobChoice("300 tokens", None, 12), KnobChoice("low", None, 16)
+    choices = choice_of("own", None, 12), choice_of("300 tokens", None, 12), choice_of("low", None, 16)
     save(build(replace(grid(), choices=choices)), tmp_path / "lookup.json")
     again = load(tmp_path / "lookup.json")
     assert tuple(entry.choice for entry in again.entries) == choices
@@ -134,6 +138,25 @@ def test_settings_without_tier_or_experts_are_kept(tmp_path: Path) -> None:
         (None, None, None), (None, 300, None), ("low", None, None)]  # fmt: skip
     # Two of four are right within 0.25 s at the second setting and at the first; the first is faster.
     assert predict(again, 250.0).choice == choices[0]
+
+
+def test_a_further_knob_is_one_more_to_choose(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lookup.json"
+    with volume_knob():
+        loud = MIDDLE.replaced(volume=3)
+        choices = FAST.replaced(volume=1), MIDDLE.replaced(volume=1), loud
+        made = replace(grid(), choices=choices)
+        save(build(made, "mean"), path)
+        assert tuple(entry.choice for entry in load(path).entries) == choices
+        assert predict(load(path), 600).choice == loud == MIDDLE
+        # At the largest values of the others, the volume alone: the second and the third; of equal volume, no tier.
+        tables = {each.name: each for each in one_knob_tables(made)}
+        assert tables["only_volume"].choose(request(), 0.3) == choices[1]
+        assert tables["only_tier"].choose(request(), 0.3) == loud
+        with pytest.raises(ConfigurationError, match="the estimator does not predict by volume, and the lookup has"):
+            GuardedLookup(build(made), LatencyEstimator()).request_settings(request(output_tokens=3))
+    assert main(["predict", str(path), "--budget_ms", "600"]) == 1
+    assert "lookup.json: there is no knob volume here; known are vision, top_k, num_active_b" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import own_target, tier_target, token_target
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.primitives.knobs import KnobSetting, own_target, tier_target, token_target
 from experiments.controller.evaluation.replay import shares_of_reference
-from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.knob_choices import choice_of
 from experiments.controller.lookup import main as lookup_command
 from experiments.controller.measured_grid import load_grid, split_by_picture
 from experiments.controller.policies.interface import PictureShape
@@ -30,7 +32,7 @@ def test_results_become_a_grid_in_order_of_the_knobs(tmp_path: Path):
         result(setting("low", 2, 3), [measured_sample(0), quick]),
     )
     made = load_grid([tmp_path])
-    assert made.choices == (KnobChoice("low", 2, 3), KnobChoice("low", 2, 4), KnobChoice("high", 2, 3))
+    assert made.choices == (choice_of("low", 2, 3), choice_of("low", 2, 4), choice_of("high", 2, 3))
     assert made.tasks == ("signs", "signs")
     assert made.sample_ids == (0, 1)
     assert made.pictures == ("picture-0", "picture-1")
@@ -50,21 +52,37 @@ def test_settings_of_any_knobs_are_choices_in_order(tmp_path: Path) -> None:
     """A model of tiers and token targets, one of both and of experts, and one that has blocks alone."""
     three, four = (0, 1, 2), (0, 1, 2, 3)
     targets = [own_target(), token_target(300), tier_target("high"), token_target(288), tier_target("low")]
-    settings = [KnobSetting(target, top_k, three) for target in targets for top_k in (4, None)]
-    write(tmp_path / "any", *(result(each) for each in [*settings, KnobSetting(own_target(), None, four)]))
+    settings = [
+        Setting.of(vision=target, top_k=top_k, num_active_blocks=RunningBlocks.of(three))
+        for target in targets
+        for top_k in (4, None)
+    ]
+    write(
+        tmp_path / "any",
+        *(
+            result(each)
+            for each in [
+                *settings,
+                Setting.of(vision=own_target(), top_k=None, num_active_blocks=RunningBlocks.of(four)),
+            ]
+        ),
+    )
     made = load_grid([tmp_path / "any"])
     # 288 and 300 tokens are one crop, low at most 3, high 15, the model's own number whatever it takes.
     visions = ("288 tokens", "300 tokens", "low", "high", "own")
-    choices = [KnobChoice(vision, top_k, 3) for vision in visions for top_k in (None, 4)]
-    assert made.choices == (*choices[:-1], KnobChoice("own", None, 4), choices[-1])
-    assert made.choices[0].key == "tokens288_topknone_blocks3" and made.left_out == ()
+    choices = [choice_of(vision, top_k, 3) for vision in visions for top_k in (None, 4)]
+    assert made.choices == (*choices[:-1], choice_of("own", None, 4), choices[-1])
+    assert made.choices[0].key == "tokens288_blocks3" and made.left_out == ()
     assert made.requests is not None and set(made.requests[0].shapes) == set(visions)
     part = made.with_all_knobs()
-    assert part.choices == (KnobChoice("low", 4, 3), KnobChoice("high", 4, 3))
+    assert part.choices == (choice_of("low", 4, 3), choice_of("high", 4, 3))
     assert part.scores.shape == part.total_s.shape == (2, 2)
     assert len(part.left_out) == 9
-    write(tmp_path / "dense", result(KnobSetting(own_target(), None, three)))
-    with pytest.raises(ResultsError, match="such as own_topknone_blocks3; use a lookup table for such a model"):
+    write(
+        tmp_path / "dense",
+        result(Setting.of(vision=own_target(), top_k=None, num_active_blocks=RunningBlocks.of(three))),
+    )
+    with pytest.raises(ResultsError, match="such as own_blocks3; use a lookup table for such a model"):
         load_grid([tmp_path / "dense"]).with_all_knobs()
 
 
@@ -73,13 +91,14 @@ def test_the_reference_is_a_choice_and_what_shares_are_of(tmp_path: Path, capsys
     own = [measured_sample(at, staged_run(vision_s=0.25)) for at in (0, 1)]
     write(tmp_path, result(setting("low", 2, 3)), reference(own), result(setting("high", 4, 4)))
     made = load_grid([tmp_path])
-    assert [choice.vision for choice in made.choices] == ["low", "high", "own"]
-    assert made.reference == KnobChoice("own", 4, 4) and not made.reference_in_grid
-    assert made.largest == KnobChoice("high", 4, 4) and made.reference_mean_s == 0.75
+    assert [choice.level("vision") for choice in made.choices] == ["low", "high", "own"]
+    assert made.reference == choice_of("own", 4, 4) and not made.reference_in_grid
+    assert made.largest == choice_of("high", 4, 4) and made.reference_mean_s == 0.75
     assert shares_of_reference(made, (1.0,)) == (0.75,)
     # The two-stage controller cannot choose it; the shares stay the same.
     part = made.with_all_knobs()
-    assert part.landmarks == (KnobChoice("low", 2, 3), KnobChoice("high", 4, 4))
+    assert (len(made.unchosen), len(part.unchosen)) == (1, 1)
+    assert part.landmarks == (choice_of("low", 2, 3), choice_of("high", 4, 4))
     assert shares_of_reference(part.take(np.array([1])), (0.5,)) == (0.375,)
     assert lookup_command(["build", str(tmp_path), "--output", str(tmp_path / "table.json")]) == 0
     assert capsys.readouterr().out.endswith("; the reference, the model as it is, takes 750.0 ms\n")
@@ -122,7 +141,7 @@ def test_the_order_of_a_table_does_not_matter(tmp_path: Path):
     (tmp_path / "table.json").write_text(json.dumps(content))
     reordered, made = load_grid([tmp_path / "table.json"]), load_grid([REPOSITORY / "docs/core_exp/pareto_table.json"])
     assert reordered.choices == made.choices
-    assert made.choices[0] == KnobChoice("low", 1, 12) and made.choices[-1] == KnobChoice("high", 8, 16)
+    assert made.choices[0] == choice_of("low", 1, 12) and made.choices[-1] == choice_of("high", 8, 16)
     np.testing.assert_array_equal(reordered.total_s, made.total_s)
 
 

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.pipeline import RunReport
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.ledger import RemainingSetting, SearchRecord
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
@@ -20,7 +22,8 @@ NOTHING_LEFT = RunReport(None, True, (), {}, (), Path("results/signs"), None)
 
 def stored(top_k: int, *failures: FailedSample) -> SettingResult:
     return result_of(
-        part(measured_sample(0), measured_sample(1), failures=failures), KnobSetting(tier_target("low"), top_k, (0, 1))
+        part(measured_sample(0), measured_sample(1), failures=failures),
+        Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of((0, 1))),
     )
 
 
@@ -80,7 +83,9 @@ def test_a_search_says_what_its_front_saves_against_the_reference(
 ) -> None:
     def timed(top_k: int, total_s: float) -> SettingResult:
         sample = measured_sample(0, staged_run(0.1, total_s - 0.1, ()))
-        return result_of(part(sample), KnobSetting(tier_target("low"), top_k, (0, 1)))
+        return result_of(
+            part(sample), Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of((0, 1)))
+        )
 
     results = timed(2, 0.6), timed(4, 1.0), timed(8, seconds).with_keys(is_reference=True, in_grid=False)
     front = [
@@ -136,7 +141,9 @@ def test_settings_that_were_executed_in_different_ways_have_no_conclusion() -> N
 
 def answered(top_k: int, *predictions: str) -> SettingResult:
     samples = [measured_sample(at, prediction=text) for at, text in enumerate(predictions)]
-    return result_of(part(*samples), KnobSetting(tier_target("low"), top_k, (0, 1)))
+    return result_of(
+        part(*samples), Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of((0, 1)))
+    )
 
 
 def test_nothing_is_concluded_from_answers_that_most_could_not_be_read() -> None:
@@ -155,7 +162,10 @@ def test_nothing_is_concluded_from_answers_that_most_could_not_be_read() -> None
 def test_answers_that_were_cut_are_in_the_table_and_void_the_conclusion_where_they_are_wrong() -> None:
     def cut(top_k: int, *predictions: str) -> SettingResult:
         samples = [measured_sample(at, staged_run(ended=False), prediction=text) for at, text in enumerate(predictions)]
-        return result_of(part(*samples), KnobSetting(tier_target("low"), top_k, (0, 1)))
+        return result_of(
+            part(*samples),
+            Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of((0, 1))),
+        )
 
     # Three of four are cut and wrong; cut behind the right answer, they say what they have to.
     table, *lines = closing_lines(replace(NOTHING_LEFT, results=(cut(2, *"0001"), cut(4, *"0001"))))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from experiment_core_utils.knobs.interface import KnobLimits
 from experiments.analyses.knobs.grid import load_study
 from experiments.analyses.recorded_table import read_table
 from experiments.core_exp import collect_table
@@ -30,8 +31,25 @@ def test_a_model_without_experts_has_a_table_that_is_read(tmp_path: Path) -> Non
     flags = [f"--model_path={model}", "--num_active_blocks_list", "2", "3", "--num_samples", "2", *NO_EXTRAS]
     assert collect_table.main([str(table), "--results_dir", str(tmp_path / "run"), *flags]) == 0
     study = load_study([table])
-    assert [point.key for point in study.grids[0].points] == ["own_topknone_blocks2", "own_topknone_blocks3"]
-    assert [(point.vision, point.top_k) for point in study.grids[0].points] == 2 * [("own", None)]
+    assert [point.key for point in study.grids[0].points] == ["own_blocks2", "own_blocks3"]
+    settings = [point.setting for point in study.grids[0].points]
+    assert [(each.level("vision"), each.level("top_k")) for each in settings] == 2 * [("own", None)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        # The embedded model: the published grid.
+        (KnobLimits(16, 64, 8), {"--top_k_list": "1 2 4 8", "--num_active_blocks_list": "12 13 14 15 16"}),
+        # A number of experts that is no power of 2; three quarters of 30 blocks are 22.5.
+        (KnobLimits(30, 60, 6), {"--top_k_list": "1 2 4 6", "--num_active_blocks_list": "23 25 26 28 30"}),
+        (KnobLimits(3, None, None, {"top_k": "no experts"}), {"--num_active_blocks_list": "3"}),
+        (KnobLimits(3, None, None, {"top_k": "no experts", "num_active_blocks": "one list"}), {}),
+        (KnobLimits(16, 64, 8, untried_reason="its code needs values"), {}),
+    ],
+)
+def test_the_full_grid_covers_what_each_knob_can_be(limits: KnobLimits, expected: dict[str, str]) -> None:
+    assert {flag: " ".join(values) for flag, values in collect_table.full_grid(limits).items()} == expected
 
 
 def test_a_wrong_flag_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

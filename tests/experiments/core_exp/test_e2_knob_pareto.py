@@ -85,12 +85,13 @@ def test_tasks_from_two_folders_are_compared(tmp_path: Path) -> None:
     assert tail["statuses"]["counts"] == "possible" and tail["difference"] == "within_noise"
 
 
-def test_the_percentile_and_the_seed_can_be_set(tmp_path: Path) -> None:
+def test_the_percentile_and_the_seed_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = run_of(tmp_path, {("low", 1): 2})
     assert main([str(folder), "--percentile", "99", "--num_draws", "100", "--seed", "7"]) == 0
     grid, fronts, coupling = read(tmp_path / "analysis")
     assert (grid["seed"], grid["num_draws"]) == (7, 100)
     # One setting: a front of one, nothing that is fixed or split.
+    assert capsys.readouterr().out.startswith("no conclusion: one setting; a front needs two or more")
     first = fronts["fronts"][0]
     assert (first["cost"], first["front"]) == ("latency_p99", ["tier-low_topk1_blocks3"])
     # 0.11 + 0.5 s and, of 0 to 9 ms, 99 % of the way.

@@ -7,17 +7,20 @@ import pytest
 import torch
 
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, num_blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric
 from experiments.reference_model.card import (
     BEGIN,
     END,
-    CardSetting,
+    card_setting,
     knob_table,
     settings_of_card,
     type_table,
@@ -32,7 +35,7 @@ from experiments.reference_model.evaluation import (
 )
 
 EM = get_metric("em")
-ANY_SETTING = KnobSetting(tier_target("high"), 8, tuple(range(16)))
+ANY_SETTING = Setting.of(vision=tier_target("high"), top_k=8, num_active_blocks=RunningBlocks.of(tuple(range(16))))
 
 
 def output(image: int, kind: str, prediction: str, reference: str = "1") -> Answer:
@@ -43,7 +46,10 @@ def test_sharing_a_picture_and_drafting_do_not_change_the_answers(tiny_checkpoin
     model = MolmoeForConditionalGeneration.from_pretrained(tiny_checkpoint, dtype=torch.float32).eval()
     processor = MolmoeProcessor.from_pretrained(tiny_checkpoint)
     tasks = [family("validation") for family in REFERENCE_TASKS]
-    settings = [KnobSetting(tier_target("low"), top_k, blocks) for top_k, blocks in [(4, (0, 1, 2, 3)), (2, (0, 1, 3))]]
+    settings = [
+        Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of(blocks))
+        for top_k, blocks in [(4, (0, 1, 2, 3)), (2, (0, 1, 3))]
+    ]
     shared = list(answer_pictures(model, processor, tasks, [2], settings))
     assert len(shared) == len(settings) * sum(task.questions_per_image for task in tasks)
     by_name = {task.name: task for task in tasks}
@@ -52,7 +58,7 @@ def test_sharing_a_picture_and_drafting_do_not_change_the_answers(tiny_checkpoin
         task = by_name[answered.task]
         staged.apply(answered.setting)
         sample = task[answered.sample_id]
-        request = staged.prepare(sample, task.prompt(sample), answered.setting.vision.crops)
+        request = staged.prepare(sample, task.prompt(sample), vision_of(answered.setting).crops)
         run = run_staged(staged, staged.to_device(request.inputs), task.max_new_tokens)
         assert answered.answer.prediction == staged.decode_text(run.token_ids)
         assert answered.answer.image_id == f"{task.pictures}validation-0-000002"
@@ -65,12 +71,12 @@ def test_a_good_draft_gives_the_same_answer_as_a_bad_one() -> None:
     processor = MolmoeProcessor.from_pretrained(path)
     staged = MolmoeStagedModel("shipped", model, processor)
     captions = ReferenceCaptions("validation")
-    setting = KnobSetting(tier_target("low"), 8, tuple(range(16)))
+    setting = Setting.of(vision=tier_target("low"), top_k=8, num_active_blocks=RunningBlocks.of(tuple(range(16))))
     agreements = []
     for answered in answer_pictures(model, processor, [captions], [0, 1], [setting]):
         staged.apply(setting)
         sample = captions[answered.sample_id]
-        request = staged.prepare(sample, captions.prompt(sample), setting.vision.crops)
+        request = staged.prepare(sample, captions.prompt(sample), vision_of(setting).bounds)
         run = run_staged(staged, staged.to_device(request.inputs), captions.max_new_tokens)
         assert answered.answer.prediction == staged.decode_text(run.token_ids)
         agreements.append(answered.answer.prediction == answered.expected)
@@ -107,9 +113,9 @@ def test_the_best_constant_answer() -> None:
 def test_the_card_turns_each_knob_alone_and_both() -> None:
     settings = settings_of_card(8, 16)
     assert len(set(settings)) == len(settings) == 14
-    assert settings[0] == CardSetting("own", 8, 16)
-    assert {plan.top_k for plan in settings if plan.blocks == 16} == {8, 6, 4, 2, 1}
-    assert {plan.blocks for plan in settings if plan.top_k == 8} == {16, 15, 14, 13, 12}
+    assert settings[0] == card_setting("own", 8, 16)
+    assert {experts_of(each) for each in settings if num_blocks_of(each) == 16} == {8, 6, 4, 2, 1}
+    assert {num_blocks_of(each) for each in settings if experts_of(each) == 8} == {16, 15, 14, 13, 12}
 
 
 def test_the_tables_and_their_place_in_the_card(tmp_path: Path) -> None:
@@ -120,7 +126,7 @@ def test_the_tables_and_their_place_in_the_card(tmp_path: Path) -> None:
         ]
 
     plans = {("high", 8, 16): "111", ("low", 8, 16): "011", ("high", 8, 12): "001", ("high", 4, 12): "000"}
-    rows = {CardSetting(*plan): {"counting": family(predictions)} for plan, predictions in plans.items()}
+    rows = {card_setting(*plan): {"counting": family(predictions)} for plan, predictions in plans.items()}
     table = knob_table(rows, {"counting": EM})
     assert "| setting | counting, em (n = 3) |" in table
     assert re.search(r"\| low, top-8, 16 blocks \| 0\.667 \[0\.\d{3}, 0\.\d{3}\] \|", table)

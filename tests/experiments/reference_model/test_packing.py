@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens, MolmoeProcessor
-from experiment_core_utils.primitives.knobs import CropRange
 from experiments.reference_model.batches import TrainingBatch
 from experiments.reference_model.packing import IGNORED, Slot, pack_slots, slot_block_mask, slot_mask, slot_positions
 from experiments.reference_model.recipe import OptimiserRecipe

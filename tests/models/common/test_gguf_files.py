@@ -8,15 +8,21 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_model_tokenizer, load_staged_model
-from experiment_core_utils.config.parts import KnobConfig, ModelConfig, only_model_in
+from experiment_core_utils.config.parts import ModelConfig, knob_config, only_model_in
+from experiment_core_utils.knobs.active_blocks import block_choice_of
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.interface import KnobLimits, KnobRequest
 from experiment_core_utils.models.common import gguf_files
 from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_digest
 from experiment_core_utils.models.common.gguf_files import check_gguf, quantised_file
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
-from experiment_core_utils.sweep.plan import block_choice_of
 from tests.models.tiny_gguf import BLOCKS, HEADS, MLP, WIDTH, write_tiny_gguf
 
 CPU = torch.device("cpu")
+
+
+def own_choice(file: Path) -> BlockChoice:
+    return block_choice_of(KnobRequest(knob_config()(), KnobLimits(2, None, None), "model", file, random_weights=False))
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +103,9 @@ def test_the_digest_is_of_the_file_alone(file: Path, tmp_path: Path) -> None:
 
 
 def test_scores_of_blocks_lie_beside_the_file(file: Path, tmp_path: Path) -> None:
-    assert not block_choice_of(KnobConfig(), False, file).is_made
+    assert not own_choice(file).is_made
     (tmp_path / "block_importance.json").write_text('{"0": 1.0, "1": 0.5}')
-    assert block_choice_of(KnobConfig(), False, file).is_made
+    assert own_choice(file).is_made
 
 
 @pytest.mark.parametrize(

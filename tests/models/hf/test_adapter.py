@@ -14,6 +14,9 @@ from transformers import OPTConfig, OPTForCausalLM
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.models.common.describe import implementations
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
@@ -21,7 +24,6 @@ from experiment_core_utils.models.hf.knobs.patches import AttributeChange
 from experiment_core_utils.models.hf.loader import skeleton_of
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.records.requests import RequestShape
 from experiment_core_utils.sweep.measurer import check_proof
 from experiment_core_utils.tasks.interface import Sample
@@ -53,8 +55,8 @@ def picture(width: int = 60, height: int = 40) -> Sample:
     return Sample(7, "picture", "What is it?", ("a cat",), Image.fromarray(pixels), "what")
 
 
-def inputs_of(model: TransformersModel, setting: KnobSetting) -> Any:
-    return model.to_device(model.prepare(picture(), "What is it?", setting.vision.crops).inputs)
+def inputs_of(model: TransformersModel, setting: Setting) -> Any:
+    return model.to_device(model.prepare(picture(), "What is it?", vision_of(setting).bounds).inputs)
 
 
 # Of 3 blocks, 4 experts, top-k 2. The first block with experts keeps 2; block 0 of GLM-4V is dense.
@@ -79,15 +81,16 @@ PROVEN = {
 def test_a_setting_is_proven_by_what_ran(
     model_of: Loaded, family: str, top_k: int | None, blocks: tuple[int, ...]
 ) -> None:
-    model, setting = model_of(family), KnobSetting(LOW, top_k, blocks)
+    model, setting = model_of(family), Setting.of(vision=LOW, top_k=top_k, num_active_blocks=RunningBlocks.of(blocks))
     expected = PROVEN[family, top_k, blocks]
     proof = model.prove(setting, inputs_of(model, setting))
     assert proof.experts_per_token == model.expected_experts(setting) == expected
     assert (proof.blocks_run, proof.blocks_run_decode, proof.cache_layers) == (blocks, blocks, len(blocks))
     assert model.active_setting == (top_k, blocks)
-    check_proof(proof, setting, expected)
+    check_proof(proof, setting, model)
+    other = RunningBlocks.of((0,) if len(blocks) > 1 else (0, 1))
     with pytest.raises(KnobDidNotAct):
-        check_proof(proof, KnobSetting(LOW, top_k, (*blocks, 3)), expected)
+        check_proof(proof, setting.replaced(num_active_blocks=other), model)
 
 
 def windowed(model: Any = None) -> TransformersModel:
@@ -105,7 +108,7 @@ def windowed(model: Any = None) -> TransformersModel:
 
 def test_a_block_with_the_mask_and_window_of_another_is_no_proof() -> None:
     """Blocks 0, 2 and 4 have windows, a window and full attention; the prompt is longer than the window."""
-    model, setting = windowed(), KnobSetting(LOW, None, (0, 2, 4))
+    model, setting = windowed(), Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 2, 4)))
     inputs = {"input_ids": torch.arange(10, 20).unsqueeze(0)}
     assert model.prove(setting, inputs).blocks_run == (0, 2, 4)
     changes = model.knobs._blocks.changes
@@ -126,7 +129,7 @@ def test_marked_and_staged_runs_give_one_answer_at_every_setting(model_of: Loade
     model = model_of(family)
     answers = set()
     for top_k, blocks in ((1 if model.num_experts else None, (0, 2)), (model.default_top_k, (0, 1, 2))):
-        setting = KnobSetting(LOW, top_k, blocks)
+        setting = Setting.of(vision=LOW, top_k=top_k, num_active_blocks=RunningBlocks.of(blocks))
         model.apply(setting)
         inputs = inputs_of(model, setting)
         marked = run_staged(model, inputs, 6)
@@ -144,9 +147,9 @@ def test_marked_and_staged_runs_give_one_answer_at_every_setting(model_of: Loade
 def test_the_config_of_llava_next_follows_the_crops(model_of: Loaded) -> None:
     model = model_of("llava_next")
     for tier, crops in (("medium", 6), ("low", 2)):
-        setting = KnobSetting(tier_target(tier), None, (0, 1, 2))
+        setting = Setting.of(vision=tier_target(tier), top_k=None, num_active_blocks=RunningBlocks.of((0, 1, 2)))
         model.apply(setting)
-        request = model.prepare(picture(), "What is it?", setting.vision.crops)
+        request = model.prepare(picture(), "What is it?", vision_of(setting).bounds)
         assert request.shape.actual is not None and request.shape.actual.num_crops == crops
         features = model.encode_image(model.to_device(request.inputs))
         assert sum(len(each) for each in features.pooler_output) == request.shape.vision_tokens
@@ -168,23 +171,23 @@ def test_fields_of_the_last_crops_are_put_back_where_the_next_ones_have_none() -
     model = TransformersModel("fields", decoder, cast(Any, requests))
     seen = []
     for tier in ("low", "medium", "high", "low", "high"):
-        model.apply(KnobSetting(tier_target(tier), None, (0, 2)))
+        model.apply(Setting.of(vision=tier_target(tier), top_k=None, num_active_blocks=RunningBlocks.of((0, 2))))
         seen.append((decoder.config.vision_rows, decoder.config.vision_side))
     assert seen == [(3, 7), (8, 2), (1, 2), (3, 7), (1, 2)]
 
 
 def test_a_setting_that_is_not_possible_leaves_what_was_in_force(model_of: Loaded) -> None:
     model = model_of("olmoe")
-    model.apply(KnobSetting(LOW, 1, (0, 2)))
+    model.apply(Setting.of(vision=LOW, top_k=1, num_active_blocks=RunningBlocks.of((0, 2))))
     for top_k, blocks, message in ((5, (0, 1, 2), "give 1 to 4, the experts of a block"), (2, (0, 3), "3")):
         with pytest.raises(ConfigurationError, match=message):
-            model.apply(KnobSetting(LOW, top_k, blocks))
+            model.apply(Setting.of(vision=LOW, top_k=top_k, num_active_blocks=RunningBlocks.of(blocks)))
         assert model.active_setting == (1, (0, 2))
 
 
 def test_a_picture_is_sent_in_the_models_precision_and_ids_stay_numbers(model_of: Loaded) -> None:
     model = model_of("llava")
-    setting = KnobSetting(LOW, 2, (0, 1, 2))
+    setting = Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2)))
     model.model.to(torch.bfloat16)
     try:
         sent = inputs_of(model, setting)
@@ -205,7 +208,7 @@ def test_bytes_of_a_step_are_those_of_its_blocks_and_experts(model_of: Loaded) -
     norms_and_router = 2 * 32 + 4 * 32
     expert = 3 * 32 * 24
     for top_k, blocks, chosen in ((2, (0, 1, 2), 6), (1, (0, 1, 2), 4), (1, (0, 2), 3), (None, (0,), 2)):
-        found = model.count_bytes(KnobSetting(LOW, top_k, blocks))
+        found = model.count_bytes(Setting.of(vision=LOW, top_k=top_k, num_active_blocks=RunningBlocks.of(blocks)))
         assert found is not None
         dense = len(blocks) * (attention + norms_and_router) + rows * 32
         assert found.step_weights_bytes == pytest.approx(4 * (dense + chosen * expert))
@@ -226,7 +229,7 @@ def test_bytes_of_keys_and_values_follow_the_windows_of_the_active_blocks() -> N
         ((0, 3), 3 + 10, 2 * 3, 12 + 15),
         ((1,), 10, 3, 15),
     ):
-        setting = KnobSetting(LOW, None, blocks)
+        setting = Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of(blocks))
         found = model.count_bytes(setting)
         assert found is not None
         assert (found.cache_bytes(10), found.cache_bytes(3)) == (kept * position, few * position)
@@ -240,7 +243,10 @@ def test_operations_follow_the_setting_where_a_formula_is_known(model_of: Loaded
     model = model_of("qwen3_vl_moe")
     shape = model.prepare(picture(), "What is it?", LOW.crops).shape
     settings = ((2, (0, 1, 2)), (1, (0, 1, 2)), (1, (0, 2)))
-    flops = [model.count_flops(KnobSetting(LOW, top_k, blocks), shape, 5) for top_k, blocks in settings]
+    flops = [
+        model.count_flops(Setting.of(vision=LOW, top_k=top_k, num_active_blocks=RunningBlocks.of(blocks)), shape, 5)
+        for top_k, blocks in settings
+    ]
     prefill = [each.prefill_flops for each in flops if each is not None]
     # One expert: three products of 32 x 16, two operations for each of its numbers and tokens, in the last two blocks.
     assert prefill[0] - prefill[1] == 2 * (2 * 3 * 32 * 16) * shape.prompt_tokens
@@ -262,8 +268,15 @@ def test_without_a_formula_there_are_no_operations() -> None:
         opens_thinking=False,
     )
     unknown = TransformersModel("opt", OPTForCausalLM(config).eval(), cast(Any, tokens))
-    assert unknown.count_flops(KnobSetting(LOW, None, (0,)), RequestShape(None, None, 0, 0, 9, 0.0), 5) is None
-    assert unknown.count_bytes(KnobSetting(LOW, None, (0,))) is None
+    assert (
+        unknown.count_flops(
+            Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0,))),
+            RequestShape(None, None, 0, 0, 9, 0.0),
+            5,
+        )
+        is None
+    )
+    assert unknown.count_bytes(Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0,)))) is None
     assert "no formula is known for 'opt'" in unknown.describe()["flops_reason"]
 
 
@@ -294,7 +307,7 @@ def test_the_switch_that_the_library_makes_while_decoding_on_a_gpu_is_reported(m
 
 def test_a_cache_that_forgets_is_not_taken_back(model_of: Loaded) -> None:
     model = model_of("llama")
-    setting = KnobSetting(LOW, None, (0, 1, 2))
+    setting = Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 1, 2)))
     model.apply(setting)
     with torch.inference_mode():
         logits, state = model.prefill(inputs_of(model, setting), None)

@@ -12,13 +12,15 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import tokenise_prompts
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged, sample_record
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.common.cuda_graphs import Reruns
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.models.common.test_answer_ends import CHATML
 from tests.models.hf.test_batch import sample
 from tests.models.tiny_checkpoints import write_checkpoint
@@ -112,7 +114,7 @@ def model(request: pytest.FixtureRequest, families: dict[str, TransformersModel]
         families[request.param].model.generation_config.eos_token_id = None
     found.ends = type(found.ends)(text_of=found.ends.text_of)
     blocks = tuple(range(min(found.num_total_blocks, 3)))
-    found.apply(KnobSetting(LOW, found.default_top_k, blocks))
+    found.apply(Setting.of(vision=LOW, top_k=found.default_top_k, num_active_blocks=RunningBlocks.of(blocks)))
     return found
 
 
@@ -147,7 +149,9 @@ def test_the_record_of_a_sample_says_what_is_thinking(families: dict[str, Transf
     model.end_answers_at((), ignore_eos=False)
     run = run_staged(model, request.inputs, len(ids))
     made = run.__class__(ids, None, 0.5, 2.0, 2.5, (0.125,) * (len(ids) - 1), True)
-    setting = KnobSetting(LOW, None, tuple(range(model.num_total_blocks)))
+    setting = Setting.of(
+        vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of(tuple(range(model.num_total_blocks)))
+    )
     found = sample_record(model, setting, sample(0, None), request, runs=(made,))
     assert (found.prediction, found.scored_answer) == ("<think>hm</think>\n\nred", "red")
     # A token for each byte: 17 up to the closing tag, the first of them from the prefill.

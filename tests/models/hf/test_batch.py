@@ -10,12 +10,15 @@ from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.batch import answer_together
 from experiment_core_utils.primitives.device import NoMarks
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.tiny_checkpoints import write_checkpoint
 
@@ -65,7 +68,7 @@ def sample(place: int, size: tuple[int, int] | None) -> Sample:
 )
 def test_answers_together_are_those_of_one_at_a_time(model_of: Loaded, family: str) -> None:
     model = model_of(family)
-    setting = KnobSetting(LOW, 1 if model.num_experts else None, (0, 2))
+    setting = Setting.of(vision=LOW, top_k=1 if model.num_experts else None, num_active_blocks=RunningBlocks.of((0, 2)))
     model.apply(setting)
     requests = [
         model.to_device(model.prepare(sample(place, size), words, LOW.crops).inputs)
@@ -76,12 +79,12 @@ def test_answers_together_are_those_of_one_at_a_time(model_of: Loaded, family: s
     assert model.answer_batch(requests[::-1], STEPS) == alone[::-1]
     # Answers differ, or any order would do.
     assert len(set(alone)) > 2
-    assert model.active_setting == (setting.top_k, setting.active_blocks)
+    assert model.active_setting == (experts_of(setting), blocks_of(setting))
 
 
 def test_an_answer_ends_with_its_own_end(model_of: Loaded) -> None:
     model = model_of("llama")
-    model.apply(KnobSetting(LOW, None, (0, 1, 2)))
+    model.apply(Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 1, 2))))
     requests = [model.prepare(sample(0, None), words, LOW.crops).inputs for words in ("One", "Two and more", "3")]
     whole = [generate_greedily(model, each, STEPS, NoMarks()).token_ids for each in requests]
     # The second token of the first answer ends every answer that has it.
@@ -98,7 +101,7 @@ def test_an_answer_ends_with_its_own_end(model_of: Loaded) -> None:
 
 def test_two_ends_are_both_ends(model_of: Loaded) -> None:
     model = model_of("olmoe")
-    model.apply(KnobSetting(LOW, 2, (0, 1, 2)))
+    model.apply(Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2))))
     requests = [model.prepare(sample(0, None), words, LOW.crops).inputs for words in ("One", "Two and more")]
     before = model.model.generation_config.eos_token_id
     whole = [generate_greedily(model, each, STEPS, NoMarks()).token_ids for each in requests]

@@ -14,13 +14,15 @@ from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, GraphCapturer, Reruns
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, GenerationFailed, SettingError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from tests.models.hf.test_adapter import picture
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.same_floats import assert_same_floats
@@ -31,10 +33,20 @@ NEW_TOKENS = 6
 T = TypeVar("T")
 Loaded = Callable[[str], tuple[TransformersModel, TransformersModel]]
 SETTINGS = {
-    "olmoe": [KnobSetting(LOW, 1, (0, 1, 2)), KnobSetting(LOW, 4, (0, 2)), KnobSetting(LOW, 2, (0, 1, 2))],
-    "llava": [KnobSetting(LOW, 1, (0, 2)), KnobSetting(LOW, 2, (0, 1, 2))],
-    "qwen2_5_vl": [KnobSetting(LOW, None, (0,)), KnobSetting(LOW, None, (0, 1, 2))],
-    "llama": [KnobSetting(LOW, None, (0, 1))],
+    "olmoe": [
+        Setting.of(vision=LOW, top_k=1, num_active_blocks=RunningBlocks.of((0, 1, 2))),
+        Setting.of(vision=LOW, top_k=4, num_active_blocks=RunningBlocks.of((0, 2))),
+        Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2))),
+    ],
+    "llava": [
+        Setting.of(vision=LOW, top_k=1, num_active_blocks=RunningBlocks.of((0, 2))),
+        Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2))),
+    ],
+    "qwen2_5_vl": [
+        Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0,))),
+        Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 1, 2))),
+    ],
+    "llama": [Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 1)))],
 }
 
 
@@ -83,8 +95,8 @@ class FailsOnce:
         return Reruns().capture(work)
 
 
-def inputs_of(model: TransformersModel, setting: KnobSetting, question: str = "What is it?") -> Any:
-    return model.to_device(model.prepare(picture(), question, setting.vision.crops).inputs)
+def inputs_of(model: TransformersModel, setting: Setting, question: str = "What is it?") -> Any:
+    return model.to_device(model.prepare(picture(), question, vision_of(setting).bounds).inputs)
 
 
 @pytest.mark.parametrize("family", SETTINGS)
@@ -110,12 +122,14 @@ def test_the_proof_says_how_the_setting_ran(loaded: Loaded, family: str) -> None
     setting = SETTINGS[family][0]
     model.apply(setting)
     inputs = inputs_of(model, setting)
-    not_warmed_up = KnobSetting(LOW, None, (0, 1) if len(setting.active_blocks) == 1 else (0,))
+    not_warmed_up = Setting.of(
+        vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 1) if len(blocks_of(setting)) == 1 else (0,))
+    )
     assert model.prove(not_warmed_up, inputs).execution == "graph"
     model.apply(setting)
     model.warm_up(inputs, NEW_TOKENS)
     proof = model.prove(setting, inputs)
-    assert proof.blocks_run == proof.blocks_run_decode == setting.active_blocks
+    assert proof.blocks_run == proof.blocks_run_decode == blocks_of(setting)
     assert (proof.execution, proof.execution_reason) == ("graph", None)
     assert proof.execution_stages == {"vision": "modules", "prefill": "cuda graph", "decode": "cuda graph"}
     assert proof.engine_error is not None and proof.modules_error is not None

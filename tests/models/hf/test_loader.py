@@ -14,13 +14,13 @@ from transformers import MllamaConfig
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.token_units import TokenUnit
 from experiment_core_utils.models.common.describe import stored_bytes
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import HFSource, find_hf_model, skeleton_of
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
-from experiment_core_utils.primitives.knobs import KnobLimits
-from experiment_core_utils.primitives.vision_tokens import TokenUnit
 from experiment_core_utils.sweep.dry_run import untried_sentences
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
@@ -65,21 +65,19 @@ def test_a_mixture_tells_all_its_limits_without_a_weight(folder_of: Written, tmp
     shutil.copytree(folder_of(family), tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
     limits = find_model(str(tmp_path)).limits
     assert (limits.num_total_blocks, limits.num_experts, limits.default_top_k) == (3, 4, 2)
-    assert (limits.top_k_unsupported_reason, limits.blocks_unsupported_reason) == (None, None)
-    assert (limits.vision_unsupported_reason is None) == (family != "olmoe")
+    assert not limits.unsupported.keys() & {"top_k", "num_active_blocks"}
+    assert ("vision" not in limits.unsupported) == (family != "olmoe")
 
 
 def test_a_dense_model_and_one_with_a_fixed_picture_say_why(folder_of: Written) -> None:
     # 24 pixels in patches of 8 are 9 features of a tile.
-    dense = KnobLimits(3, None, None, None, "the model is dense", token_unit=TokenUnit(9))
+    dense = KnobLimits(3, None, None, {"top_k": "the model is dense"}, token_unit=TokenUnit(9))
     assert find_model(str(folder_of("llava_next"))).limits == dense
     fixed = find_model(str(folder_of("llava"))).limits
-    assert fixed.vision_unsupported_reason is not None
-    assert "is fixed, or no option of its CLIPImageProcessor is known" in fixed.vision_unsupported_reason
+    assert "vision" in fixed.unsupported
+    assert "is fixed, or no option of its CLIPImageProcessor is known" in fixed.unsupported["vision"]
     text = find_model(str(folder_of("llama"))).limits
-    assert text.vision_unsupported_reason is not None and text.vision_unsupported_reason.endswith(
-        "is a text model: it has no vision tokens"
-    )
+    assert text.unsupported["vision"].endswith("is a text model: it has no vision tokens")
 
 
 def test_a_skeleton_has_the_parameters_and_no_storage(folder_of: Written) -> None:
@@ -111,7 +109,7 @@ def test_limits_that_need_values_are_left_to_the_loaded_model(folder_of: Written
     """JetMoe's routers cannot run without values, and do not show what they choose."""
     source = find_model(str(folder_of("jetmoe")))
     assert source.limits.untried_reason is not None
-    assert (source.limits.default_top_k, source.limits.top_k_unsupported_reason) == (2, None)
+    assert source.limits.default_top_k == 2 and "top_k" not in source.limits.unsupported
     assert loaded(folder_of("jetmoe")).knobs.top_k_unsupported_reason is not None
     flags = ["--top_k_list", "1", "--num_active_blocks_list", "2", "--num_samples", "2", "--output_dir", str(tmp_path)]
     config = requested(folder_of("jetmoe"), *flags, "--drift_check_every", "0", "--num_warmup_runs", "0")
@@ -123,7 +121,7 @@ def test_limits_that_need_values_are_left_to_the_loaded_model(folder_of: Written
 def test_what_fails_only_as_loaded_is_the_vendors_error(folder_of: Written) -> None:
     """Grouped products of widths that are not multiples of 16 bytes do not exist; the model is not to blame."""
     folder = folder_of("olmoe, odd widths")
-    assert find_model(str(folder)).limits.top_k_unsupported_reason is None
+    assert "top_k" not in find_model(str(folder)).limits.unsupported
     with pytest.raises(
         ConfigurationError, match=r"loaded on cpu \(bfloat16, .*grouped_mm.*\), cannot run a prompt: "
     ) as error:

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from PIL import Image
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange, token_target
 from experiment_core_utils.models.hf import requests as hf_requests
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.processor import load_hf_processor
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut
-from experiment_core_utils.primitives.knobs import TIERS, CropRange, token_target
 from experiment_core_utils.records.requests import VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.tiny_checkpoints import TEXT_FAMILIES, VISION_FAMILIES, bounded_pictures, write_checkpoint

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.processor import load_hf_processor
@@ -18,7 +19,6 @@ from experiment_core_utils.models.hf.requests import HFRequests, PromptLayout
 from experiment_core_utils.models.hf.several_pictures import joined, options_of_all, placed
 from experiment_core_utils.models.hf.tilings import LongestEdgeTiles
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.primitives.knobs import TIERS, CropRange
 from experiment_core_utils.records.requests import RequestShape, VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.tiny_checkpoints import write_checkpoint

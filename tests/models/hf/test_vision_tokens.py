@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AyaVisionConfig, GotOcr2ImageProcessorPil
 
+from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange, token_target
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.tilings import AspectTiles, LongestEdgeTiles, PinpointTiles, SplitTiles
 from experiment_core_utils.models.hf.vision_tokens import PixelBudget, VisionOptions, vision_options_of
-from experiment_core_utils.primitives.knobs import TIERS, CropRange, token_target
 from experiment_core_utils.records.requests import VisionGeometry
 
 # As published: LLaVA-NeXT with CLIP at 336 in patches of 14, Aria, InternVL3, SmolVLM2, Qwen2.5-VL, GLM-4.5V.

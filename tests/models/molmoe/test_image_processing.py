@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange
 from experiment_core_utils.models.molmoe.image_processing_molmoe import (
     PATCH_DROPPED,
     MolmoeImageProcessor,
@@ -19,7 +20,6 @@ from experiment_core_utils.models.molmoe.image_processing_molmoe import (
     tilings_within,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens, MolmoeProcessor
-from experiment_core_utils.primitives.knobs import TIERS, CropRange
 from tests.same_floats import assert_same_floats
 
 WINDOW, MARGIN = 224, 112

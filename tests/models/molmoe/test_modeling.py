@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from transformers import BatchFeature
 
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import CropRange
 from tests.conftest import tiny_config
 from tests.same_floats import assert_same_floats
 

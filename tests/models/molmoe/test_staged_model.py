@@ -7,6 +7,10 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.registry import load_knob_module, unregister_knob
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.paused_runner import (
@@ -16,7 +20,7 @@ from experiment_core_utils.models.molmoe.engines.paused_runner import (
 from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import EngineRefused
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
+from experiment_core_utils.primitives.files import REPOSITORY
 from tests.conftest import tiny_config
 
 
@@ -29,7 +33,7 @@ def test_bytes_follow_the_setting(tiny_checkpoint: Path) -> None:
     block, expert = 2 * (4 * 32 * 32 + 2 * 32 + 32 * 8 + 2 * 32), 2 * 3 * 32 * 16
     head = 2 * 32 * model.config.head_vocab_size
     for top_k, blocks, experts in ((4, (0, 1, 2, 3), 16), (2, (0, 1, 3), 8), (1, (0, 2), 5)):
-        setting = KnobSetting(tier_target("low"), top_k, blocks)
+        setting = Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of(blocks))
         staged.apply(setting)
         found = staged.count_bytes(setting)
         assert found.weights_bytes == stored
@@ -58,3 +62,16 @@ def test_a_split_that_is_refused_leaves_no_store_behind(tiny_checkpoint: Path, p
     assert (of_the_store() is not None) == plain_is_ready
     logits, state = staged.prefill(inputs, None)
     assert staged.decode_step(logits.argmax(dim=-1, keepdim=True), state).shape == logits.shape
+
+
+def test_engines_refuse_a_knob_that_acts_on_modules(tiny_checkpoint: Path) -> None:
+    processor = load_processor(find_model(str(tiny_checkpoint)))
+    staged = MolmoeStagedModel("tiny", MolmoeForConditionalGeneration(tiny_config()).eval(), processor, "graph")
+    load_knob_module(REPOSITORY / "tests" / "knobs" / "head_fraction.py")
+    try:
+        setting = Setting.of(vision=tier_target("low"), top_k=2, num_active_blocks=RunningBlocks.of((0, 1)))
+        with pytest.raises(EngineRefused, match="^head_fraction acts on modules, and engines call none; .*eager"):
+            staged.prove(setting.replaced(head_fraction=0.5), {"input_ids": torch.tensor([[7, 20, 33]])})
+        staged.prove(setting, {"input_ids": torch.tensor([[7, 20, 33]])})
+    finally:
+        unregister_knob("head_fraction")

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.meters.load import ConditionsMeter
 from experiment_core_utils.primitives.errors import (
     DeviceLost,
@@ -22,7 +25,6 @@ from experiment_core_utils.primitives.errors import (
     ProfilerError,
 )
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
@@ -38,7 +40,7 @@ from tests.sweep.test_steadiness import GPU
 
 ODD = 7
 FINE = (30, 12)
-SETTING = KnobSetting(tier_target("low"), 1, (0, 1))
+SETTING = Setting.of(vision=tier_target("low"), top_k=1, num_active_blocks=RunningBlocks.of((0, 1)))
 OF_TASK = ("__getitem__", "prompt")
 OF_HOST = (*OF_TASK, "prepare")
 OF_MODEL = ("prepare", "to_device", "warm_up", "generate_timed", "decode_text", "count_flops")

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.meters.load import ConditionsMeter
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
@@ -55,7 +57,7 @@ def measured(
     ledger = Ledger(folder, "f", trackers=folder / "trackers")
     context = RunContext("0001", 0, {0: IDS}, ledger, folder, StopRequest())
     bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(IDS))
-    setting = KnobSetting(tier_target("low"), 1, (0, 1))
+    setting = Setting.of(vision=tier_target("low"), top_k=1, num_active_blocks=RunningBlocks.of((0, 1)))
     with Progress(1, len(IDS), shown=False) as progress:
         ShardMeasurer(config.measuring, context, bench, conditions=played_meter(gpus)).measure_shard(setting, progress)
     (path,) = folder.glob("*.jsonl")

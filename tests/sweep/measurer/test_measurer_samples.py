@@ -7,10 +7,12 @@ from pathlib import Path
 import torch
 
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import CropRange, tier_target
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, tier_target
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, read_journal
 from experiment_core_utils.records.ledger import Ledger
@@ -24,7 +26,7 @@ from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.hand_made_records import measured_sample, staged_run
 from tests.scripted.scripted_model import ScriptedModel
 
-SETTING = KnobSetting(tier_target("low"), 1, (0, 1))
+SETTING = Setting.of(vision=tier_target("low"), top_k=1, num_active_blocks=RunningBlocks.of((0, 1)))
 WIDE, HIGH = VisionGeometry(2, (1, 2), (336, 672), 432), VisionGeometry(2, (2, 1), (672, 336), 432)
 WIDER = VisionGeometry(2, (1, 2), (336, 680), 432)
 

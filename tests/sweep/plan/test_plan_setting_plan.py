@@ -7,21 +7,23 @@ from transformers import LlamaConfig
 
 from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
+from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.token_units import TokenUnit
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import KnobLimits
-from experiment_core_utils.primitives.vision_tokens import TokenUnit
 from experiment_core_utils.sweep.plan import left_out_by, plan_for, reference_beside, requested_values
 
 MIXTURE = KnobLimits(num_total_blocks=6, num_experts=8, default_top_k=5)
 DENSE = KnobLimits(
-    num_total_blocks=6, num_experts=None, default_top_k=None, top_k_unsupported_reason="the model is dense"
+    num_total_blocks=6, num_experts=None, default_top_k=None, unsupported={"top_k": "the model is dense"}
 )
-FIXED_PICTURE = KnobLimits(6, 8, 5, vision_unsupported_reason="its pictures are 576 tokens")
-IGNORES_TOP_K = KnobLimits(6, 8, 2, top_k_unsupported_reason="it ignores top-k")
+FIXED_PICTURE = KnobLimits(6, 8, 5, unsupported={"vision": "its pictures are 576 tokens"})
+IGNORES_TOP_K = KnobLimits(6, 8, 2, unsupported={"top_k": "it ignores top-k"})
 PIXELS = KnobLimits(6, 8, 5, token_unit=TokenUnit(None))
 TILES = KnobLimits(6, 8, 5, token_unit=TokenUnit(576))
 SHARES_KEYS = KnobLimits(
-    6, None, None, top_k_unsupported_reason="the model is dense", blocks_unsupported_reason="its blocks share keys"
+    6, None, None, unsupported={"top_k": "the model is dense", "num_active_blocks": "its blocks share keys"}
 )
 
 
@@ -43,23 +45,24 @@ def test_by_default_every_knob_has_its_values(tmp_path: Path) -> None:
             for blocks in (*fewer, 6)
         ]
     (tmp_path / "block_importance.json").write_text('{"1": 1, "2": 2, "3": 9, "4": 3, "5": 8}')
-    assert keys(DENSE, tmp_path, "--tier_list", "low") == ["tier-low_topknone_blocks5", "tier-low_topknone_blocks6"]
+    assert keys(DENSE, tmp_path, "--tier_list", "low") == ["tier-low_blocks5", "tier-low_blocks6"]
     (tmp_path / "block_importance.json").unlink()
     requested = requested_values(parse_config([]), source_of(KnobLimits(1, 4, 1), tmp_path))
-    assert (requested.top_k, requested.block_counts) == ((1,), (1,))
+    values = {name: of_knob.values for name, of_knob in requested.items()}
+    assert (values["top_k"], values["num_active_blocks"]) == ((1,), (RunningBlocks.of((0,)),))
 
 
 @pytest.mark.parametrize(
     ("limits", "flags", "expected"),
     [
-        (DENSE, ("--tier_list", "low"), ["tier-low_topknone_blocks6"]),
+        (DENSE, ("--tier_list", "low"), ["tier-low_blocks6"]),
         (FIXED_PICTURE, ("--num_active_blocks_list", "6"), ["own_topk2_blocks6", "own_topk5_blocks6"]),
         (FIXED_PICTURE, ("--tier_list", "low", "own", "--top_k_list", "5"), ["own_topk5_blocks6"]),
         # Its own number may be given where no other can be.
         (IGNORES_TOP_K, ("--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "6"),
          ["tier-low_topk2_blocks6"]),
-        (SHARES_KEYS, ("--tier_list", "low", "--num_active_blocks_list", "6"), ["tier-low_topknone_blocks6"]),
-        (SHARES_KEYS, ("--vision_tokens_list", "720"), ["tokens720_topknone_blocks6"]),
+        (SHARES_KEYS, ("--tier_list", "low", "--num_active_blocks_list", "6"), ["tier-low_blocks6"]),
+        (SHARES_KEYS, ("--vision_tokens_list", "720"), ["tokens720_blocks6"]),
     ],
 )  # fmt: skip
 def test_a_knob_that_cannot_be_turned_stays_at_the_models_own(
@@ -112,7 +115,7 @@ def test_the_model_as_it_is_is_measured_beside_a_grid_without_it(
     config, source = parse_config([*flags]), source_of(limits, tmp_path)
     found = reference_beside(config, source, plan_for(config, source))
     assert (None if found is None else found.key) == beside
-    assert found is None or (found.vision.crops, found.active_blocks) == (None, (0, 1, 2, 3, 4, 5))
+    assert found is None or (vision_of(found).crops, blocks_of(found)) == (None, (0, 1, 2, 3, 4, 5))
 
 
 def test_the_models_own_number_of_crops_stands_after_the_tiers(tmp_path: Path) -> None:
@@ -164,4 +167,4 @@ def test_a_file_of_scores_in_the_models_folder_chooses_the_blocks(tmp_path: Path
     (tmp_path / "block_importance.json").write_text('{"1": 1, "2": 2, "3": 9, "4": 3, "5": 8}')
     config = parse_config(["--tier_list", "low", "--top_k_list", "5", "--num_active_blocks_list", "3"])
     (setting,) = plan_for(config, source_of(MIXTURE, tmp_path))
-    assert setting.active_blocks == (0, 3, 5)
+    assert blocks_of(setting) == (0, 3, 5)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from experiment_core_utils.knobs.setting import Setting
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.effects import is_beyond_noise
 from experiments.analyses.knobs.findings import change_sentences, conclusion, front_places, front_sentences
@@ -127,9 +128,7 @@ def test_the_reference_alone_has_a_place_and_no_effects() -> None:
 
 def one_knob(milliseconds: tuple[float, ...], drift: float | None) -> TaskGrid:
     """A dense model's runs of 20, 24, ... blocks, which are all right on half of the 20 samples."""
-    points = [
-        KnobPoint(f"own_topknone_blocks{20 + 4 * at}", "own", None, 20 + 4 * at) for at in range(len(milliseconds))
-    ]
+    points = [KnobPoint(key := f"own_blocks{20 + 4 * at}", Setting.named(key)) for at in range(len(milliseconds))]
     scores = np.array([np.arange(20) < 10] * len(points), dtype=float)
     return grid(points, scores, np.outer(milliseconds, np.linspace(0.95, 1.05, 20)), drift=drift)
 

@@ -78,12 +78,13 @@ def test_samples_are_those_with_times_and_no_picture_is_0() -> None:
             "actual_num_crops": [1.0, np.nan, 1.0], "input_text_tokens": [5.0] * 3, "top_k": [2] * 3,
             "num_active_blocks": [4] * 3, "output_tokens": [3.0] * 3, "T_vision_total_ms": [2.0, np.nan, np.nan],
             "T_LLM_prefill_ms": [4.0, 3.0, np.nan], "T_decode_per_token_ms": [1.0, 1.0, np.nan],
-            "T_total_ms": [8.0, 5.0, np.nan], "tier": ["low", None, "low"],
-            "vision_tokens_target": [np.nan, 288.0, np.nan], "image_id": ["p", None, "p"], "sample_id": [7, 8, 9],
+            "T_total_ms": [8.0, 5.0, np.nan], "vision": ["low", "288 tokens", "low"],
+            "image_id": ["p", None, "p"], "sample_id": [7, 8, 9],
         }
     )  # fmt: skip
     samples = timed_samples(frame)
-    assert samples.wholes["vision"].tolist() == ["low", "288.0"] and samples.wholes["pictures"].tolist() == ["p", "8"]
+    assert samples.wholes["vision"].tolist() == ["low", "288 tokens"]
+    assert samples.wholes["pictures"].tolist() == ["p", "8"]
     assert samples.runs == {}
     runs = pd.DataFrame({"sample": [0, 0, 1], "run": [0, 1, 0], "T_total_ms": [8.0, 9.0, 5.0]})
     runs = runs.assign(T_vision_total_ms=2.0, T_LLM_prefill_ms=4.0, T_decode_per_token_ms=1.0)

@@ -126,7 +126,14 @@ def test_pictures_of_own_data_are_read_by_the_flags_of_the_run(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "flags", ["profile --data_file 'torn", "profile --task_module tasks.py --data_dir d", "profile --data_dir d", ""]
+    "flags",
+    [
+        "profile --data_file 'torn",
+        "profile --task_module tasks.py --data_dir d",
+        "profile --knob_module knobs.py --data_dir d",
+        "profile --data_dir d",
+        "",
+    ],
 )
 def test_no_code_of_a_task_runs_and_no_broken_command_ends_the_page(flags: str) -> None:
     picture, reason = Pictures(described("mine", "all", f"knobprof {flags}")).of(stored("0" * 64))

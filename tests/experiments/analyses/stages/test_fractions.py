@@ -14,7 +14,8 @@ from experiments.analyses.stages.fractions import (
 )
 from experiments.analyses.stages.scaling import points_of, stage_lines
 
-ONE = Generation("signs", "tier-low_topk2_blocks4", "low", 2, 4, "a", 432, 100, 10.0, 30.0, (20.0, 40.0))
+LEVELS = {"vision": "low", "top_k": 2, "num_active_blocks": 4}
+ONE = Generation("signs", "tier-low_topk2_blocks4", "low", LEVELS, "a", 432, 100, 10.0, 30.0, (20.0, 40.0))
 
 
 def test_fractions_of_two_generations_by_hand() -> None:
@@ -78,13 +79,16 @@ def test_the_lines_find_what_the_times_were_made_from() -> None:
     """Vision 5 ms + 0.01 ms a feature, prefill 2 ms a block + 0.02 ms a token, 3 ms a block for each further token."""
     generations = [
         Generation(
-            "signs", f"blocks{blocks}", "low", 2, blocks, f"picture-{number}", 100 * number, 50 * number,
-            5.0 + number, 2.0 * blocks + number, (3.0 * blocks,) * 5,
+            "signs", f"blocks{blocks}", "low", {"top_k": 2, "num_active_blocks": blocks}, f"picture-{number}",
+            100 * number, 50 * number, 5.0 + number, 2.0 * blocks + number, (3.0 * blocks,) * 5,
         )
         for blocks in (2, 4)
         for number in range(1, 6)
     ]  # fmt: skip
-    lines = {(each.stage, each.top_k, each.num_active_blocks): each.fit for each in stage_lines(generations)}
+    lines = {
+        (each.stage, each.levels.get("top_k"), each.levels.get("num_active_blocks")): each.fit
+        for each in stage_lines(generations)
+    }
     vision, prefill, decode = lines["vision", None, None], lines["prefill", None, 4], lines["decode", 2, 2]
     assert vision is not None and prefill is not None and decode is not None
     assert (vision.intercept, vision.slope) == (pytest.approx(5.0), pytest.approx(0.01))

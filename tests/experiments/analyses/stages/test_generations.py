@@ -24,7 +24,7 @@ def test_the_run_with_the_published_total_is_the_one(tmp_path: Path) -> None:
     samples = [measured_sample(3, *RUNS, image_id="p"), answered_sample(4)]
     (found,) = generations(tmp_path, result(setting(top_k=4), samples))
     assert (found.task, found.setting, found.vision) == ("signs", "tier-low_topk4_blocks3", "low")
-    assert (found.top_k, found.num_active_blocks, found.picture) == (4, 3, ("signs", "p"))
+    assert found.levels == {"vision": "low", "top_k": 4, "num_active_blocks": 3} and found.picture == ("signs", "p")
     assert (found.image_features, found.prompt_tokens) == (432, 384 + 28 + 10)
     assert (found.vision_ms, found.prefill_ms, found.inter_token_ms) == (500.0, 250.0, (250.0, 250.0))
 

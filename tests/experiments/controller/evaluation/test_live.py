@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
 from experiment_core_utils.records.caveats import sentences
@@ -25,7 +25,7 @@ from experiments.controller.evaluation.live import (
     live_caveats,
     open_live,
 )
-from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.knob_choices import KnobSpace, choice_of
 from experiments.controller.networks.action_logits import HostActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.policies.interface import StaticPolicy
@@ -82,7 +82,7 @@ def test_adaptive_requests_that_cannot_run_as_the_others_are_refused(tiny_checkp
 def test_accuracy_of_answers_in_groups_is_a_fraction_of_the_best(tiny_checkpoint: Path):
     """Every answer is worth 2 of 8; one of two requests is measured."""
     job = opened(tiny_checkpoint)
-    policy = StaticPolicy(KnobChoice("low", 2, 3))
+    policy = StaticPolicy(choice_of("low", 2, 3))
     worth = AnswerMetric("worth", lambda answer: Score(2.0), best=8.0)
     some = replace(job, policies=(policy,), metric=worth, measured=job.measured[:1])
     assert grouped_accuracy(some, [0.5]) == {

@@ -12,7 +12,7 @@ from experiment_core_utils.primitives.files import REPOSITORY
 from experiments.controller.evaluate_controller import build_parser, main, reference_caveats
 from experiments.controller.evaluation.record import Budget, content_of, evaluate, rows_of, table_lines
 from experiments.controller.evaluation.replay import PerSampleOracle, best_static, possible, replay, requests_in
-from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.knob_choices import choice_of
 from experiments.controller.lookup import build, save
 from experiments.controller.measured_grid import load_grid
 from tests.experiments.controller.hand_made_requests import grid
@@ -203,7 +203,7 @@ def test_what_the_reference_is_to_budgets_and_to_the_two_stages():
     given = build_parser().parse_args(["a", "--budget_shares", "0.5", "--learned", "two_stage.pt"])
     (caveat,) = reference_caveats(given, grid())
     assert "budgets are fractions of the time of" in caveat.sentence
-    own = replace(grid(), reference=KnobChoice("own", 8, 16), reference_s=np.ones(4))
+    own = replace(grid(), reference=choice_of("own", 8, 16), reference_s=np.ones(4))
     (caveat,) = reference_caveats(given, own)
     assert caveat.sentence.endswith(
         "two_stage chooses among tiers: the reference, the model as it is (own_topk8_blocks16), is none of its choices"

@@ -14,7 +14,7 @@ from experiments.controller.evaluation.replay import (
     replay,
     spread_budgets,
 )
-from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.knob_choices import choice_of
 from experiments.controller.policies.interface import RandomPolicy, StaticPolicy
 from tests.experiments.controller.hand_made_requests import FAST, MIDDLE, SLOW, grid, request
 
@@ -48,7 +48,7 @@ def test_a_replay_looks_up_scores_and_times():
 
 def test_a_choice_that_was_not_measured_is_refused():
     with pytest.raises(ResultsError, match="tier-low_topk8_blocks12, which the grid has not measured"):
-        replay(StaticPolicy(KnobChoice("low", 8, 12)), grid(), (1.0,))
+        replay(StaticPolicy(choice_of("low", 8, 12)), grid(), (1.0,))
 
 
 def test_random_depends_on_the_seed_and_uses_every_choice():

@@ -2,7 +2,7 @@
 
 import torch
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.action_logits import HostActionLogits

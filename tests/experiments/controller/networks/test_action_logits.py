@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.action_logits import HostActionLogits, action_logits_for, mean_embedding

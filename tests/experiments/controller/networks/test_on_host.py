@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.on_host import HostNetworks
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space

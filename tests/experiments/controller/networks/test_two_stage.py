@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.two_stage import (

@@ -7,7 +7,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.controller.evaluation.replay import shares_of_reference
-from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.knob_choices import choice_of
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies.baselines import InTimeRegression, baselines, chosen_table, one_knob_tables
 from tests.experiments.controller.hand_made_requests import FAST, MIDDLE, SLOW, grid, request
@@ -32,7 +32,7 @@ def many() -> MeasuredGrid:
 
 def test_one_knob_alone_leaves_the_others_at_their_highest() -> None:
     made = grid()
-    choices = (KnobChoice("low", 8, 16), KnobChoice("high", 4, 16), SLOW)
+    choices = (choice_of("low", 8, 16), choice_of("high", 4, 16), SLOW)
     tier, top_k, blocks = one_knob_tables(replace(made, choices=choices))
     assert [each.name for each in (tier, top_k, blocks)] == ["only_tier", "only_top_k", "only_num_active_blocks"]
     # At 250 ms low has two of four right in time, the second choice two of four, the largest none.
@@ -40,10 +40,10 @@ def test_one_knob_alone_leaves_the_others_at_their_highest() -> None:
 
 
 def test_a_knob_that_the_model_lacks_has_no_table_of_its_own() -> None:
-    choices = KnobChoice("own", None, 12), KnobChoice("own", None, 14), KnobChoice("own", None, 16)
+    choices = choice_of("own", None, 12), choice_of("own", None, 14), choice_of("own", None, 16)
     (only,) = one_knob_tables(replace(grid(), choices=choices))
     assert (only.name, only.choose(request(), 0.25)) == ("only_num_active_blocks", choices[0])
-    tokens = KnobChoice("288 tokens", None, 12), KnobChoice("576 tokens", None, 12), KnobChoice("576 tokens", None, 16)
+    tokens = choice_of("288 tokens", None, 12), choice_of("576 tokens", None, 12), choice_of("576 tokens", None, 16)
     assert [each.name for each in one_knob_tables(replace(grid(), choices=tokens))] == [
         "only_tier", "only_num_active_blocks"]  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_budgets_are_fractions_of_the_reference_or_without_one_of_the_largest_se
     # (400 + 500 + 600 + 700) / 4 = 550 ms.
     assert shares_of_reference(grid(), (1.0, 0.5)) == pytest.approx((0.275, 0.55))
     # Its own times, of the samples that have one: 300 ms.
-    own = replace(grid(), reference=KnobChoice("own", 8, 16), reference_s=np.array([0.2, 0.4, np.nan, 0.3]))
+    own = replace(grid(), reference=choice_of("own", 8, 16), reference_s=np.array([0.2, 0.4, np.nan, 0.3]))
     assert shares_of_reference(own, (1.0, 0.5)) == pytest.approx((0.15, 0.3))
     assert shares_of_reference(own.take(np.array([1])), (1.0,)) == pytest.approx((0.4,))
     with pytest.raises(ResultsError, match="no sample has a time at own_topk8_blocks16; measure it"):
@@ -88,7 +88,7 @@ def test_budgets_are_fractions_of_the_reference_or_without_one_of_the_largest_se
 
 
 def test_single_knobs_are_turned_from_the_largest_requested_values_not_from_the_reference() -> None:
-    reference = KnobChoice("own", 8, 16)
+    reference = choice_of("own", 8, 16)
     made = grid()
     own = replace(
         made,

@@ -6,7 +6,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.latency.features import RequestSetting, requests_of
-from experiments.controller.knob_choices import KnobChoice
+from experiments.controller.knob_choices import choice_of
 from experiments.controller.lookup import build
 from experiments.controller.policies.guarded_lookup import GuardedLookup
 from tests.experiments.analyses.latency.synthetic_samples import working_estimator
@@ -36,7 +36,7 @@ SLOW_MS = milliseconds(12, 1610, 8, 16, 10)
 
 def test_a_model_without_experts_is_predicted_as_one_of_one_expert():
     made = grid()
-    choices = tuple(replace(choice, top_k=None) for choice in made.choices)
+    choices = tuple(choice.replaced(top_k=None) for choice in made.choices)
     guarded = GuardedLookup(build(replace(made, choices=choices)), working_estimator())
     features = request(output_tokens=11)
     assert requests_of(guarded.request_settings(features)).top_k.tolist() == [1.0, 1.0, 1.0]
@@ -116,7 +116,7 @@ def test_the_estimator_gets_all_blocks_and_the_later_top_k():
 
 def test_a_knob_that_the_estimator_has_not_seen_is_not_admitted():
     made = grid()
-    unseen = replace(made, choices=(FAST, MIDDLE, KnobChoice("high", 9, 16)))
+    unseen = replace(made, choices=(FAST, MIDDLE, choice_of("high", 9, 16)))
     assert GuardedLookup(build(unseen), working_estimator()).choose(request(output_tokens=11), 10.0) == FAST
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.controller.evaluate_controller import main
 from experiments.controller.evaluation.replay import replay
@@ -17,7 +18,7 @@ from experiments.controller.training.grpo import GrpoRecipe
 from experiments.controller.training.replay_environment import replay_environment
 from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun, load_networks, start_of
 from tests.experiments.controller.hand_made_states import BUDGETS, KNOBS, networks_with, states_of
-from tests.experiments.hand_made_sweep import result, setting, write
+from tests.experiments.hand_made_sweep import reference, result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
 
 
@@ -54,7 +55,7 @@ def test_it_chooses_as_in_its_training(tmp_path: Path, parts):
     run = TrainingRun(networks_with(0), environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0))
     run.networks.load_state_dict(torch.load(tmp_path / CHECKPOINT, weights_only=True)["networks"])
     tiers = environment.roll_out(run.networks, budgeted, None).actions[:, 0].reshape(len(rest), len(BUDGETS)).T
-    assert [[KNOBS.tiers.index(choice.tier) for choice in row] for row in outcomes.choices] == tiers.tolist()
+    assert [[KNOBS.tiers.index(vision_of(choice).tier) for choice in row] for row in outcomes.choices] == tiers.tolist()
 
 
 def test_a_training_on_the_calibration_samples_is_no_caveat_another_is(tmp_path: Path, parts):
@@ -104,6 +105,28 @@ def test_the_command_puts_it_beside_the_others(folder: Path, tmp_path: Path, par
     assert main([str(folder), *flags, "--evaluation_seed", "1", "--calibration_share", "0.25"]) == 0
     again = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
     assert any("trained on other samples" in caveat for caveat in again["caveats"])
+
+
+def test_the_command_says_what_it_cannot_choose(
+    folder: Path, tmp_path: Path, parts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = trained(tmp_path, parts[0])
+    write(folder, reference([measured_sample(at, staged_run()) for at in range(8)]))
+    write(folder, result(setting("own", 2, 3), [measured_sample(at, staged_run()) for at in range(8)]))
+    sentences = (
+        "two_stage chooses among tiers: the reference, the model as it is (own_topk4_blocks4), is none of its choices",
+        "two_stage chooses tier, top-k and blocks alone: 1 of the 4 settings, such as own_topk2_blocks3, are none of "
+        "its choices",
+    )
+    flags = ["--budgets_ms", "600", "--output_dir", str(tmp_path / "out")]
+    assert main([str(folder), *flags, "--learned", str(checkpoint)]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"caveat: {each}\n" in printed for each in sentences)
+    caveats = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())["caveats"]
+    assert caveats[:2] == list(sentences)
+    # Tables choose it.
+    assert main([str(folder), *flags]) == 0
+    assert "two_stage" not in capsys.readouterr().out
 
 
 def test_states_and_checkpoints_of_another_model_or_split_are_refused(tmp_path: Path, parts):

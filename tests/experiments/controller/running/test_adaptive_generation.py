@@ -9,14 +9,17 @@ import torch
 from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of, num_blocks_of
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.interface import Sample
-from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.knob_choices import KnobSpace, choice_of
 from experiments.controller.networks.action_logits import action_logits_for
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveTimes
@@ -41,8 +44,8 @@ def adaptive_request(with_picture: bool = True) -> AdaptiveRequest:
     return AdaptiveRequest(Sample(0, "0", "Which colour?", ("blue",), picture, "colour"), "Which colour is it?", LIMIT)
 
 
-def plain_tokens(model: MolmoeStagedModel, request: AdaptiveRequest, setting: KnobSetting) -> tuple[int, ...]:
-    prepared = model.prepare(request.sample, request.prompt, setting.vision.crops)
+def plain_tokens(model: MolmoeStagedModel, request: AdaptiveRequest, setting: Setting) -> tuple[int, ...]:
+    prepared = model.prepare(request.sample, request.prompt, vision_of(setting).bounds)
     with model.restored_afterwards():
         model.apply(setting)
         return run_staged(model, model.to_device(prepared.inputs), request.max_new_tokens).token_ids
@@ -56,22 +59,24 @@ def adaptive(model: MolmoeStagedModel, decider: Decider, blocks: BlockChoice, re
 @pytest.mark.parametrize(
     ("choice", "pause", "blocks", "active"),
     [
-        (KnobChoice("medium", 2, 3), 1, SCORES, (0, 2, 3)),
-        (KnobChoice("low", 1, 2), 1, SCORES, (0, 3)),
-        (KnobChoice("low", 4, 3), 3, BlockChoice(), (0, 1, 2)),
-        (KnobChoice("low", 4, 4), 4, SCORES, (0, 1, 2, 3)),
+        (choice_of("medium", 2, 3), 1, SCORES, (0, 2, 3)),
+        (choice_of("low", 1, 2), 1, SCORES, (0, 3)),
+        (choice_of("low", 4, 3), 3, BlockChoice(), (0, 1, 2)),
+        (choice_of("low", 4, 4), 4, SCORES, (0, 1, 2, 3)),
     ],
 )
 def test_a_fixed_choice_answers_as_the_plain_run_at_its_setting(
     model: MolmoeStagedModel,
-    choice: KnobChoice,
+    choice: Setting,
     pause: int,
     blocks: BlockChoice,
     active: tuple[int, ...],
     with_picture: bool,
 ) -> None:
     request = adaptive_request(with_picture)
-    setting = KnobSetting(tier_target(choice.tier), choice.top_k, active)
+    setting = Setting.of(
+        vision=tier_target(vision_of(choice).tier), top_k=experts_of(choice), num_active_blocks=RunningBlocks.of(active)
+    )
     found = adaptive(model, FixedDecider(choice, pause), blocks, request)
     assert (found.choice, found.pause, found.setting) == (choice, pause, setting)
     assert found.token_ids == plain_tokens(model, request, setting)
@@ -94,7 +99,7 @@ def test_the_budget_changes_the_choice_but_not_the_answer_of_a_choice(
     prompt, states, actions = decider.seen
     assert prompt.shape == (32,) and states.shape == (2, 32)
     chosen = (KNOBS.tiers[actions[0]], KNOBS.top_ks[actions[2]], KNOBS.block_counts[actions[3]])
-    assert chosen == (found.choice.tier, found.choice.top_k, found.choice.num_active_blocks)
+    assert chosen == (vision_of(found.choice).tier, experts_of(found.choice), num_blocks_of(found.choice))
 
 
 def test_stage_2_sees_the_budget_and_not_only_the_prompt(model: MolmoeStagedModel) -> None:
@@ -118,18 +123,18 @@ def test_what_runs_is_what_is_recorded(model: MolmoeStagedModel) -> None:
         for index, block in enumerate(model.decoder_blocks)
     ]
     found = adaptive(
-        model, FixedDecider(KnobChoice("low", 2, 3), 2), BlockChoice(), replace(adaptive_request(), max_new_tokens=2)
+        model, FixedDecider(choice_of("low", 2, 3), 2), BlockChoice(), replace(adaptive_request(), max_new_tokens=2)
     )
     for handle in handles:
         handle.remove()
-    assert found.setting.active_blocks == (0, 1, 2) and found.prefill_experts == (4, 4, 2)
+    assert blocks_of(found.setting) == (0, 1, 2) and found.prefill_experts == (4, 4, 2)
     # Prefill: block 1 ran before stage 2; the decode step runs it with the top-k that was chosen.
     assert ran == [(0, 4), (1, 4), (2, 2), (0, 4), (1, 2), (2, 2)]
 
 
 def test_knobs_come_back_and_the_parts_add_up(model: MolmoeStagedModel) -> None:
     before = model.active_setting
-    times = adaptive(model, FixedDecider(KnobChoice("low", 1, 2), 1), SCORES, adaptive_request()).times
+    times = adaptive(model, FixedDecider(choice_of("low", 1, 2), 1), SCORES, adaptive_request()).times
     assert model.active_setting == before
     assert min(times.first_stage_s, times.vision_s, times.prefill_s, times.second_stage_s, times.preprocess_s) > 0
     known = AdaptiveTimes(0.25, 1.0, 2.0, 0.5, None, preprocess_s=64.0, transfer_s=32.0)
@@ -137,7 +142,7 @@ def test_knobs_come_back_and_the_parts_add_up(model: MolmoeStagedModel) -> None:
 
 
 def test_what_cannot_be_is_refused(model: MolmoeStagedModel) -> None:
-    fixed = FixedDecider(KnobChoice("low", 2, 3), 2)
+    fixed = FixedDecider(choice_of("low", 2, 3), 2)
     for budget_s in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigurationError, match="give one above 0"):
             AdaptiveModel(model, fixed, SCORES).adaptive_generate(adaptive_request(), budget_s)

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from experiment_core_utils.config.block_choice import BlockChoice
-from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.setting import Setting
+from experiments.controller.knob_choices import KnobSpace, choice_of
 from experiments.controller.networks.action_logits import HostActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
-from experiments.controller.running.deciders import FirstDecision, FixedDecider, NetworkDecider, SecondDecision
+from experiments.controller.running.deciders import FirstDecision, FixedDecider, NetworkDecider
 from tests.experiments.controller.networks.hand_made_networks import trained_looking
 
 PUBLISHED = KnobSpace(("low", "medium", "high"), (4, 5, 6, 7, 8), (12, 13, 14, 15, 16), 16, 8)
@@ -47,7 +49,7 @@ def test_choices_and_tokens_are_those_of_the_modules(networks: TwoStageNetworks,
         log_probs = networks.log_probs(prompt[None], budget, states[None], torch.tensor([actions[:2]]))
         by_modules = [int(each.argmax()) for each in log_probs]
         assert list(actions) == by_modules
-        assert (first.tier, second.top_k) == (PUBLISHED.tiers[by_modules[0]], PUBLISHED.top_ks[by_modules[2]])
+        assert (first.tier, second.level("top_k")) == (PUBLISHED.tiers[by_modules[0]], PUBLISHED.top_ks[by_modules[2]])
         assert (first, second) in decider.possible()
         found.add((first, second))
         expected.add(tuple(by_modules))
@@ -59,7 +61,8 @@ def test_all_that_may_be_decided(networks: TwoStageNetworks, logits: HostActionL
     # 3 tiers x 5 top-k x (2 pauses x 5 numbers of blocks + 3 pauses x all blocks alone).
     decisions = NetworkDecider(logits, networks.space).possible()
     assert len(decisions) == len(set(decisions)) == 3 * 5 * (2 * 5 + 3 * 1)
-    assert FixedDecider(KnobChoice("low", 4, 12), 2).possible() == [(FirstDecision("low", 2), SecondDecision(4, 12))]
+    second = Setting.of(top_k=4, num_active_blocks=RunningBlocks(12))
+    assert FixedDecider(choice_of("low", 4, 12), 2).possible() == [(FirstDecision("low", 2), second)]
 
 
 def test_draws_follow_the_probabilities(networks: TwoStageNetworks, logits: HostActionLogits) -> None:

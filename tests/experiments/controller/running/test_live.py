@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.tasks.registry import get_metric, load_task
-from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.knob_choices import KnobSpace, choice_of
 from experiments.controller.policies.interface import PictureShape, RandomPolicy, StaticPolicy
 from experiments.controller.running.live import (
     ChosenBefore,
@@ -59,7 +59,7 @@ def test_a_request_shows_what_each_tier_makes_of_its_picture(requests):
 
 
 def test_the_choice_is_in_force_while_the_request_runs(model, requests):
-    choice = KnobChoice("medium", 2, 3)
+    choice = choice_of("medium", 2, 3)
     answer = ChosenBefore(StaticPolicy(choice), model, SPACE, BLOCKS, LIMIT).answer(requests[0], 1.0)
     # Block 0 and the two most important others.
     assert model.active_setting == (2, (0, 2, 3))
@@ -88,19 +88,19 @@ def test_a_setting_without_memory_is_refused(tiny_checkpoint: Path, requests, ru
 
 def test_controllers_take_turns_and_what_was_in_force_comes_back(model, requests):
     before = model.active_setting
-    policies = [StaticPolicy(KnobChoice("low", 2, 3)), RandomPolicy(SPACE.choices(), 1)]
+    policies = [StaticPolicy(choice_of("low", 2, 3)), RandomPolicy(SPACE.choices(), 1)]
     controllers = [ChosenBefore(policy, model, SPACE, BLOCKS, LIMIT) for policy in policies]
     static, random = run_live(controllers, model, METRIC, requests, (0.5, 2.0), seed=0)
     assert model.active_setting == before
     assert (static.name, random.name) == ("static_tier-low_topk2_blocks3", "random")
     assert static.scores.shape == static.latency_s.shape == (2, 3)
-    assert set(static.choices[0]) == {KnobChoice("low", 2, 3)}
+    assert set(static.choices[0]) == {choice_of("low", 2, 3)}
     assert random.choices[1] == tuple(policies[1].choose(each.features, 2.0) for each in requests)
     assert (static.latency_s > static.overhead_s).all()
 
 
 def test_answers_in_groups_score_as_answers_one_by_one(model, requests):
-    choices = [KnobChoice("low", 2, 3), KnobChoice("medium", 4, 4), KnobChoice("low", 2, 3)]
+    choices = [choice_of("low", 2, 3), choice_of("medium", 4, 4), choice_of("low", 2, 3)]
     grouped = scores_of_choices(model, METRIC, requests, choices, SPACE, BLOCKS, LIMIT, 8)
     alone = [
         run_live([ChosenBefore(StaticPolicy(choice), model, SPACE, BLOCKS, LIMIT)], model, METRIC, [request], (1.0,), 0)

@@ -9,8 +9,10 @@ import torch
 from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.common.answer_ends import NO_ENDS, AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
@@ -18,9 +20,8 @@ from experiment_core_utils.models.molmoe.engines.paused_runner import EagerPause
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import SettingError
-from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.tasks.interface import Sample
-from experiments.controller.knob_choices import KnobChoice, KnobSpace
+from experiments.controller.knob_choices import KnobSpace, choice_of
 from experiments.controller.networks.action_logits import action_logits_for
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.running.adaptive_generation import (
@@ -64,7 +65,7 @@ def test_answers_are_those_of_the_modules(
     for tier, top_k, count in product(
         ("low",), KNOBS.top_ks, [count for count in KNOBS.block_counts if count >= pause]
     ):
-        decider = FixedDecider(KnobChoice(tier, top_k, count), pause)
+        decider = FixedDecider(choice_of(tier, top_k, count), pause)
         found = {}
         for execution, model in models.items():
             adaptive = AdaptiveModel(model, decider, BlockChoice())
@@ -96,7 +97,7 @@ def test_networks_see_and_choose_the_same(models: dict[str, MolmoeStagedModel], 
 
 def test_an_answer_without_a_picture(models: dict[str, MolmoeStagedModel]) -> None:
     request = AdaptiveRequest(Sample(0, "0", "Which?", ("a",), None, "colour"), "Which colour?", LIMIT)
-    decider = FixedDecider(KnobChoice("low", 2, 3), 2)
+    decider = FixedDecider(choice_of("low", 2, 3), 2)
     eager, graph = (
         AdaptiveModel(each, decider, BlockChoice()).adaptive_generate(request, 1.0) for each in models.values()
     )
@@ -133,7 +134,7 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_marks(
 def test_graphed_answers_are_those_of_the_modules(tiny_checkpoint: Path, request_: AdaptiveRequest) -> None:
     space = action_space(KNOBS, BlockChoice(), pauses=(1, 2, 3))
     networks = TwoStageNetworks(space, 32, embedding_rms=0.2, seed=1).cuda()
-    runs: dict[str, list[tuple[tuple[int, ...], KnobChoice, int]]] = {}
+    runs: dict[str, list[tuple[tuple[int, ...], Setting, int]]] = {}
     for execution in ("eager", "graph"):
         flags = ["--model_path", str(tiny_checkpoint), "--device", "cuda", "--precision", "float32"]
         config = parse_config([*flags, "--execution", execution])

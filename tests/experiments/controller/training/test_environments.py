@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
-from experiment_core_utils.config.block_choice import BlockChoice
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring

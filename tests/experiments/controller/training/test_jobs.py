@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import load_grid
@@ -20,7 +20,7 @@ from experiments.controller.training.replay_environment import replay_environmen
 from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun
 from experiments.controller.training.summary import summary_of
 from tests.experiments.controller.hand_made_states import KNOBS, networks_with, states_of
-from tests.experiments.hand_made_sweep import result, setting, write
+from tests.experiments.hand_made_sweep import reference, result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
 
 
@@ -97,6 +97,19 @@ def test_states_from_before_splits_were_kept_are_taken_with_a_caveat(
     torch.save(content, path)
     assert "splits" not in opened(folder, path).environment.describe()
     assert "caveat: of which splits the states are is not known" in capsys.readouterr().err
+
+
+def test_settings_beyond_the_controllers_knobs_are_left_out_with_a_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "states.pt"
+    states_of(networks_with(0), range(8)).save(path)
+    write(folder, reference([measured_sample(at, staged_run()) for at in range(8)]))
+    assert "2 settings" in opened(folder, path).caption
+    assert capsys.readouterr().err == (
+        "caveat: two_stage chooses among tiers: the reference, the model as it is (own_topk4_blocks4), is none of its "
+        "choices\n"
+    )
 
 
 def test_samples_without_states_are_counted_and_kept_with_why(

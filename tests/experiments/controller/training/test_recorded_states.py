@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from experiment_core_utils.config.block_choice import BlockChoice
+from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.molmoe.eager.paused_prefill import trace_prefill
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.primitives.knobs import tier_target
 from experiment_core_utils.primitives.progress import sample_lines
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.knob_choices import KnobSpace

@@ -10,9 +10,11 @@ import torch
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import CropRange, tier_target
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.primitives.knobs import CropRange, KnobSetting, tier_target
 from experiment_core_utils.tasks.registry import load_task
 
 ONE, LOW, MEDIUM = CropRange(1, 1), CropRange(1, 3), CropRange(4, 8)
@@ -43,7 +45,7 @@ def test_prompts_and_crops_of_any_size_and_none(tiny: StagedModel, top_k: int, b
     inputs = requests(tiny, [(0, ONE), (4, LOW), (9, MEDIUM)])
     inputs.insert(1, {"input_ids": torch.tensor([[7, 20, 33, 46, 59]])})
     assert len({each["input_ids"].shape[1] for each in inputs}) == 4
-    tiny.apply(KnobSetting(tier_target("low"), top_k, blocks))
+    tiny.apply(Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of(blocks)))
     alone = one_by_one(tiny, inputs, 6)
     assert tiny.answer_batch(inputs, 6) == alone
     assert tiny.answer_batch(inputs[::-1], 6) == alone[::-1]
@@ -72,7 +74,7 @@ def test_the_embedded_model_answers_the_same_together() -> None:
     model = staged(EMBEDDED_MODEL)
     inputs = requests(model, [(3, LOW), (353, ONE), (7, MEDIUM), (1333, LOW), (1860, LOW), (10, LOW)])
     for top_k, blocks in ((8, tuple(range(16))), (4, tuple(range(12)))):
-        model.apply(KnobSetting(tier_target("low"), top_k, blocks))
+        model.apply(Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of(blocks)))
         alone = one_by_one(model, inputs, 16)
         assert len({len(each) for each in alone}) > 1
         assert model.answer_batch(inputs, 16) == alone

@@ -7,6 +7,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer, BatchFeature
 
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeImageProcessor, MolmoeProcessor
 from experiment_core_utils.models.molmoe.eager.paused_prefill import (
     PausedPrefill,
@@ -18,7 +19,6 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.primitives.knobs import CropRange
 from tests.conftest import tiny_config
 from tests.same_floats import assert_same_floats
 

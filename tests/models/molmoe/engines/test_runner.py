@@ -10,6 +10,9 @@ import torch
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.answer_ends import NO_ENDS, AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
@@ -23,7 +26,6 @@ from experiment_core_utils.models.molmoe.engines.select import decode_engine
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import HostMarks, NoMarks, out_of_memory_named
 from experiment_core_utils.primitives.errors import EngineRefused, GenerationFailed, OutOfMemory, SettingError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target
 from experiment_core_utils.tasks.registry import load_task
 from tests.conftest import tiny_config
 from tests.models.molmoe.executions import eager_and_graph
@@ -32,8 +34,8 @@ NEW_TOKENS = 5
 TARGET = tier_target("low")
 
 
-def at(top_k: int, blocks: Sequence[int]) -> KnobSetting:
-    return KnobSetting(TARGET, top_k, tuple(blocks))
+def at(top_k: int, blocks: Sequence[int]) -> Setting:
+    return Setting.of(vision=TARGET, top_k=top_k, num_active_blocks=RunningBlocks.of(tuple(blocks)))
 
 
 SETTINGS = [at(4, range(4)), at(1, range(4)), at(2, (0, 2)), at(3, (0, 1, 3))]
@@ -57,7 +59,7 @@ def requests(models: dict[str, MolmoeStagedModel]) -> list[Mapping[str, Any]]:
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
 def test_tokens_are_those_of_eager(
-    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], setting: KnobSetting
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], setting: Setting
 ) -> None:
     found = {}
     for execution, model in models.items():
@@ -86,14 +88,14 @@ def test_a_batch_gives_the_tokens_of_each_request_alone(
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
 def test_the_proof_counts_what_ran(
-    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], setting: KnobSetting
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], setting: Setting
 ) -> None:
     model = models["graph"]
     for inputs in requests:
         proof = model.prove(setting, inputs)
-        assert proof.blocks_run == proof.blocks_run_decode == setting.active_blocks
+        assert proof.blocks_run == proof.blocks_run_decode == blocks_of(setting)
         assert proof.experts_per_token == model.expected_experts(setting)
-        assert proof.cache_layers == len(setting.active_blocks)
+        assert proof.cache_layers == len(blocks_of(setting))
         assert proof.execution == "cpu"
 
 
@@ -403,7 +405,7 @@ def test_an_answer_longer_than_was_announced_finds_room() -> None:
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
 def test_steps_that_feed_themselves_give_the_same_tokens(
-    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], setting: KnobSetting
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]], setting: Setting
 ) -> None:
     model = models["graph"]
     model.apply(setting)

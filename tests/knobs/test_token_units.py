@@ -1,7 +1,7 @@
 import pytest
 
+from experiment_core_utils.knobs.token_units import MOLMOE_TOKENS, TokenUnit, tokens_of_crops
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.vision_tokens import MOLMOE_TOKENS, TokenUnit, tokens_of_crops
 
 LLAVA_NEXT, INTERNVL, ARIA, QWEN = (
     TokenUnit(576), TokenUnit(256, "beside several"), TokenUnit(128, "never"), TokenUnit(None),

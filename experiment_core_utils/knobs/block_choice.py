@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
-from experiment_core_utils.primitives.files import read_json, shortened
-from experiment_core_utils.primitives.knobs import select_active_blocks
+from experiment_core_utils.primitives.files import is_gguf, read_json, shortened
 
 # A model folder may contain scores of its own, which count where no flag says otherwise.
 OWN_SCORES_FILE = "block_importance.json"
@@ -61,6 +60,34 @@ class BlockChoice:
         return _set_of(self.sets, count, total)
 
 
+def select_active_blocks(count: int, total: int, importance: Mapping[int, float] | None = None) -> tuple[int, ...]:
+    """Which `count` of `total` blocks run.
+
+    Block 0 always runs. The others are taken by descending importance, equal scores in favour of the earlier block;
+    without scores the first `count` run.
+
+    Raises:
+        ImpossibleCombination: `count` outside 1..total.
+        ConfigurationError: scores that leave out a block or name one that is not there.
+    """
+    if not 1 <= count <= total:
+        raise ImpossibleCombination(f"{count} active blocks are not possible; the model has {total}, give 1 to {total}")
+    if importance is None:
+        return tuple(range(count))
+    unknown = sorted(block for block in importance if block >= total)
+    if unknown:
+        raise ConfigurationError(
+            f"the importance scores name blocks {unknown}, the model has blocks 0 to {total - 1}; give its own scores"
+        )
+    missing = [block for block in range(1, total) if block not in importance]
+    if missing:
+        raise ConfigurationError(
+            f"the importance scores leave out blocks {missing}; give a score for each block from 1 to {total - 1}"
+        )
+    ranked = sorted(range(1, total), key=lambda block: (-importance[block], block))
+    return tuple(sorted((0, *ranked[: count - 1])))
+
+
 def _set_of(sets: Mapping[int, tuple[int, ...]], count: int, total: int) -> tuple[int, ...]:
     select_active_blocks(count, total)
     if count not in sets:
@@ -78,6 +105,16 @@ def choice_by_scores(path: Path, flag: str = "--importance_scores_file") -> Bloc
     """The choice by a file of scores, with its questions; arguments and errors as of `read_importance`."""
     scores = read_importance(path, flag)
     return BlockChoice(scores=scores, file=path, questions=_questions_of(path, "blocks", scores, _BLOCKS))
+
+
+def own_scores_in(folder: Path) -> BlockChoice:
+    """The choice by the scores in a model's folder, or beside its file; neither where there are none.
+
+    Raises:
+        ConfigurationError: they cannot be read.
+    """
+    own = (folder.parent if is_gguf(folder) else folder) / OWN_SCORES_FILE
+    return choice_by_scores(own, flag="") if own.is_file() else BlockChoice()
 
 
 def choice_by_sets(path: Path) -> BlockChoice:

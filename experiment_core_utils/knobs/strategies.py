@@ -1,22 +1,22 @@
 """Sampling strategies: which settings of the grid of knobs are measured, in order, without duplicates.
 
-A strategy chooses points of the grid that the given values of the three knobs span. "Sorted" means: vision targets by
-their range of crops, then by label, the model's own last; top-k and block counts as numbers.
+A strategy chooses points of the grid that the given values of the knobs span. "Sorted" means by each knob's own order,
+the cheapest value first.
 """
 
 import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from experiment_core_utils.config.block_choice import BlockChoice
-from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
-from experiment_core_utils.primitives.knobs import KnobSetting, VisionTarget
+from experiment_core_utils.knobs.registry import knob_named
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.grids import distinct
 
 T = TypeVar("T")
-U = TypeVar("U")
 Places = tuple[int, ...]
 Strategy = Literal["full", "balanced", "stratified", "boundary", "lhs"]
 BALANCED_VALUES = 4
@@ -26,24 +26,17 @@ _LHS_EXCHANGES = 30
 
 
 def plan_settings(
-    strategy: Strategy,
-    targets: Sequence[VisionTarget],
-    top_k_values: Sequence[int | None],
-    block_counts: Sequence[int],
-    total_blocks: int,
-    choice: BlockChoice | None,
-    num_configs: int | None = None,
-    seed: int = 42,
-) -> tuple[KnobSetting, ...]:
-    """The settings of a run, each once, in the order vision, top-k, blocks, the last changing fastest.
+    strategy: Strategy, values: Mapping[str, Sequence[Any]], num_configs: int | None = None, seed: int = 42
+) -> tuple[Setting, ...]:
+    """The settings of a run, each once, in the order of the knobs, the last changing fastest.
 
-    A value that is given twice counts once.
+    A value that is given twice counts once; a knob without values is one that the model lacks.
 
     - `full`: every combination, values in the order given.
-    - `balanced`: first at most four values of each knob, evenly spread by position with both ends kept (top-k and
-      blocks sorted, targets in the order given), then every combination.
+    - `balanced`: first at most four values of each knob, evenly spread by position with both ends kept (sorted by the
+      knob's order of cost, vision targets in the order given), then every combination.
     - `stratified`: smallest, middle and largest value of each knob (of an even number the lower middle), then every
-      combination: at most 27.
+      combination.
     - `boundary`: the edges of the grid, corners included: every setting at which at most one knob lies strictly between
       its smallest and its largest value. A knob with one or two values is always at an end. With two knobs that vary
       this is the outline of their plane; with three of n values each 8 + 12 (n - 2) settings.
@@ -52,33 +45,27 @@ def plan_settings(
       are evenly spread. None takes 27, or the whole grid where it is smaller.
 
     Args:
-        choice: which blocks run for a count; None takes the first ones.
+        values: of each knob, by name.
 
     Raises:
-        ConfigurationError: a block count that the model does not have or `choice` no blocks for, or a `num_configs`
-            larger than the grid.
+        ConfigurationError: a `num_configs` larger than the grid.
     """
-    given = tuple(map(distinct, (targets, top_k_values, block_counts)))
-    values = _grid_of(strategy, given)
-    blocks_of = (choice or BlockChoice()).blocks
-    blocks = [blocks_of(count, total_blocks) for count in values[2]]
-    places = _places(strategy, [len(each) for each in values], num_configs, seed)
-    return tuple(KnobSetting(values[0][v], values[1][k], blocks[b]) for v, k, b in places)
+    spanned = {name: _spanning(strategy, name, distinct(given)) for name, given in values.items() if given}
+    places = _places(strategy, [len(each) for each in spanned.values()], num_configs, seed)
+    return tuple(
+        Setting({name: of_knob[at] for (name, of_knob), at in zip(spanned.items(), place, strict=True)})
+        for place in places
+    )
 
 
-def _grid_of(strategy: str, given: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
-    """Targets, top-k values and block counts that span the grid of which the strategy takes its points."""
+def _spanning(strategy: str, name: str, given: Sequence[Any]) -> Sequence[Any]:
+    """Values of a knob that span the grid of which the strategy takes its points."""
     if strategy == "full":
         return given
-    in_order = (
-        sorted(given[0], key=lambda each: each.order),
-        # The number of experts is absent in a model without them, and then it is the only value.
-        sorted(given[1], key=lambda each: each or 0),
-        sorted(given[2]),
-    )
+    in_order = sorted(given, key=knob_named(name).order)
     if strategy == "balanced":
-        return [thin(each) for each in (given[0], *in_order[1:])]
-    return [ends_and_middle(each) for each in in_order] if strategy == "stratified" else in_order
+        return thin(in_order if knob_named(name).is_sorted_in_plans else given)
+    return ends_and_middle(in_order) if strategy == "stratified" else in_order
 
 
 def _places(strategy: str, sizes: Sequence[int], num_configs: int | None, seed: int) -> list[Places]:
@@ -87,37 +74,6 @@ def _places(strategy: str, sizes: Sequence[int], num_configs: int | None, seed: 
     if strategy == "lhs":
         return latin_hypercube(sizes, _lhs_size(num_configs, math.prod(sizes)), seed)
     return list(itertools.product(*map(range, sizes)))
-
-
-def made_of(points: Iterable[T], make: Callable[[T], U]) -> list[tuple[U | None, str | None]]:
-    """What `make` gives for each point of a grid, and None; for an impossible one None, and why it is left out.
-
-    Raises:
-        ConfigurationError: none of them is possible, with the reason of the first.
-    """
-    made: list[tuple[U | None, str | None]] = []
-    for point in points:
-        try:
-            made.append((make(point), None))
-        except ImpossibleCombination as error:
-            made.append((None, str(error)))
-    reasons = [reason for _, reason in made]
-    if None not in reasons:
-        raise ConfigurationError(next(filter(None, reasons), "no combination is possible"))
-    return made
-
-
-def possible(points: Iterable[T], make: Callable[[T], U]) -> tuple[tuple[U, ...], tuple[str, ...]]:
-    """What `make` gives for the possible points of a grid, and why the others are left out; raises as `made_of`."""
-    made = made_of(points, make)
-    return tuple(each for each, _ in made if each is not None), tuple(
-        reason for _, reason in made if reason is not None
-    )
-
-
-def distinct(values: Sequence[T]) -> tuple[T, ...]:
-    """The values without repetitions, in the order of their first occurrence."""
-    return tuple(dict.fromkeys(values))
 
 
 def thin(values: Sequence[T]) -> tuple[T, ...]:

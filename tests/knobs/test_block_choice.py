@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.config.block_choice import (
+from experiment_core_utils.knobs.block_choice import (
     BlockChoice,
     choice_by_scores,
     choice_by_sets,
     provenance_path,
     read_block_sets,
     read_importance,
+    select_active_blocks,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -131,3 +132,34 @@ def test_a_broken_provenance_is_named(tmp_path: Path) -> None:
     provenance_path(scores).write_text("{")
     with pytest.raises(ConfigurationError, match=r"scores.provenance.json.*move it away, or score the blocks again"):
         choice_by_scores(scores)
+
+
+def test_without_scores_the_first_blocks_run() -> None:
+    assert select_active_blocks(3, 5) == (0, 1, 2)
+
+
+def test_with_scores_block_0_stays_and_the_best_others_join_in_order() -> None:
+    scores = {0: 0.0, 1: 0.1, 2: 0.9, 3: 0.5, 4: 0.7}
+    assert select_active_blocks(3, 5, scores) == (0, 2, 4)
+    assert select_active_blocks(1, 5, scores) == (0,)
+    assert select_active_blocks(5, 5, scores) == (0, 1, 2, 3, 4)
+
+
+def test_equal_scores_favour_the_earlier_block() -> None:
+    assert select_active_blocks(3, 4, {1: 0.5, 2: 0.5, 3: 0.5}) == (0, 1, 2)
+
+
+def test_scores_that_leave_out_a_block_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"leave out blocks \[2, 4\]"):
+        select_active_blocks(3, 5, {1: 0.1, 3: 0.4})
+
+
+def test_scores_of_another_model_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"name blocks \[5\], the model has blocks 0 to 4"):
+        select_active_blocks(3, 5, dict.fromkeys(range(6), 0.1))
+
+
+@pytest.mark.parametrize("count", [0, 6, -1])
+def test_block_counts_that_the_model_does_not_have_are_refused(count: int) -> None:
+    with pytest.raises(ConfigurationError, match="give 1 to 5"):
+        select_active_blocks(count, 5)

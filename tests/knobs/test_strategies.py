@@ -1,13 +1,15 @@
 import itertools
 import math
 from collections import Counter
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiment_core_utils.config.strategies import (
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, num_blocks_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.strategies import (
     Strategy,
     edges_of_grid,
     ends_and_middle,
@@ -15,8 +17,9 @@ from experiment_core_utils.config.strategies import (
     plan_settings,
     thin,
 )
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import VisionTarget, tier_target, token_target, vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.knobs import KnobSetting, tier_target, token_target
 
 TARGETS = [tier_target("low"), tier_target("high")]
 
@@ -25,24 +28,28 @@ value_lists = st.lists(st.integers(1, 9), min_size=1, max_size=8)
 grids = st.lists(st.integers(1, 7), min_size=3, max_size=3)
 
 
-def keys(planned: tuple[KnobSetting, ...]) -> list[str]:
+def values_of(targets: list[VisionTarget], top_k: list[int], blocks: list[int]) -> dict[str, list[Any]]:
+    return {"vision": targets, "top_k": top_k, "num_active_blocks": [RunningBlocks.of(range(each)) for each in blocks]}
+
+
+def keys(planned: tuple[Setting, ...]) -> list[str]:
     return [setting.key for setting in planned]
 
 
 def test_full_is_every_combination_once() -> None:
-    settings = plan_settings("full", TARGETS, [2, 4, 6, 8, 10], [1, 2], 2, None)
+    settings = plan_settings("full", values_of(TARGETS, [2, 4, 6, 8, 10], [1, 2]))
     assert len(settings) == len({setting.key for setting in settings}) == 2 * 5 * 2
     assert settings[0].key == "tier-low_topk2_blocks1"
 
 
 def test_balanced_is_full_up_to_four_values_a_knob() -> None:
-    arguments = (TARGETS, [8, 4], [1, 2], 2, None)
-    assert {s.key for s in plan_settings("balanced", *arguments)} == {s.key for s in plan_settings("full", *arguments)}
+    values = values_of(TARGETS, [8, 4], [1, 2])
+    assert {s.key for s in plan_settings("balanced", values)} == {s.key for s in plan_settings("full", values)}
 
 
 def test_balanced_thins_longer_lists_evenly() -> None:
-    settings = plan_settings("balanced", TARGETS[:1], [7, 1, 2, 3, 4, 5, 6], [16], 16, None)
-    assert [setting.top_k for setting in settings] == [1, 3, 5, 7]
+    settings = plan_settings("balanced", values_of(TARGETS[:1], [7, 1, 2, 3, 4, 5, 6], [16]))
+    assert [experts_of(setting) for setting in settings] == [1, 3, 5, 7]
 
 
 def test_thinning_keeps_both_ends() -> None:
@@ -51,12 +58,12 @@ def test_thinning_keeps_both_ends() -> None:
 
 
 def test_stratified_takes_smallest_middle_and_largest() -> None:
-    planned = plan_settings("stratified", [tier_target(name) for name in ("high", "low", "medium")],
-                            [8, 1, 2, 4, 16], [16, 10, 12, 14], 16, None)  # fmt: skip
+    tiers = [tier_target(name) for name in ("high", "low", "medium")]
+    planned = plan_settings("stratified", values_of(tiers, [8, 1, 2, 4, 16], [16, 10, 12, 14]))
     assert len(planned) == 27
-    assert {setting.vision.tier for setting in planned} == {"low", "medium", "high"}
-    assert {setting.top_k for setting in planned} == {1, 4, 16}
-    assert {setting.num_active_blocks for setting in planned} == {10, 12, 16}  # 12 is the lower of the two middles
+    assert {vision_of(setting).tier for setting in planned} == {"low", "medium", "high"}
+    assert {experts_of(setting) for setting in planned} == {1, 4, 16}
+    assert {num_blocks_of(setting) for setting in planned} == {10, 12, 16}  # 12 is the lower of the two middles
     assert ends_and_middle((5,)) == (5,)
     assert ends_and_middle((5, 6)) == (5, 6)
 
@@ -77,14 +84,15 @@ def test_every_strategy_chooses_points_of_the_grid_without_duplicates(
     strategy: Strategy, tokens: list[int], top_k: list[int], blocks: list[int]
 ) -> None:
     targets = [token_target(each) for each in tokens]
-    planned = plan_settings(strategy, targets, top_k, blocks, 9, None)
+    values = values_of(targets, top_k, blocks)
+    planned = plan_settings(strategy, values)
     assert planned
     assert len(set(keys(planned))) == len(planned)
-    everything = set(keys(plan_settings("full", targets, top_k, blocks, 9, None)))
+    everything = set(keys(plan_settings("full", values)))
     assert set(keys(planned)) <= everything
-    assert keys(planned) == keys(plan_settings(strategy, targets, top_k, blocks, 9, None))
+    assert keys(planned) == keys(plan_settings(strategy, values))
     if strategy != "full" and strategy != "balanced":  # these keep the order in which targets were given
-        other_way_round = plan_settings(strategy, targets[::-1], top_k[::-1], blocks[::-1] * 2, 9, None)
+        other_way_round = plan_settings(strategy, values_of(targets[::-1], top_k[::-1], blocks[::-1] * 2))
         assert keys(planned) == keys(other_way_round)
     if strategy != "lhs":
         ends = itertools.product(*((min(each), max(each)) for each in (tokens, top_k, blocks)))
@@ -127,9 +135,13 @@ def test_a_hypercube_is_not_the_regular_design_that_it_starts_from() -> None:
 
 
 def test_the_size_of_a_hypercube_can_be_requested() -> None:
-    grid = (TARGETS, [1, 2, 3, 4, 5, 6], [1, 2, 3, 4], 4, None)
-    assert len(plan_settings("lhs", *grid, num_configs=11)) == 11
-    assert len(plan_settings("lhs", *grid)) == 27
-    assert len(plan_settings("lhs", TARGETS, [1, 2], [1], 1, None)) == 4
+    grid = values_of(TARGETS, [1, 2, 3, 4, 5, 6], [1, 2, 3, 4])
+    assert len(plan_settings("lhs", grid, num_configs=11)) == 11
+    assert len(plan_settings("lhs", grid)) == 27
+    assert len(plan_settings("lhs", values_of(TARGETS, [1, 2], [1]))) == 4
     with pytest.raises(ConfigurationError, match="--num_configs 49 is not possible: .* 48 settings; give 1 to 48"):
-        plan_settings("lhs", *grid, num_configs=49)
+        plan_settings("lhs", grid, num_configs=49)
+
+
+def test_a_knob_without_values_is_in_no_setting() -> None:
+    assert keys(plan_settings("full", values_of(TARGETS, [], [3]))) == ["tier-low_blocks3", "tier-high_blocks3"]

@@ -1,0 +1,210 @@
+"""What a knob says about itself, and what a model, a run and a proof tell it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from experiment_core_utils.knobs.token_units import MOLMOE_TOKENS, TokenUnit
+from experiment_core_utils.primitives.errors import ImpossibleCombination
+from experiment_core_utils.primitives.files import read_given
+from experiment_core_utils.primitives.flag_fields import Part
+from experiment_core_utils.primitives.grids import possible
+from experiment_core_utils.primitives.texts import short_digest
+
+V = TypeVar("V")
+#: a value of a knob as results, tables and analyses have it
+Level = str | int | float
+
+
+@dataclass(frozen=True)
+class KnobLimits:
+    """What can be set in a model."""
+
+    num_total_blocks: int  #: transformer blocks of the decoder
+    num_experts: int | None  #: that a router chooses from; None in a model without experts
+    default_top_k: int | None  #: experts per token that the model was trained with; None without experts
+    #: why a knob cannot be turned here, by the knob's name
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    #: why it is known only of the loaded model whether its knobs can be turned; None where it is known before
+    untried_reason: str | None = None
+    token_unit: TokenUnit = MOLMOE_TOKENS  #: of numbers of vision tokens
+
+
+def unsupported_knobs(**reasons: str | None) -> dict[str, str]:
+    """`KnobLimits.unsupported` of the reasons by the knobs' names, None where a knob can be turned."""
+    return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+@dataclass(frozen=True)
+class KnobRequest:
+    """What a knob sees of a run that was requested."""
+
+    flags: Any  #: the values of the flags of all knobs, by name
+    limits: KnobLimits
+    model: str  #: the name of the model as it was given
+    folder: Path  #: of the model, or its file
+    random_weights: bool
+
+
+@dataclass(frozen=True)
+class RequestedValues(Generic[V]):
+    """The requested values of one knob, as far as they are possible."""
+
+    values: tuple[V, ...]  #: empty in a model that lacks the knob
+    impossible: tuple[str, ...] = ()  #: why given values are left out, a sentence each
+    is_given: bool = False  #: whether flags name them
+
+
+@dataclass(frozen=True)
+class CannotBeSeen:
+    """Nothing that was counted shows whether a knob acted."""
+
+    reason: str
+
+
+class Turned(Protocol):
+    """A setting that is in force, as a proof sees it."""
+
+    @property
+    def key(self) -> str:
+        """The name of the setting."""
+
+    def value(self, name: str) -> Any:
+        """The value of a knob, None in a model that lacks it."""
+
+
+class Knob(ABC, Generic[V]):
+    """A run-time knob: what it is called, what it can be set to, and what shows that it acted."""
+
+    name: ClassVar[str]  #: in JSON, frames and analyses, such as `top_k`
+    title: ClassVar[str]  #: on screens and in pictures, such as `top-k`
+    meaning: ClassVar[str] = ""  #: what its values are, in a table's heading
+    plural: ClassVar[str]  #: of its values in sentences, such as `top-k values`
+    flags: ClassVar[type[Part]]  #: its flags and their help
+    #: the value at which a model that has the knob is as it is, which names and `Setting` leave out; None where every
+    #: value is named
+    neutral: V | None = None
+    #: fields of results and columns of tables that have its value by names of their own; without any, a table has a
+    #: column of its name where one of the settings turns it
+    published: ClassVar[tuple[str, ...]] = ()
+    is_sorted_in_plans: ClassVar[bool] = True  #: False: the plan of `balanced` keeps the order given
+    #: whether it changes how many tokens enter the decoder: analyses of times know it by the tokens that were counted
+    changes_tokens: ClassVar[bool] = False
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def own(self, limits: KnobLimits) -> V | None:
+        """The value of the model as it is; None in a model that lacks the knob."""
+
+    @abstractmethod
+    def requested(self, request: KnobRequest) -> RequestedValues[V]:
+        """The values that the flags name, or the default ones; raises ConfigurationError where none is possible."""
+
+    def fingerprint(self, request: KnobRequest) -> tuple[object, ...]:
+        """What figures depend on beside the values; empty where that is nothing.
+
+        Here the flags that are not lists of values, where they are given; of a file its content.
+        """
+        found: list[object] = []
+        for name, of_flag in self.flags.model_fields.items():
+            value = getattr(request.flags, name)
+            if not isinstance(value, tuple | None) and value != of_flag.get_default():
+                is_file = isinstance(value, Path)
+                found.append((name, short_digest(read_given(value, f"--{name}")) if is_file else value))
+        return tuple(found)
+
+    def order(self, value: V) -> tuple[float, ...]:
+        """A sort key of values, the cheapest first."""
+        return (float(self.level(value)),)
+
+    def short(self, value: V) -> str:
+        """The value in pictures and narrow tables, such as `k8`."""
+        return self.label(value)
+
+    def cell(self, value: V) -> Level:
+        """The value in a table under the knob's title."""
+        return self.level(value)
+
+    def listed(self, value: V) -> str:
+        """The value in a list of values that a sentence gives."""
+        return str(self.level(value))
+
+    def full_grid(self, limits: KnobLimits) -> Mapping[str, Sequence[Level]]:
+        """The flag whose values cover the knob's range in a model that has it; nothing where the default ones do."""
+        return {}
+
+    # --- names --------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def label(self, value: V) -> str:
+        """Part of keys and file names, such as `topk8`; of letters, digits, `-` and `.`."""
+
+    @abstractmethod
+    def parsed(self, label: str) -> V | None:
+        """The value that `label` names; None for a label of another knob."""
+
+    @abstractmethod
+    def level(self, value: V) -> Level:
+        """The value as results have it."""
+
+    @abstractmethod
+    def of_level(self, level: Level) -> V:
+        """The value that a level stands for; raises ConfigurationError for one that is impossible."""
+
+    def read(self, result: Any) -> V | None:
+        """The value of a stored result; None in a model that lacks the knob.
+
+        Args:
+            result: a `SettingResult`.
+        """
+        level = result.knobs.get(self.name)
+        return self.neutral if level is None else self.of_level(level)
+
+    # --- in a model ---------------------------------------------------------------------------------------------------
+
+    def applied(self, model: Any, value: V) -> AbstractContextManager[object]:
+        """A context in which the value is in force, for a knob that no adapter of the model turns.
+
+        Args:
+            model: a torch module.
+        """
+        return nullcontext()
+
+    def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
+        """Whether what was counted is what the setting requests; None where it is.
+
+        Args:
+            proof: the `KnobProof` of the setting.
+            model: the `StagedModel`.
+
+        Raises:
+            KnobDidNotAct: something else was counted.
+        """
+        return CannotBeSeen(f"nothing that is counted shows {self.title}")
+
+
+def only_own(flag: str, own: Any, reason: str, model: str) -> Callable[[Any], Any]:
+    """A maker of values for a knob that cannot be turned, which lets the model's own value through alone."""
+
+    def checked(value: Any) -> Any:
+        if value != own:
+            raise ImpossibleCombination(f"{flag} {value} cannot be set in {model}: {reason}")
+        return own
+
+    return checked
+
+
+def fixed_values(
+    flag: str, given: Sequence[Any] | None, own: V | None, reason: str, request: KnobRequest
+) -> RequestedValues[V]:
+    """The model's own value of a knob that cannot be turned, and why given others are left out.
+
+    Raises:
+        ConfigurationError: values are given, and the model's own is not among them.
+    """
+    left_out = possible(given, only_own(flag, own, reason, request.model))[1] if given else ()
+    return RequestedValues(() if own is None else (own,), left_out)

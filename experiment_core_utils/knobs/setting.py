@@ -1,0 +1,157 @@
+"""One setting of all knobs: a mapping from knob to value, with its key, its order and its equality made of the knobs.
+
+Setting.of(vision=tier_target("low"), top_k=4, num_active_blocks=RunningBlocks.of((0, 1, 3)))
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from experiment_core_utils.knobs.interface import Knob, KnobLimits, Level
+from experiment_core_utils.knobs.registry import all_knobs, knob_named
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of all knobs, in the order of the registry; a knob that the model lacks has no value.
+
+    A setting that was read from a name or from results knows how many blocks run, not which.
+    """
+
+    values: Mapping[str, Any]  #: by the knobs' names, without those at their neutral value
+
+    def __post_init__(self) -> None:
+        unknown = self.values.keys() - {knob.name for knob in all_knobs()}
+        if unknown:
+            raise ConfigurationError(unknown_knobs(unknown))
+        kept = {
+            knob.name: self.values[knob.name]
+            for knob in all_knobs()
+            if self.values.get(knob.name) is not None and self.values[knob.name] != knob.neutral
+        }
+        object.__setattr__(self, "values", kept)
+
+    @classmethod
+    def of(cls, **values: Any) -> Self:
+        """The setting of these values by name; None for a knob that the model lacks."""
+        return cls(values)
+
+    @classmethod
+    def named(cls, key: str) -> Self:
+        """The setting that a key names; raises ConfigurationError for a text that is no such key."""
+        values = parsed_labels(key.split("_"))
+        if values is None or "_".join(cls(values).labels) != "_".join(each for each in key.split("_") if each != _OLD):
+            raise ConfigurationError(
+                f"{key!r} is not a key of a setting; give one such as tier-low_topk8_blocks16 or own_blocks16"
+            )
+        return cls(values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.values.items()))
+
+    def value(self, name: str) -> Any:
+        """The value of a knob: its neutral one where none is named, None in a model that lacks the knob."""
+        return self.values.get(name, knob_named(name).neutral)
+
+    def level(self, name: str) -> Level | None:
+        """The value of a knob as results have it; None in a model that lacks the knob."""
+        value = self.value(name)
+        return None if value is None else knob_named(name).level(value)
+
+    @property
+    def levels(self) -> dict[str, Level]:
+        """The values as results have them, by knob, without those at their neutral value."""
+        return {name: knob_named(name).level(value) for name, value in self.values.items()}
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The parts of the key, one a knob."""
+        return tuple(knob_named(name).label(value) for name, value in self.values.items())
+
+    @property
+    def key(self) -> str:
+        """Names the setting within a run, for ledgers, file names and messages: `tier-low_topk8_blocks16`."""
+        return "_".join(self.labels)
+
+    @property
+    def short_name(self) -> str:
+        """The name in pictures and narrow tables: `high k8 b16`."""
+        return " ".join(knob_named(name).short(value) for name, value in self.values.items())
+
+    @property
+    def order(self) -> tuple[tuple[float, ...], ...]:
+        """A sort key: by each knob in turn, the cheapest value first, the absence of a knob before its values."""
+        return tuple(self._orders())
+
+    def _orders(self) -> Iterator[tuple[float, ...]]:
+        for knob in all_knobs():
+            value = self.value(knob.name)
+            yield () if value is None else knob.order(value)
+
+    def replaced(self, **values: Any) -> Self:
+        """This setting with other values of some knobs."""
+        return type(self)({**self.values, **values})
+
+
+# What names of settings of dense models had in place of experts per token.
+_OLD = "topknone"
+
+
+def parsed_labels(labels: list[str]) -> dict[str, Any] | None:
+    """The values that the parts of a key name, by knob; None where one of them is no label of any knob.
+
+    The part `topknone` of earlier names stands for no value.
+    """
+    values: dict[str, Any] = {}
+    for label in labels:
+        if label == _OLD:
+            continue
+        for knob in all_knobs():
+            value = knob.parsed(label)
+            if value is not None:
+                values[knob.name] = value
+                break
+        else:
+            return None
+    return values
+
+
+def check_label(knob: Knob[Any], value: Any) -> None:
+    """Raises ConfigurationError for a label that cannot be part of a file name, or that does not name the value."""
+    label, level = knob.label(value), knob.level(value)
+    named = knob.parsed(label)
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9.-]*", label) or named is None or knob.level(named) != level:
+        raise ConfigurationError(
+            f"knob {knob.name}: its label of {level} is {label!r}; write one of letters, digits, - and . that "
+            "`parsed` reads back"
+        )
+
+
+def unknown_knobs(names: Any) -> str:
+    """The sentence about knobs that are not registered here."""
+    return (
+        f"there is no knob {', '.join(sorted(names))} here; known are "
+        f"{', '.join(knob.name for knob in all_knobs())}; register it by register_knob, or give --knob_module"
+    )
+
+
+def reference_setting(limits: KnobLimits) -> Setting:
+    """The model as it is: its own crops or pixels, its own number of experts, all blocks, every other knob at rest."""
+    return Setting({knob.name: knob.own(limits) for knob in all_knobs()})
+
+
+def setting_of(result: Any) -> Setting:
+    """The setting of a stored result; which blocks ran is not in it.
+
+    Args:
+        result: a `SettingResult`.
+
+    Raises:
+        ConfigurationError: it was measured with a knob that is not registered here.
+    """
+    unknown = result.knobs.keys() - {knob.name for knob in all_knobs()}
+    if unknown:
+        raise ConfigurationError(unknown_knobs(unknown))
+    return Setting({knob.name: knob.read(result) for knob in all_knobs()})

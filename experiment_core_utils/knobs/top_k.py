@@ -1,0 +1,108 @@
+"""The knob of experts per token (MoE top-k)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from experiment_core_utils.knobs.interface import (
+    CannotBeSeen,
+    Knob,
+    KnobLimits,
+    KnobRequest,
+    Level,
+    RequestedValues,
+    Turned,
+    fixed_values,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, KnobDidNotAct
+from experiment_core_utils.primitives.flag_fields import Count, Listed, Part
+from experiment_core_utils.primitives.grids import distinct, possible
+
+
+class TopKFlags(Part):
+    """The flags of experts per token."""
+
+    top_k_list: Listed[Count] | None = Field(
+        default=None, description="numbers of experts per token (default: half the model's own number, and the whole)"
+    )
+
+
+class TopK(Knob[int]):
+    """Experts per token in the blocks after the first with experts, which keeps the model's own number."""
+
+    meaning = "experts per token in the blocks after the first"
+    name, title, plural, flags = "top_k", "top-k", "top-k", TopKFlags
+    published = (name,)
+
+    def own(self, limits: KnobLimits) -> int | None:
+        """See `Knob.own`."""
+        return limits.default_top_k
+
+    def requested(self, request: KnobRequest) -> RequestedValues[int]:
+        """See `Knob.requested`; by default half of the experts per token, and all of them."""
+        given, limits, own = request.flags.top_k_list, request.limits, request.limits.default_top_k
+        if self.name in limits.unsupported:
+            return fixed_values("--top_k_list", given, own, limits.unsupported[self.name], request)
+        assert own is not None and limits.num_experts is not None
+        num_experts = limits.num_experts
+
+        def within(top_k: int) -> int:
+            if top_k > num_experts:
+                raise ImpossibleCombination(
+                    f"--top_k_list {top_k} is more than the {num_experts} experts of {request.model}; give 1 to "
+                    f"{num_experts}"
+                )
+            return top_k
+
+        values, left_out = possible(given or distinct((max(own // 2, 1), own)), within)
+        return RequestedValues(values, left_out, is_given=bool(given))
+
+    def label(self, value: int) -> str:
+        """See `Knob.label`."""
+        return f"topk{value}"
+
+    def short(self, value: int) -> str:
+        """See `Knob.short`."""
+        return f"k{value}"
+
+    def parsed(self, label: str) -> int | None:
+        """See `Knob.parsed`."""
+        number = label.removeprefix("topk")
+        return int(number) if number != label and number.isdecimal() else None
+
+    def level(self, value: int) -> Level:
+        """See `Knob.level`."""
+        return value
+
+    def of_level(self, level: Level) -> int:
+        """See `Knob.of_level`."""
+        if not isinstance(level, int):
+            raise ConfigurationError(f"{level!r} is not a number of experts per token; give a whole number")
+        return level
+
+    def read(self, result: Any) -> int | None:
+        """See `Knob.read`; from the published field."""
+        return None if result.top_k is None else int(result.top_k)
+
+    def full_grid(self, limits: KnobLimits) -> Mapping[str, Sequence[Level]]:
+        """See `Knob.full_grid`; 1, 2, 4 ... and the model's own number."""
+        own = limits.default_top_k
+        assert own is not None
+        return {"top_k_list": (*(2**power for power in range((own - 1).bit_length())), own)}
+
+    def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
+        """See `Knob.prove`; by the experts that the routers chose for a token."""
+        expected = tuple(model.expected_experts(setting))
+        if proof.experts_per_token != expected:
+            raise KnobDidNotAct(f"{setting.key}: {proof.experts_per_token} experts a token instead of {expected}")
+        return None
+
+
+TOP_K = TopK()
+
+
+def experts_of(setting: Turned) -> int | None:
+    """Experts per token of a setting; None in a model without experts."""
+    top_k: int | None = setting.value(TOP_K.name)
+    return top_k

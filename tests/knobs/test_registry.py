@@ -1,0 +1,72 @@
+"""The knobs by name, and knobs that are registered."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from experiment_core_utils.config.parts import knob_config
+from experiment_core_utils.knobs.registry import (
+    all_knobs,
+    knob_named,
+    load_knob_module,
+    register_knob,
+    unregister_knob,
+)
+from experiment_core_utils.knobs.top_k import TopK
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.flag_fields import Part
+
+OWN = tuple(knob.name for knob in all_knobs())
+
+
+class ShadeFlags(Part):
+    shade_list: tuple[int, ...] | None = Field(default=None, description="shades")
+
+
+class Shade(TopK):
+    name, title, plural, flags = "shade", "shade", "shades", ShadeFlags
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_registered() -> Iterator[None]:
+    yield
+    for knob in all_knobs():
+        if knob.name not in OWN:
+            unregister_knob(knob.name)
+
+
+def test_a_knob_that_is_not_there_is_answered_with_the_nearest() -> None:
+    assert knob_named("top_k").title == "top-k"
+    with pytest.raises(ConfigurationError, match=r"there is no knob topk \(did you mean top_k\?\); known are vision, "):
+        knob_named("topk")
+
+
+def test_a_registered_knob_comes_last_and_brings_its_flags() -> None:
+    register_knob(Shade())
+    assert [knob.name for knob in all_knobs()] == [*OWN, "shade"]
+    assert knob_config()(shade_list=(1, 2)).shade_list == (1, 2)
+    unregister_knob("shade")
+    assert "shade_list" not in knob_config().model_fields
+
+
+def test_names_and_flags_are_taken_once() -> None:
+    register_knob(Shade())
+    register_knob(Shade())  # as a module is loaded again
+    other = type("Other", (TopK,), {"name": "shade", "flags": ShadeFlags})
+    with pytest.raises(ConfigurationError, match="there is a knob shade already; give this one another name"):
+        register_knob(other())
+    with pytest.raises(
+        ConfigurationError, match="knob tint: there is a flag --shade_list already; give it another name"
+    ):
+        register_knob(type("Tint", (TopK,), {"name": "tint", "flags": ShadeFlags})())
+
+
+def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
+    file, log = tmp_path / "mine.py", tmp_path / "log"
+    file.write_text(f"open({str(log)!r}, 'a').write('x')\n")
+    for content in ("", "", "# changed\n", "# changed\n"):
+        file.write_text(file.read_text().partition("#")[0] + content)
+        load_knob_module(file)
+    assert log.read_text() == "xx"
