@@ -308,8 +308,9 @@ def setting_result(
 
 
 def realised_part(proof: KnobProof) -> dict[str, Any]:
-    """What was counted inside the model; `knobs_not_seen` where there are any."""
-    return {name: value for name, value in asdict(proof).items() if name != "knobs_not_seen" or value}
+    """What was counted inside the model; mappings by knob where there are any."""
+    optional = ("knobs_not_seen", "counted")
+    return {name: value for name, value in asdict(proof).items() if name not in optional or value}
 
 
 def experiment_result(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
+from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
 from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
@@ -11,7 +12,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import read_given, run_python_file
 from experiment_core_utils.primitives.texts import did_you_mean
 
-_KNOBS: dict[str, Knob[Any]] = {knob.name: knob for knob in (VISION_TOKENS, TOP_K, ACTIVE_BLOCKS)}
+_KNOBS: dict[str, Knob[Any]] = {knob.name: knob for knob in (VISION_TOKENS, TOP_K, EXPERT_MASS, ACTIVE_BLOCKS)}
 # Content of the files that `load_knob_module` ran, by path.
 _LOADED: dict[Path, bytes] = {}
 

@@ -190,12 +190,12 @@ class StagedModel(Stages, Protocol):
         """
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """FLOPs of the request at the setting; None for an unknown architecture."""
+        """FLOPs of the request at the setting; None for an unknown architecture, and before a proof of a setting whose
+        FLOPs are counted there.
+        """
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
-        """Bytes of the weights, and of what a decode step needs of them and of the cache; None for an unknown
-        architecture.
-        """
+        """Bytes of the weights, and of what a decode step needs of them and of the cache; None as for FLOPs."""
 
     def describe(self) -> Mapping[str, Any]:
         """Effective values for the record: class, sizes, dtype, attention and experts implementation, revision.

@@ -191,6 +191,8 @@ class KnobProof:
     modules_error: float | None = None
     #: why nothing that was counted shows whether a knob acted, by knob; not there where each was seen
     knobs_not_seen: Mapping[str, str] = field(default_factory=dict)
+    #: what was counted of knobs whose cost differs between tokens, by knob; not there where there is none
+    counted: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from experiment_core_utils.e_inference import sample_record
-from experiment_core_utils.knobs.active_blocks import blocks_of
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.top_k import experts_of
-from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
+from experiment_core_utils.knobs.top_k import TOP_K, experts_of
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, vision_of
 from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS
@@ -338,7 +338,7 @@ class BatchAnswerer:
         ]
 
 
-GroupKey = tuple[CropRange | None, int | None, tuple[int, ...]]
+GroupKey = tuple[CropRange | None, int | None, tuple[int, ...], tuple[tuple[str, Any], ...]]
 
 
 @dataclass(frozen=True)
@@ -376,11 +376,14 @@ def answer_prepared(
 
 
 def _group_key(setting: Setting) -> GroupKey:
-    return vision_of(setting).bounds, experts_of(setting), blocks_of(setting)
+    own = (VISION_TOKENS.name, TOP_K.name, ACTIVE_BLOCKS.name)
+    others = tuple((name, value) for name, value in setting.values.items() if name not in own)
+    return vision_of(setting).bounds, experts_of(setting), blocks_of(setting), others
 
 
 def batches_of(questions: Sequence[PreparedQuestion], max_batch_size: int) -> list[tuple[int, ...]]:
-    """Places of the questions that are computed together: same crops, top-k and blocks, at most so many.
+    """Places of the questions that are computed together: same crops, top-k, blocks and other knobs, at most
+    so many.
 
     Groups come in the order of their first question. Within a group shorter prompts come first, so that little is
     padded.

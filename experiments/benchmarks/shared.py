@@ -32,7 +32,8 @@ def parsed(
         num_samples: where `--num_samples` is not given.
     """
     own, flags = parser.parse_known_args()
-    config = parse_config([*(["--num_samples", str(num_samples)] if num_samples else []), *flags])
+    is_given = any(flag.partition("=")[0] == "--num_samples" for flag in flags)
+    config = parse_config([*(["--num_samples", str(num_samples)] if num_samples and not is_given else []), *flags])
     set_cpu_threads(config.machine.num_threads, 1)
     return own, config
 

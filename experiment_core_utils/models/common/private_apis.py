@@ -75,6 +75,10 @@ def computes_experts(module: nn.Module) -> bool:
     return hasattr(module, "_apply_gate")
 
 
+#: the attribute of experts by which they leave out slots whose expert is `num_experts`
+SKIPS_SLOTS = "_is_expert_parallel"
+
+
 def attention_implementation(config: Any) -> str | None:
     """The implementation of attention in force."""
     return config._attn_implementation

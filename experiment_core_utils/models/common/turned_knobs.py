@@ -1,13 +1,17 @@
 """The knobs that a model's own adapters, or the knobs themselves, turn in its modules, and what is in force."""
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Protocol
 
 from torch import nn
 
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.models.interface import Stages
+from experiment_core_utils.records.requests import StageFlops
 
 
 class KnobAdapter(Protocol):
@@ -15,6 +19,33 @@ class KnobAdapter(Protocol):
 
     def put(self, value: Any) -> None:
         """Put a value in force, in place of the one before; raises ConfigurationError for one that cannot be."""
+
+
+class CountingAdapter(ABC):
+    """A `KnobAdapter` of a knob whose cost differs between tokens, and is counted in the proof."""
+
+    unsupported_reason: str | None = None  #: why the knob cannot be turned; None where it can
+
+    @property
+    @abstractmethod
+    def engines_unsupported_reason(self) -> str | None:
+        """Why engines and graphs cannot run the value in force; None where they can."""
+
+    @abstractmethod
+    def put(self, value: Any) -> None:
+        """See `KnobAdapter.put`."""
+
+    @abstractmethod
+    def counted(self, setting: Setting, stages: Stages, inputs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """What a run of the request shows of the value in force; None at the neutral one; never while timing."""
+
+    @abstractmethod
+    def flops(self, setting: Setting, flops_at: Callable[[Setting], StageFlops | None]) -> StageFlops | None:
+        """FLOPs at a setting, from those by the model's formula; None for a setting that was not counted."""
+
+    @abstractmethod
+    def step_bytes(self, setting: Setting, bytes_at: Callable[[Setting], float | None]) -> float | None:
+        """Bytes of weights that a decode step reads, likewise."""
 
 
 class TurnedKnobs:
@@ -53,3 +84,30 @@ class TurnedKnobs:
             elif knob.name in values:
                 self._applied.enter_context(knob.applied(self._model, value))
         self.values = tuple(values.items())
+
+    @property
+    def _counting(self) -> dict[str, CountingAdapter]:
+        return {name: each for name, each in self.adapters.items() if isinstance(each, CountingAdapter)}
+
+    @property
+    def engines_unsupported_reason(self) -> str | None:
+        """Why engines and graphs cannot run what is in force; None where they can."""
+        reasons = (adapter.engines_unsupported_reason for adapter in self._counting.values())
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def counted(self, setting: Setting, stages: Stages, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """What runs of the request show of the values in force, by knob."""
+        found = {name: adapter.counted(setting, stages, inputs) for name, adapter in self._counting.items()}
+        return {name: seen for name, seen in found.items() if seen is not None}
+
+    def flops(self, setting: Setting, flops_at: Callable[[Setting], StageFlops | None]) -> StageFlops | None:
+        """FLOPs at a setting, from those by the model's formula; None where they are not known."""
+        for adapter in self._counting.values():
+            flops_at = partial(adapter.flops, flops_at=flops_at)
+        return flops_at(setting)
+
+    def step_bytes(self, setting: Setting, bytes_at: Callable[[Setting], float | None]) -> float | None:
+        """Bytes of weights that a decode step reads at a setting; None where they are not known."""
+        for adapter in self._counting.values():
+            bytes_at = partial(adapter.step_bytes, bytes_at=bytes_at)
+        return bytes_at(setting)

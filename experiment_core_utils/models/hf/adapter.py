@@ -119,7 +119,7 @@ class TransformersModel(HasEnds):
         self.num_experts = self.knobs.num_experts
         self.default_top_k = self.knobs.default_top_k
         self._vision_fields = AttributeChanges()
-        self.other_knobs = TurnedKnobs(model, OWN_KNOBS, {})
+        self.other_knobs = TurnedKnobs(model, OWN_KNOBS, self.knobs.adapters)
         self._stages = GenerateStages(model, self.preferences)
         self._graphed, self._unsupported_reason = None, eager_reason
         if eager_reason is None:
@@ -206,7 +206,14 @@ class TransformersModel(HasEnds):
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """See `StagedModel.warm_up`; in eager runs `generate()` prepares by itself, inside what is measured."""
         if self._graphed is not None:
+            self._refuse_other_knobs()
             self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
+
+    def _refuse_other_knobs(self) -> None:
+        """Raises EngineRefused where graphs run the model and cannot run what is in force."""
+        reason = self.other_knobs.engines_unsupported_reason
+        if self._graphed is not None and reason is not None:
+            raise engine_refused(reason)
 
     @property
     def may_run_by_modules(self) -> bool:
@@ -234,7 +241,7 @@ class TransformersModel(HasEnds):
         if self._graphed is None:
             return self._stages.prefill(inputs, features)
         if not self._graphed.is_ready(self._graph_key, inputs, inputs["input_ids"].shape[1] + 1):
-            self._graphed.warm_up(self._graph_key, inputs, UNANNOUNCED_TOKENS)
+            self.warm_up(inputs, UNANNOUNCED_TOKENS)
         return self._graphed.prefill(self._graph_key, inputs, features)
 
     def decoding(self) -> AbstractContextManager[None]:
@@ -266,7 +273,7 @@ class TransformersModel(HasEnds):
         """See `StagedModel.generate_timed`."""
         if self._graphed is None:
             return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences, self.ends)
-        self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
+        self.warm_up(inputs, max_new_tokens)
         requests = AsyncRequests(self._graphed, self._stages, self._graph_key)
         return generate_async(requests, inputs, max_new_tokens, self.ends, marks)
 
@@ -309,6 +316,7 @@ class TransformersModel(HasEnds):
             GenerationFailed: logits are not finite.
         """
         self.apply(setting)
+        self._refuse_other_knobs()
         features = self.encode_image(inputs)
         self._prove_blocks_inputs(setting, inputs, features)
         ran, ran_decode = ExecutedExperts(self.model), ExecutedExperts(self.model)
@@ -335,6 +343,7 @@ class TransformersModel(HasEnds):
             modules_error=None if errors is None else errors.modules,
             experts_implementation=ran.names,
             experts_implementation_decode=ran_decode.names,
+            counted=self.other_knobs.counted(setting, self, inputs),
         )
 
     def _cached_blocks(self, state: GenerationState) -> int:
@@ -420,27 +429,33 @@ class TransformersModel(HasEnds):
         """See `StagedModel.count_flops`; by formula, None for a family without known formulas."""
         if not isinstance(self._architecture, Architecture):
             return None
-        architecture = self._architecture.at(setting)
-        return architecture.request_flops(shape.size(output_tokens)).stages
+        architecture, size = self._architecture, shape.size(output_tokens)
+        return self.other_knobs.flops(setting, lambda at: architecture.at(at).request_flops(size).stages)
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
         """See `StagedModel.count_bytes`."""
         if not isinstance(self._architecture, Architecture):
             return None
-        chosen = self.expected_experts(setting)
-        experts = [None if top_k is None or self.num_experts is None else (self.num_experts, top_k) for top_k in chosen]
-        kept = [self._blocks[index] for index in blocks_of(setting)]
-        weights = step_weights(kept, self.model.get_output_embeddings(), experts)
+        step_bytes = self.other_knobs.step_bytes(setting, self._step_bytes)
+        if step_bytes is None:
+            return None
         decoder = self._architecture.at(setting).decoder
         with self.knobs.applied(None, range(self.num_total_blocks)):
             stored = stored_bytes(self.model)
         return ModelBytes(
             weights_bytes=stored,
-            step_weights_bytes=weights.read(rows=1),
+            step_weights_bytes=step_bytes,
             blocks=decoder.blocks,
             element_bytes=self.model.dtype.itemsize,
             hidden=decoder.hidden,
         )
+
+    def _step_bytes(self, setting: Setting) -> float:
+        """Bytes of weights that a decode step of one request reads."""
+        chosen = self.expected_experts(setting)
+        experts = [None if top_k is None or self.num_experts is None else (self.num_experts, top_k) for top_k in chosen]
+        kept = [self._blocks[index] for index in blocks_of(setting)]
+        return step_weights(kept, self.model.get_output_embeddings(), experts).read(rows=1)
 
     def describe(self) -> Mapping[str, Any]:
         """See `StagedModel.describe`; the values in force, whatever was requested."""

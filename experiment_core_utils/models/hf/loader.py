@@ -136,6 +136,12 @@ def limits_of(source: HFSource) -> KnobLimits:
             vision=source.requests.vision_knob_unsupported_reason,
             top_k=knobs.top_k_unsupported_reason,
             num_active_blocks=knobs.blocks_unsupported_reason,
+            # A knob that goes with top-k is refused with it.
+            **{
+                name: adapter.unsupported_reason
+                for name, adapter in knobs.adapters.items()
+                if adapter.unsupported_reason != knobs.top_k_unsupported_reason
+            },
         ),
         untried_reason=knobs.untried_reason,
         token_unit=source.requests.token_unit,

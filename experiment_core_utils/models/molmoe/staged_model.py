@@ -12,6 +12,7 @@ from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
+from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.token_units import tokens_of_crops
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
@@ -27,6 +28,7 @@ from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
+from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
 from experiment_core_utils.models.hf.requests import check_prompt, refuse_longer_prompt, unusable_named
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
@@ -102,7 +104,8 @@ class MolmoeStagedModel(HasEnds):
         self.ends = AnswerEnds(frozenset(self._eos.token_ids), text_of=processor.decode)
         self._requested = execution
         self._eager = EagerStages(model)
-        self.other_knobs = TurnedKnobs(model, OWN_KNOBS, {})
+        adapters = {EXPERT_MASS.name: ExpertMassAdapter(model.all_blocks[1:])}
+        self.other_knobs = TurnedKnobs(model, OWN_KNOBS, adapters)
         self._engine_stages, self._executed = engine_stages(model, execution, eager_reason)
         self._batched = None if self._engine_stages is None else BatchedExecution(self._engine_stages)
         self.split: EagerPausedPrefill | EnginePausedPrefill = (
@@ -207,6 +210,9 @@ class MolmoeStagedModel(HasEnds):
 
     @property
     def _knobs(self) -> EngineKnobs:
+        reason = self.other_knobs.engines_unsupported_reason
+        if self._engine_stages is not None and reason is not None:
+            raise engine_refused(reason)
         return EngineKnobs(*self.model.active_setting)
 
     @property
@@ -354,32 +360,42 @@ class MolmoeStagedModel(HasEnds):
             raise engine_refused(str(error)) from error
         executed = self._executed
         return replace(
-            proof, execution=executed.mode, execution_reason=executed.reason, execution_stages=executed.stages
+            proof,
+            execution=executed.mode,
+            execution_reason=executed.reason,
+            execution_stages=executed.stages,
+            counted=self.other_knobs.counted(setting, self, inputs),
         )
 
-    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops:
+    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """See `StagedModel.count_flops`."""
         crops = 0 if shape.actual is None else shape.actual.num_crops + 1
         size = RequestSize(shape.prompt_tokens, output_tokens, crops=crops)
-        return self._architecture.at(setting).request_flops(size).stages
+        return self.other_knobs.flops(setting, lambda at: self._architecture.at(at).request_flops(size).stages)
 
-    def count_bytes(self, setting: Setting) -> ModelBytes:
+    def count_bytes(self, setting: Setting) -> ModelBytes | None:
         """See `StagedModel.count_bytes`."""
-        every = self.model.all_blocks
-        blocks = [every[index] for index in blocks_of(setting)]
-        top_k = experts_of(setting) or self.default_top_k
-        chosen = [self.default_top_k if index == 0 else top_k for index in blocks_of(setting)]
-        weights = step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen])
+        step_bytes = self.other_knobs.step_bytes(setting, self._step_bytes)
+        if step_bytes is None:
+            return None
         decoder = self._architecture.at(setting).decoder
         with self.model.knobs():
             stored = stored_bytes(self.model)
         return ModelBytes(
             weights_bytes=stored,
-            step_weights_bytes=weights.read(rows=1),
+            step_weights_bytes=step_bytes,
             blocks=decoder.blocks,
             element_bytes=self.model.dtype.itemsize,
             hidden=decoder.hidden,
         )
+
+    def _step_bytes(self, setting: Setting) -> float:
+        """Bytes of weights that a decode step of one request reads."""
+        every = self.model.all_blocks
+        blocks = [every[index] for index in blocks_of(setting)]
+        top_k = experts_of(setting) or self.default_top_k
+        chosen = [self.default_top_k if index == 0 else top_k for index in blocks_of(setting)]
+        return step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen]).read(rows=1)
 
     def describe(self) -> Mapping[str, Any]:
         """See `StagedModel.describe`."""

@@ -323,3 +323,62 @@ def test_a_cache_that_forgets_is_not_taken_back(model_of: Loaded) -> None:
         state.steps[-1][1]["past_key_values"] = Forgets()
         with pytest.raises(SettingError, match="the cache of this llama cannot be taken back by 1 steps"):
             model.rewind(state, 1)
+
+
+def test_dynamic_experts_are_counted_and_flops_follow(model_of: Loaded) -> None:
+    """Of 3 blocks, 4 experts, top-k 2: FLOPs of the last two blocks follow the experts that were computed."""
+    model, blocks = model_of("olmoe"), RunningBlocks.of((0, 1, 2))
+    shape = RequestShape(None, None, 0, 0, 20, 0.0)
+
+    def at(top_k: int, mass: float) -> Setting:
+        return Setting.of(vision=LOW, top_k=top_k, expert_mass=mass, num_active_blocks=blocks)
+
+    def flops(setting: Setting) -> tuple[float, ...]:
+        stages = model.count_flops(setting, shape, 5)
+        assert stages is not None and stages.decode_flops_per_token is not None
+        return stages.prefill_flops, stages.decode_flops_per_token
+
+    setting = at(3, 0.6)
+    inputs = inputs_of(model, setting)
+    assert model.count_flops(setting, shape, 5) is None
+    proof = model.prove(setting, inputs)
+    assert proof.experts_per_token == (2, 3, 3)
+    check_proof(proof, setting, model)
+    counted = proof.counted["expert_mass"]
+    mean = counted["mean_experts_per_token"]
+    assert 1 < mean["prefill"] < 3 and 1 <= mean["decode"] <= 3
+    # No implementation of a CPU computes slots that are not used.
+    assert counted["mean_computed_experts"] == mean
+    # An expert of three products of 32 x 24 in two blocks, for 20 tokens and for one.
+    one_more = 2 * 2 * 3 * 32 * 24
+    found, least = flops(setting), flops(at(1, 1.0))
+    assert found[0] - least[0] == round((mean["prefill"] - 1) * 20 * one_more)
+    assert found[1] - least[1] == pytest.approx((mean["decode"] - 1) * one_more)
+    read = model.count_bytes(setting), model.count_bytes(at(1, 1.0))
+    assert read[0] is not None and read[1] is not None
+    more = read[0].step_weights_bytes - read[1].step_weights_bytes
+    assert more == pytest.approx((mean["decode"] - 1) * 2 * 3 * 32 * 24 * 4)
+    assert model.prove(at(3, 1.0), inputs).counted == {}
+    # Nothing is computed dynamically where only the first block with experts runs.
+    alone = at(3, 0.6).replaced(num_active_blocks=RunningBlocks.of((0,)))
+    unseen = check_proof(model.prove(alone, inputs), alone, model)
+    assert unseen == {"expert_mass": "no block with experts after the first one runs"}
+    assert flops(alone) == flops(alone.replaced(expert_mass=1.0))
+
+
+def test_a_mass_of_one_and_what_follows_a_mass_are_the_model_itself(model_of: Loaded) -> None:
+    model, blocks = model_of("qwen3_vl_moe"), RunningBlocks.of((0, 1, 2))
+    whole = Setting.of(vision=LOW, top_k=2, expert_mass=1.0, num_active_blocks=blocks)
+    inputs = inputs_of(model, whole)
+
+    def logits() -> torch.Tensor:
+        return model.prefill(inputs, model.encode_image(inputs))[0]
+
+    model.apply(whole.replaced(expert_mass=None))
+    before = logits()
+    model.apply(whole)
+    assert torch.equal(logits(), before)
+    with model.restored_afterwards():
+        model.apply(whole.replaced(expert_mass=0.3))
+        assert not torch.allclose(logits(), before, atol=1e-3)
+    assert torch.equal(logits(), before)

@@ -385,3 +385,24 @@ def spoilt_head(model: TransformersModel, call: int) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def test_graphs_refuse_dynamic_experts(tmp_path: Path) -> None:
+    """Once the modules run, they do; until then no stage gives what a graph of another setting would."""
+    eager = read(write_checkpoint("olmoe", tmp_path))
+    model = endless(TransformersModel("m", eager.model, eager.requests, "auto", Reruns()))
+    setting = SETTINGS["olmoe"][2].replaced(expert_mass=0.5)
+    inputs = inputs_of(model, setting)
+    model.apply(setting)
+    for run in (
+        lambda: model.warm_up(inputs, NEW_TOKENS),
+        lambda: model.prefill(inputs, None),
+        lambda: run_staged(model, inputs, NEW_TOKENS),
+        lambda: model.prove(setting, inputs),
+    ):
+        with pytest.raises(EngineRefused, match=r"expert mass 0.5 is set in the modules only; .* --execution eager"):
+            run()
+    assert model.may_run_by_modules
+    model.run_by_modules("expert mass")
+    assert model.prove(setting, inputs).execution == "eager"
+    assert len(run_staged(model, inputs, NEW_TOKENS).token_ids) == NEW_TOKENS

@@ -1,5 +1,6 @@
 """Bytes of the staged model, by hand; its stages are tested with the model and with the pipeline."""
 
+import copy
 import weakref
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
+from experiment_core_utils.knobs.expert_mass import mass_of
 from experiment_core_utils.knobs.registry import load_knob_module, unregister_knob
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
@@ -21,7 +24,11 @@ from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.requests import RequestShape
+from experiment_core_utils.sweep.measurer import check_proof
 from tests.conftest import tiny_config
+from tests.models.mixtures import Mixture
+from tests.same_floats import assert_same_floats
 
 
 def test_bytes_follow_the_setting(tiny_checkpoint: Path) -> None:
@@ -75,3 +82,82 @@ def test_engines_refuse_a_knob_that_acts_on_modules(tiny_checkpoint: Path) -> No
         staged.prove(setting, {"input_ids": torch.tensor([[7, 20, 33]])})
     finally:
         unregister_knob("head_fraction")
+
+
+def at(mass: float, top_k: int = 4, blocks: tuple[int, ...] = (0, 1, 2, 3)) -> Setting:
+    return Setting.of(
+        vision=tier_target("low"), top_k=top_k, expert_mass=mass, num_active_blocks=RunningBlocks.of(blocks)
+    )
+
+
+def built_so(model: MolmoeForConditionalGeneration, setting: Setting) -> MolmoeForConditionalGeneration:
+    """A copy whose blocks after the first have their mixtures from another hand."""
+    copied = copy.deepcopy(model)
+    copied.set_knobs(experts_of(setting), blocks_of(setting))
+    for block in copied.all_blocks[1:]:
+        block.mlp = Mixture(block.mlp, experts_of(setting) or 0, mass_of(setting), is_scaled=False)
+    return copied
+
+
+@pytest.mark.parametrize("setting", [at(0.5), at(0.4, 2, (0, 1, 3)), at(0.8, 6), at(1e-6)], ids=lambda each: each.key)
+def test_dynamic_experts_equal_a_model_that_is_built_so(tiny_checkpoint: Path, setting: Setting) -> None:
+    torch.manual_seed(7)
+    model = MolmoeForConditionalGeneration(tiny_config()).eval()
+    staged = MolmoeStagedModel("tiny", model, load_processor(find_model(str(tiny_checkpoint))))
+    inputs = {"input_ids": torch.randint(6, 100, (1, 20))}
+    small, tokens = built_so(model, setting), [*torch.randint(6, 100, (3, 1, 1))]
+    with torch.inference_mode():
+        staged.apply(setting)
+        found, state = staged.prefill(inputs, None)
+        expected, copied = small.prefill(
+            inputs["input_ids"], top_k=experts_of(setting), active_blocks=blocks_of(setting)
+        )
+        assert_same_floats(found, expected)
+        for token in tokens:
+            assert_same_floats(staged.decode_step(token, state), small.decode_step(token, copied))
+    proof = staged.prove(setting, inputs)
+    assert check_proof(proof, setting, staged) == {}
+    assert proof.experts_per_token == staged.expected_experts(setting)
+    mean = proof.counted["expert_mass"]["mean_experts_per_token"]
+    used = [number for block in small.all_blocks[1:] for number in block.mlp.used[:20]]
+    assert mean["prefill"] == pytest.approx(sum(used) / len(used))
+    batch = [inputs, {"input_ids": inputs["input_ids"][:, 5:]}]
+    alone = [staged.answer_batch([each], 4)[0] for each in batch]
+    assert staged.answer_batch(batch, 4) == alone
+
+
+def test_flops_follow_the_experts_that_were_computed(tiny_checkpoint: Path) -> None:
+    model = MolmoeForConditionalGeneration(tiny_config()).eval()
+    staged = MolmoeStagedModel("tiny", model, load_processor(find_model(str(tiny_checkpoint))))
+    shape = RequestShape(None, None, 0, 0, 20, 0.0)
+    assert staged.count_flops(at(0.5), shape, 5) is None
+    proof = staged.prove(at(0.5), {"input_ids": torch.randint(6, 100, (1, 20))})
+    mean = proof.counted["expert_mass"]["mean_experts_per_token"]
+    found, one = staged.count_flops(at(0.5), shape, 5), staged.count_flops(at(1.0, 1), shape, 5)
+    assert found is not None and one is not None
+    # Three blocks with experts of three products of 32 x 16.
+    one_more = 3 * 2 * 3 * 32 * 16
+    assert found.prefill_flops - one.prefill_flops == round((mean["prefill"] - 1) * 20 * one_more)
+    assert found.decode_flops_per_token is not None and one.decode_flops_per_token is not None
+    assert found.decode_flops_per_token - one.decode_flops_per_token == pytest.approx((mean["decode"] - 1) * one_more)
+
+
+def test_engines_refuse_dynamic_experts_and_the_modules_run_them(tiny_checkpoint: Path) -> None:
+    processor = load_processor(find_model(str(tiny_checkpoint)))
+    staged = MolmoeStagedModel("tiny", MolmoeForConditionalGeneration(tiny_config()).eval(), processor, "graph")
+    inputs = {"input_ids": torch.tensor([[7, 20, 33]])}
+    assert staged.describe()["execution"] != "eager"
+    staged.apply(at(0.5))
+    for run in (
+        lambda: staged.warm_up(inputs, 4),
+        lambda: staged.prefill(inputs, None),
+        lambda: staged.answer_batch([inputs], 4),
+        lambda: staged.follow_batch([inputs], [(7,)]),
+        lambda: staged.prove(at(0.5), inputs),
+    ):
+        with pytest.raises(EngineRefused, match=r"expert mass 0.5 is set in the modules only; .* --execution eager"):
+            run()
+    staged.run_by_modules("expert mass 0.5")
+    assert staged.prove(at(0.5), inputs).execution == "eager"
+    staged.apply(at(1.0))
+    assert len(staged.answer_batch([inputs], 4)[0]) == 4

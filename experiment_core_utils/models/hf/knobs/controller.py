@@ -16,9 +16,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
+from experiment_core_utils.models.common.turned_knobs import CountingAdapter
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.counters import count_flops, has_packed_weights
 from experiment_core_utils.models.hf.knobs.active_blocks import ActiveBlocks
+from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
 from experiment_core_utils.models.hf.knobs.routers import Counted, Routers
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
@@ -94,6 +97,12 @@ class DecoderKnobs:
     def blocks_unsupported_reason(self) -> str | None:
         """The reason why blocks cannot be skipped; None if they can."""
         return self._blocks.unsupported_reason
+
+    @property
+    def adapters(self) -> dict[str, CountingAdapter]:
+        """What turns the other knobs of the decoder, by the knob's name, made anew."""
+        blocks = [self._blocks.every[index] for index in self._routers.adjustable_blocks]
+        return {EXPERT_MASS.name: ExpertMassAdapter(blocks, self.top_k_unsupported_reason)}
 
     @property
     def in_force(self) -> Setting:
