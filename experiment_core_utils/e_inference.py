@@ -394,15 +394,16 @@ def sample_record(
     """The record of a sample that was run alone and measured, or that was answered in a batch and has no times."""
     first = runs[0] if runs else answer
     assert first is not None
+    shape = setting.shape(request.shape)
     prediction, scored = model.decode_text(first.token_ids), model.ends.answer(first.token_ids)
     return MeasuredSample(
         sample_id=sample.sample_id,
-        shape=request.shape,
+        shape=shape,
         runs=runs,
         outputs_identical=len({run.token_ids for run in runs}) == 1 if runs else None,
         transfer_s=transfer_s,
         prediction=prediction,
-        flops=model.count_flops(setting, request.shape, len(first.token_ids)),
+        flops=model.count_flops(setting, shape, len(first.token_ids)),
         question_type=sample.question_type,
         image_id=sample.image_id,
         references=sample.answers,

@@ -47,6 +47,7 @@ class KnobRequest:
     model: str  #: the name of the model as it was given
     folder: Path  #: of the model, or its file
     random_weights: bool
+    seed: int = 0  #: of the run
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,14 @@ class Knob(ABC, Generic[V]):
             model: a torch module.
         """
         return nullcontext()
+
+    def shape(self, shape: Any, value: V) -> Any:
+        """The sizes of a request as the decoder gets it at the value.
+
+        Args:
+            shape: the `RequestShape` of the request as it was prepared.
+        """
+        return shape
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
         """Whether what was counted is what the setting requests; None where it is.

@@ -65,6 +65,16 @@ class Setting:
         """The values as results have them, by knob, without those at their neutral value."""
         return {name: knob_named(name).level(value) for name, value in self.values.items()}
 
+    def shape(self, shape: Any) -> Any:
+        """The sizes of a request as the decoder gets it at this setting.
+
+        Args:
+            shape: the `RequestShape` of the request as it was prepared.
+        """
+        for name, value in self.values.items():
+            shape = knob_named(name).shape(shape, value)
+        return shape
+
     @property
     def labels(self) -> tuple[str, ...]:
         """The parts of the key, one a knob."""

@@ -189,6 +189,9 @@ class KnobProof:
     engine_error: float | None = None
     #: the same of the modules in the precision that was measured; None in the same cases
     modules_error: float | None = None
+    prefill_tokens: int | None = None  #: positions that the prefill computed; None where they are not counted
+    prompt_tokens: int | None = None  #: positions of the prompt as it was prepared; None in the same cases
+    vision_tokens: int | None = None  #: image features among these; None in the same cases
     #: why nothing that was counted shows whether a knob acted, by knob; not there where each was seen
     knobs_not_seen: Mapping[str, str] = field(default_factory=dict)
     #: what was counted of knobs whose cost differs between tokens, by knob; not there where there is none

@@ -6,7 +6,7 @@ batching is proven, in each process and for each setting: see `BatchProof`.
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +117,16 @@ class BatchProof:
     with a longer padded prompt, more padding or more differing pictures than those before. The setting must be in force
     whenever this is used.
 
+    Args:
+        setting: that is in force, where it changes the length of prompts.
+
     Attributes:
         reason: why requests have to be answered one by one; None while batches are right.
     """
 
-    def __init__(self, model: StagedModel, max_new_tokens: int) -> None:
+    def __init__(self, model: StagedModel, max_new_tokens: int, setting: Setting | None = None) -> None:
         self.reason: str | None = None
+        self._setting = setting or Setting({})
         self._model = model
         self._max_new_tokens = max_new_tokens
         self._proven = (-1, -1, -1)
@@ -137,6 +141,7 @@ class BatchProof:
         """
         if len(requests) > 1 and self.reason is not None:
             return None
+        requests = [replace(each, shape=self._setting.shape(each.shape)) for each in requests]
         inputs = [self._model.to_device(request.inputs) for request in requests]
         try:
             answers = self._model.answer_batch(inputs, self._max_new_tokens)
@@ -260,7 +265,7 @@ class BatchAnswerer:
             chosen, left = left[:at_once], left[at_once:]
             prepared, failed = self._prepare(chosen, setting)
             yield list(failed)
-            prepared.sort(key=lambda pair: pair[1].shape.prompt_tokens)
+            prepared.sort(key=lambda pair: setting.shape(pair[1].shape).prompt_tokens)
             while prepared:
                 batch, prepared = prepared[: self._limit], prepared[self._limit :]
                 yield self._answer(setting, batch)
@@ -286,7 +291,7 @@ class BatchAnswerer:
         fault fail."""
         done: list[MeasuredSample | FailedSample] = []
         size = self._limit
-        proof = self._proofs.setdefault(setting.key, BatchProof(self._bench.model, self._bench.max_new_tokens))
+        proof = self._proofs.setdefault(setting.key, BatchProof(self._bench.model, self._bench.max_new_tokens, setting))
         while len(done) < len(prepared):
             size = size if proof.reason is None else 1
             part = prepared[len(done) : len(done) + min(size, self._limit)]
@@ -368,7 +373,7 @@ def answer_prepared(
         for places in batches_of(questions, max_batch_size):
             setting = questions[places[0]].setting
             model.apply(setting)
-            proof = proofs.setdefault(_group_key(setting), BatchProof(model, max_new_tokens))
+            proof = proofs.setdefault(_group_key(setting), BatchProof(model, max_new_tokens, setting))
             with out_of_memory_named():
                 found = proof.answer_all([questions[place].request for place in places])
             answers.update(zip(places, found, strict=True))

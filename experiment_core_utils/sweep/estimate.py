@@ -360,7 +360,7 @@ class MolmoeWork:
             crops, image_tokens = 0, 0
             if shape.size is not None:
                 tiling = self._processor.image_processor.tiling_for(*shape.size, vision_of(setting).bounds)
-                crops, image_tokens = tiling[0] * tiling[1] + 1, image_part_tokens(self._processor, tiling)
+                crops, image_tokens = tiling[0] * tiling[1] + 1, image_part_tokens(self._processor, tiling, setting)
             tokens.append(shape.text_tokens + image_tokens)
             flops.append(architecture.request_flops(RequestSize(tokens[-1], self._limit, crops=crops)).stages)
         return RequestWork(
@@ -382,7 +382,9 @@ class MolmoeWork:
         if any(shape.size is not None for shape in self.shapes):
             allowed = vision_of(setting).bounds or CropRange(1, self._processor.image_processor.max_crops)
             crops = allowed.max_crops + 1
-            image_tokens = max(image_part_tokens(self._processor, tiling) for tiling in tilings_within(allowed))
+            image_tokens = max(
+                image_part_tokens(self._processor, tiling, setting) for tiling in tilings_within(allowed)
+            )
         prompt_tokens = text_tokens + image_tokens
         own = self._source.limits.default_top_k or 0
         top_k = max(own, experts_of(setting) or 0) if len(blocks_of(setting)) > 1 else own
@@ -390,10 +392,15 @@ class MolmoeWork:
         return cache + activation_elements(self._source.config, crops, prompt_tokens, top_k)
 
 
-def image_part_tokens(processor: MolmoeProcessor, tiling: Tiling) -> int:
-    """Tokens that a picture of this tiling puts into the prompt, markers counted."""
-    images = processor.image_processor
-    return len(processor.image_tokens.layout(images.features_per_side, images.stitched_features(tiling)))
+def image_part_tokens(processor: MolmoeProcessor, tiling: Tiling, setting: Setting | None = None) -> int:
+    """Tokens that a picture of this tiling puts into the prompt, markers counted; as the decoder gets them at a
+    setting.
+    """
+    images, ids = processor.image_processor, processor.image_tokens
+    layout = ids.layout(images.features_per_side, images.stitched_features(tiling))
+    features = layout.count(ids.patch)
+    shape = RequestShape(None, None, features, len(layout) - features, 0, 0.0)
+    return (shape if setting is None else setting.shape(shape)).prompt_tokens
 
 
 class TransformersWork:
@@ -429,6 +436,7 @@ class TransformersWork:
         shapes, reason = self._shapes_at(vision_of(setting).bounds)
         if not shapes:
             return RequestWork(None, None, None, reason)
+        shapes = [setting.shape(shape) for shape in shapes]
         tokens = [shape.prompt_tokens for shape in shapes]
         if self._architecture is None:
             return RequestWork(statistics.fmean(tokens), None, None, reason)

@@ -58,7 +58,8 @@ from experiment_core_utils.tasks.sampling import SampledDataset
 
 def knob_request(config: ProfilingConfig, source: ModelSource) -> KnobRequest:
     """What each knob sees of the run."""
-    return KnobRequest(config.knobs, source.limits, source.name, source.folder, config.model.random_weights)
+    random_weights, seed = config.model.random_weights, config.task.seed
+    return KnobRequest(config.knobs, source.limits, source.name, source.folder, random_weights, seed)
 
 
 def chosen_blocks(config: ProfilingConfig, source: ModelSource) -> BlockChoice:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from experiment_core_utils.e_inference import sample_record
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.visual_token_keep import KeptTokens
 from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import SETTING, staged_run
@@ -56,3 +57,11 @@ def test_the_samples_question_is_kept_whatever_its_metadata_say() -> None:
     record = sample_record(ScriptedModel(), SETTING, SAMPLE, REQUEST, answer=BatchedAnswer((5,), True, 1, 1))
     assert record.metadata == {"question": "what?", "family": "signs"}
     assert (record.references, record.image_id, record.question_type) == (("stop", "halt"), "p", "reading")
+
+
+def test_sizes_are_those_that_the_decoder_gets() -> None:
+    request = PreparedRequest({}, replace(SHAPE, vision_tokens=9))
+    setting = SETTING.replaced(visual_token_keep=KeptTokens(0.5))
+    model, answer = CountingModel(), BatchedAnswer((5,), True, 1, 1)
+    assert sample_record(model, setting, SAMPLE, request, answer=answer).shape.prompt_tokens == 10 + 5
+    assert sample_record(model, SETTING, SAMPLE, request, answer=answer).shape is request.shape

@@ -16,6 +16,7 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, VisionTarget, tier_target, vision_of
+from experiment_core_utils.knobs.visual_token_keep import KeptTokens
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
@@ -89,6 +90,8 @@ def test_groups_share_crops_top_k_and_blocks_and_shorter_prompts_come_first() ->
     questions = [place_holder(tokens, setting) for tokens, setting in requested]
     assert batches_of(questions, 8) == [(2, 4, 0), (6, 1), (3,), (5,)]
     assert batches_of(questions, 2) == [(2, 4), (0,), (6, 1), (3,), (5,)]
+    kept = [place_holder(9, a), place_holder(8, a.replaced(visual_token_keep=KeptTokens(0.5))), place_holder(7, a)]
+    assert batches_of(kept, 8) == [(2, 0), (1,)]
     assert batches_of([], 2) == []
     with pytest.raises(ConfigurationError, match="at least 1"):
         batches_of(questions, 0)

@@ -12,6 +12,7 @@ from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
+from experiment_core_utils.knobs.visual_token_keep import KeptTokens
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.records.requests import StageFlops
@@ -84,6 +85,25 @@ def test_a_mixture_of_transformers_is_planned_from_its_config(tmp_path: Path) ->
         work.at(Setting.of(vision=MEDIUM, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2)))).prompt_tokens
         > full.prompt_tokens
     )
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "molmoe"])
+def test_dropped_image_tokens_are_not_planned(tiny_checkpoint: Path, tmp_path: Path, family: str) -> None:
+    folder = tiny_checkpoint if family == "molmoe" else without_weights(family, tmp_path)
+    work = work_of(find_model(str(folder)), TASK, (0,), LIMIT)
+    whole = Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2)))
+    every, half, quarter = (
+        work.at(whole.replaced(visual_token_keep=KeptTokens(fraction))) for fraction in (1.0, 0.5, 0.25)
+    )
+    assert every == work.at(whole)
+    # A quarter of the image tokens lies between a half and a quarter of them, up to the rounding.
+    assert every.prompt_tokens - half.prompt_tokens == pytest.approx(
+        2 * (half.prompt_tokens - quarter.prompt_tokens), abs=2
+    )
+    assert every.flops is not None and half.flops is not None
+    assert every.flops.prefill_flops > half.flops.prefill_flops
+    assert every.flops.vision_flops == half.flops.vision_flops
+    assert every.elements is not None and half.elements is not None and every.elements > half.elements
 
 
 def test_the_weights_of_a_text_model_are_counted_by_hand(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ class PrefilledRequest(Generic[Setting]):
     length: int  #: positions of the KV cache in use
     #: blocks that ran before the setting was chosen, with the model's own knobs; 0 where it ran as a whole
     pause: int = 0
+    num_dropped: int = 0  #: tokens of the prompt that never entered the decoder
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,12 @@ class RequestSlot(Generic[Setting]):
         """Invalidate all states: none can be decoded from, and no paused prefill can be finished."""
         self._prefilled = self._paused_request = None
 
-    def occupy(self, setting: Setting, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[Setting]:
+    def occupy(
+        self, setting: Setting, prompt: torch.Tensor, pause: int = 0, num_dropped: int = 0
+    ) -> PrefilledRequest[Setting]:
         """The state of a request after its prompt [1, T], whose keys and values are in the KV cache."""
-        self._prefilled, self._paused_request = PrefilledRequest(setting, prompt, prompt.shape[1], pause), None
+        length = prompt.shape[1] - num_dropped
+        self._prefilled, self._paused_request = PrefilledRequest(setting, prompt, length, pause, num_dropped), None
         return self._prefilled
 
     def begin(self, prompt: torch.Tensor, pause: int) -> None:
@@ -88,8 +92,9 @@ class RequestSlot(Generic[Setting]):
             is_same = (
                 current is not None
                 and current.prompt is state.prompt
-                and (current.setting, current.pause) == (state.setting, state.pause)
+                and (current.setting, current.pause, current.num_dropped)
+                == (state.setting, state.pause, state.num_dropped)
             )
-            if not is_same or state.length != state.prompt.shape[1]:
+            if not is_same or state.length != state.prompt.shape[1] - state.num_dropped:
                 raise SettingError(f"{self._place} is used by another request now; prefill this one again")
             self._prefilled = state

@@ -19,6 +19,7 @@ from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, vision_of
+from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP
 from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
@@ -45,7 +46,7 @@ from experiment_core_utils.models.common.gguf_files import quantised_file_of
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
-from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
+from experiment_core_utils.models.common.turned_knobs import KnobAdapter, TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.batch import answer_together, follow_together
@@ -55,6 +56,7 @@ from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inpu
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
 from experiment_core_utils.models.hf.requests import HFRequests
+from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, Component
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import EngineRefused, KnobDidNotAct
@@ -119,8 +121,10 @@ class TransformersModel(HasEnds):
         self.num_experts = self.knobs.num_experts
         self.default_top_k = self.knobs.default_top_k
         self._vision_fields = AttributeChanges()
-        self.other_knobs = TurnedKnobs(model, OWN_KNOBS, self.knobs.adapters)
-        self._stages = GenerateStages(model, self.preferences)
+        self._visual_tokens = VisualTokens(model, requests)
+        adapters: dict[str, KnobAdapter] = {**self.knobs.adapters, VISUAL_TOKEN_KEEP.name: self._visual_tokens}
+        self.other_knobs = TurnedKnobs(model, OWN_KNOBS, adapters)
+        self._stages = GenerateStages(model, self.preferences, self._visual_tokens)
         self._graphed, self._unsupported_reason = None, eager_reason
         if eager_reason is None:
             self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer)
@@ -168,10 +172,12 @@ class TransformersModel(HasEnds):
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
-        return {
+        sent = {
             name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
             for name, tensor in inputs.items()
         }
+        self._visual_tokens.note(inputs["input_ids"], sent["input_ids"])
+        return sent
 
     def apply(self, setting: Setting) -> None:
         """See `StagedModel.apply`; fields of the config that depend on the crops are put in force too."""
@@ -272,25 +278,27 @@ class TransformersModel(HasEnds):
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """See `StagedModel.generate_timed`."""
         if self._graphed is None:
-            return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences, self.ends)
+            with self._visual_tokens.shortening(inputs["input_ids"]):
+                return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences, self.ends)
         self.warm_up(inputs, max_new_tokens)
         requests = AsyncRequests(self._graphed, self._stages, self._graph_key)
         return generate_async(requests, inputs, max_new_tokens, self.ends, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `StagedModel.answer_batch`."""
-        return answer_together(self.model, inputs_list, self.ends, max_new_tokens, self.preferences)
+        around = self._visual_tokens.shortening
+        return answer_together(self.model, inputs_list, self.ends, max_new_tokens, self.preferences, around)
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
         """See `StagedModel.follow_batch`."""
-        return follow_together(self.model, inputs_list, answers)
+        return follow_together(self.model, inputs_list, answers, self._visual_tokens.shortening)
 
     def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
         """See `StagedModel.follow_exactly`."""
         with judging(self.model, self.model.dtype):
-            return follow_together(self.model, [inputs], [answer])[0]
+            return self.follow_batch([inputs], [answer])[0]
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `StagedModel.decode_text`."""
@@ -323,13 +331,14 @@ class TransformersModel(HasEnds):
         with self.knobs.counted() as counted:
             with ran:
                 logits, state = self._stages.prefill(inputs, features)
-            experts, blocks = dict(counted.experts), tuple(counted.blocks)
+            experts, blocks, tokens = dict(counted.experts), tuple(counted.blocks), counted.tokens
             counted.clear()
             token = logits.argmax(dim=-1, keepdim=True)
             with ran_decode:
                 after = self._stages.decode_step(token, state)
             decode_blocks = tuple(counted.blocks)
         refuse_not_finite(logits, after)
+        found = self._visual_tokens.places_in(inputs["input_ids"])
         errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
@@ -343,6 +352,9 @@ class TransformersModel(HasEnds):
             modules_error=None if errors is None else errors.modules,
             experts_implementation=ran.names,
             experts_implementation_decode=ran_decode.names,
+            prefill_tokens=tokens,
+            prompt_tokens=inputs["input_ids"].shape[1],
+            vision_tokens=len(found.places[0]),
             counted=self.other_knobs.counted(setting, self, inputs),
         )
 
@@ -381,7 +393,7 @@ class TransformersModel(HasEnds):
         return self._judged[self._graph_key]
 
     def _judge(self, graphed: GraphedGeneration, inputs: Mapping[str, Any], features: Any) -> EngineErrors:
-        setting = self.active_setting
+        setting = self._graph_key
         graphed.warm_up(setting, inputs, PROOF_STEPS + 1)
         trace, tokens = RouterTrace(self.num_experts), list[torch.Tensor]()
         with trace.of_pass():
@@ -407,7 +419,8 @@ class TransformersModel(HasEnds):
 
         names = "graphed prefill", "graphed decode step"
         computed = Computed(found, graphed.decode_at(setting).cached)
-        run = EngineRun(computed, inputs["input_ids"].shape[1], experts if any(experts) else ())
+        prompt_tokens = graphed.decode_at(setting).length - PROOF_STEPS
+        run = EngineRun(computed, prompt_tokens, experts if any(experts) else ())
         try:
             return judged_by_modules(names, run, self.model, repeat, self.num_experts, found[0].dtype)
         except EngineRefused as error:

@@ -4,7 +4,8 @@ Nothing here is timed. Blocks of some families look at the padding, or at the ot
 those of one request at a time, `follow_together` shows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from experiment_core_utils.models.hf.generate import processors_for
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT
 from experiment_core_utils.records.requests import FollowedAnswer
 
+Around = Callable[[torch.Tensor], AbstractContextManager[object]]
+
 
 @torch.inference_mode()
 def answer_together(
@@ -26,6 +29,7 @@ def answer_together(
     ends: AnswerEnds,
     max_new_tokens: int,
     preferences: Preferences = NO_PREFERENCES,
+    around: Around = nullcontext,
 ) -> list[tuple[int, ...]]:
     """Token ids of each request under the setting in force, end-of-sequence included where it came.
 
@@ -34,6 +38,7 @@ def answer_together(
     Args:
         requests: tensors on the model's device, as `generate()` takes them.
         preferences: of the checkpoint, applied to each row without its padding.
+        around: makes a context for the run of a batch, from its ids.
 
     Raises:
         GenerationFailed: logits are not finite.
@@ -43,7 +48,7 @@ def answer_together(
         merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
         prompt_tokens = merged["input_ids"].shape[1]
         processors = processors_for(model, merged, preferences, ends)
-        with logits_watched(model) as watch:
+        with logits_watched(model) as watch, around(merged["input_ids"]):
             answered = model.generate(
                 **merged,
                 max_new_tokens=max_new_tokens,
@@ -60,7 +65,10 @@ def answer_together(
 
 @torch.inference_mode()
 def follow_together(
-    model: PreTrainedModel, requests: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    model: PreTrainedModel,
+    requests: Sequence[Mapping[str, Any]],
+    answers: Sequence[tuple[int, ...]],
+    around: Around = nullcontext,
 ) -> list[FollowedAnswer]:
     """What the same `generate()` would choose after each beginning of these answers, in the same batches."""
     found: dict[int, FollowedAnswer] = {}
@@ -68,7 +76,8 @@ def follow_together(
         merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
         follower = BatchFollower([answers[place] for place in places], merged["input_ids"].device)
         follow = LogitsProcessorList([_Follow(follower)])
-        model.generate(**merged, max_new_tokens=follower.num_positions, logits_processor=follow)
+        with around(merged["input_ids"]):
+            model.generate(**merged, max_new_tokens=follower.num_positions, logits_processor=follow)
         found |= dict(zip(places, follower.followed, strict=True))
     return [found[place] for place in range(len(requests))]
 

@@ -25,6 +25,7 @@ from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.models.common.private_apis import carried_kwargs, position_ids, takes_dynamic_cache
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
+from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.records.requests import StageName, TimedTokens
@@ -202,9 +203,15 @@ class GenerateStages:
     Args:
         preferences: of the checkpoint, applied to the logits that stages give. The model's generation config must have
             the end of sequence by then.
+        visual_tokens: drops image tokens between vision and prefill; None drops none.
     """
 
-    def __init__(self, model: PreTrainedModel, preferences: Preferences = NO_PREFERENCES) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        preferences: Preferences = NO_PREFERENCES,
+        visual_tokens: VisualTokens | None = None,
+    ) -> None:
         self._model: Any = model
         self.preferences = preferences
         #: with the end-of-sequence tokens; without any, those of the model's generation config count
@@ -215,6 +222,7 @@ class GenerateStages:
         self._cache_name = next((name for name in _CACHE_NAMES if name in taken), _CACHE_NAMES[0])
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
         encoder = getattr(model.base_model, _ENCODER, None)
+        self.visual_tokens = visual_tokens
         self._encoder_arguments = None if encoder is None else tuple(inspect.signature(encoder).parameters)
 
     @property
@@ -245,7 +253,13 @@ class GenerateStages:
         with ExitStack() as stack:
             if features is not None:
                 stack.enter_context(replaced_method(model.base_model, _ENCODER, lambda *_, **__: features))
+            shortened = None
+            if self.visual_tokens is not None:
+                shortened = stack.enter_context(self.visual_tokens.shortening(ids))
             outputs = model(**prepared, return_dict=True)
+        if shortened is not None:
+            ids, kwargs = shortened.prompt(ids, kwargs)
+            inputs = {"input_ids": ids, "attention_mask": kwargs["attention_mask"]}
         state = GenerationState([(ids, self._next_kwargs(outputs, kwargs))])
         if self.preferences.change_logits:
             state.processors = processors_for(model, inputs, self.preferences, self.end_tokens)

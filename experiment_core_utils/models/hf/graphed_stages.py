@@ -154,7 +154,9 @@ class GraphedGeneration:
         self._slot.release()
         logits, state = self._prefilled(graphed, inputs, features)
         graphed.decode.begin(state, logits)
-        return logits, self._slot.occupy(setting, inputs["input_ids"])
+        prompt = inputs["input_ids"]
+        num_dropped = prompt.shape[1] - graphed.decode.length
+        return logits, self._slot.occupy(setting, prompt, num_dropped=num_dropped)
 
     def decode_step(self, token: torch.Tensor, state: PrefilledRequest[Hashable]) -> torch.Tensor:
         """The decode stage: token [1, 1] -> logits [1, V], which the next step overwrites.

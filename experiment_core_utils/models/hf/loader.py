@@ -43,6 +43,7 @@ from experiment_core_utils.models.hf.generate import loose_tensors, stages_unsup
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.processor import load_hf_processor
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions, HFRequests
+from experiment_core_utils.models.hf.visual_token_keep import keep_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
@@ -136,6 +137,7 @@ def limits_of(source: HFSource) -> KnobLimits:
             vision=source.requests.vision_knob_unsupported_reason,
             top_k=knobs.top_k_unsupported_reason,
             num_active_blocks=knobs.blocks_unsupported_reason,
+            visual_token_keep=keep_unsupported_reason(source.requests, source.config),
             # A knob that goes with top-k is refused with it.
             **{
                 name: adapter.unsupported_reason

@@ -356,6 +356,11 @@ class HFRequests:
         self.vision_knob_unsupported_reason = self._unsupported_reason()
 
     @property
+    def placeholder(self) -> int | None:
+        """The token that an image feature takes the place of; None in a text model."""
+        return self._placeholder
+
+    @property
     def tokenizer(self) -> Any:
         """The tokenizer of the checkpoint."""
         return self._tokenizer

@@ -17,6 +17,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.token_units import tokens_of_crops
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange
+from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP
 from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import engine_refused, refusal_of
@@ -25,7 +26,7 @@ from experiment_core_utils.models.common.engine_proof import judging
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.preferences import decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
-from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
+from experiment_core_utils.models.common.turned_knobs import KnobAdapter, TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
@@ -47,6 +48,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeImageFeatures,
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor, refuse_several_pictures
+from experiment_core_utils.models.molmoe.visual_token_keep import PlacedTokens
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
@@ -103,10 +105,14 @@ class MolmoeStagedModel(HasEnds):
         self._eos = eos_sources(model.generation_config, model.config, processor.tokenizer, None)
         self.ends = AnswerEnds(frozenset(self._eos.token_ids), text_of=processor.decode)
         self._requested = execution
-        self._eager = EagerStages(model)
-        adapters = {EXPERT_MASS.name: ExpertMassAdapter(model.all_blocks[1:])}
+        self._placed_tokens = PlacedTokens()
+        self._eager = EagerStages(model, self._placed_tokens)
+        adapters: dict[str, KnobAdapter] = {
+            VISUAL_TOKEN_KEEP.name: self._placed_tokens,
+            EXPERT_MASS.name: ExpertMassAdapter(model.all_blocks[1:]),
+        }
         self.other_knobs = TurnedKnobs(model, OWN_KNOBS, adapters)
-        self._engine_stages, self._executed = engine_stages(model, execution, eager_reason)
+        self._engine_stages, self._executed = engine_stages(model, execution, eager_reason, self._placed_tokens)
         self._batched = None if self._engine_stages is None else BatchedExecution(self._engine_stages)
         self.split: EagerPausedPrefill | EnginePausedPrefill = (
             EagerPausedPrefill(model, self._eager)
@@ -181,10 +187,12 @@ class MolmoeStagedModel(HasEnds):
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
-        return {
+        sent = {
             name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
             for name, tensor in inputs.items()
         }
+        self._placed_tokens.note(inputs, sent)
+        return sent
 
     def apply(self, setting: Setting) -> None:
         """See `StagedModel.apply`."""
@@ -224,7 +232,7 @@ class MolmoeStagedModel(HasEnds):
         stages, knobs = self._engine_stages, self._knobs
         if stages is None:
             return
-        tokens = inputs["input_ids"].shape[1]
+        tokens = self._placed_tokens.length(inputs)
         reason = refusal_of(lambda: stages.warm_up(knobs, inputs, max_new_tokens), tokens, max_new_tokens)
         if reason is not None:
             stages.give_up(knobs)

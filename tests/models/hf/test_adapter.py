@@ -97,6 +97,7 @@ def windowed(model: Any = None) -> TransformersModel:
     requests = SimpleNamespace(
         config_for=lambda _: {},
         has_vision=False,
+        placeholder=None,
         vision_knob_unsupported_reason=None,
         tokenizer=None,
         chat_template=None,

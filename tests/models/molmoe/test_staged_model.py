@@ -132,7 +132,7 @@ def test_flops_follow_the_experts_that_were_computed(tiny_checkpoint: Path) -> N
     shape = RequestShape(None, None, 0, 0, 20, 0.0)
     assert staged.count_flops(at(0.5), shape, 5) is None
     proof = staged.prove(at(0.5), {"input_ids": torch.randint(6, 100, (1, 20))})
-    mean = proof.counted["expert_mass"]["mean_experts_per_token"]
+    mean = proof.counted["expert_mass"]["mean_computed_experts"]
     found, one = staged.count_flops(at(0.5), shape, 5), staged.count_flops(at(1.0, 1), shape, 5)
     assert found is not None and one is not None
     # Three blocks with experts of three products of 32 x 16.

@@ -4,6 +4,7 @@ A router gives each token k slots: experts by falling probability, and their wei
 number of experts as its expert and the weight 0, which is how transformers marks slots of experts on other devices. The
 eager loop over experts and `grouped_mm` compute nothing for such a slot. `batched_mm` computes every slot that it is
 given, so it is given as many as the token with the most needs: in a decode step of one request exactly those used.
+Versions of transformers without that mark get the weight 0 alone: they compute every slot, and FLOPs say so.
 """
 
 from collections import defaultdict
@@ -39,13 +40,15 @@ class _Seen:
     """What the routers and experts of all blocks were seen to do: one tensor for each of their calls."""
 
     probabilities: list[torch.Tensor] = field(default_factory=list)  #: [T, E]
-    experts: list[torch.Tensor] = field(default_factory=list)  #: [T, k]; E in a slot that is not used
+    experts: list[torch.Tensor] = field(default_factory=list)  #: [T, k]
+    used: list[torch.Tensor] = field(default_factory=list)  #: [T, k], whether a slot is used
     computed: list[tuple[int, int]] = field(default_factory=list)  #: slots that were computed, and T
 
     def note_router(self, _router: nn.Module, _inputs: Any, output: Any) -> None:
-        logits, _, ids = output
+        logits, weights, ids = output
         self.probabilities.append(logits.float().softmax(dim=-1))
         self.experts.append(ids)
+        self.used.append((ids < logits.shape[-1]) & (weights > 0))
 
     def note_experts(self, experts: Any, inputs: Any) -> None:
         _, ids, _ = inputs
@@ -55,7 +58,7 @@ class _Seen:
     def figures(self) -> dict[str, float | int | None]:
         """Experts of a token over all calls, and their probabilities."""
         probabilities, ids = torch.cat(self.probabilities), torch.cat(self.experts)
-        is_used = ids < probabilities.shape[1]
+        is_used = torch.cat(self.used)
         counts = is_used.sum(dim=1)
         chosen = probabilities.gather(1, ids.clamp(max=probabilities.shape[1] - 1))
         sums = (chosen * is_used).sum(dim=1)
@@ -112,9 +115,12 @@ class ExpertMassAdapter(CountingAdapter):
                 f"--experts_implementation {', '.join(_IMPLEMENTATIONS[:-1])} or {_IMPLEMENTATIONS[-1]}"
             )
         with ExitStack() as changes:
-            skips = [AttributeChange(experts, SKIPS_SLOTS, True) for _, experts in self._parts]
+            skips = [AttributeChange(experts, SKIPS_SLOTS, True) for _, experts in self._parts if _skips_slots(experts)]
             changes.enter_context(AttributeChanges().in_place(skips))
-            handles = [router.register_forward_hook(partial(_left_out, value)) for router, _ in self._parts]
+            handles = [
+                router.register_forward_hook(partial(_left_out, value, _skips_slots(experts)))
+                for router, experts in self._parts
+            ]
             handles += [experts.register_forward_pre_hook(_given_fewer) for _, experts in self._parts]
             changes.enter_context(hooks_removed(handles))
             self._in_force = changes.pop_all()
@@ -177,13 +183,18 @@ class ExpertMassAdapter(CountingAdapter):
 
 
 def _parts_of(block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
-    """The router and the experts of a block; None where they are not known to leave out slots."""
+    """The router and the experts of a block; None where they are not known."""
     router = next((module for module in block.modules() if type(module).__name__ in ROUTERS), None)
     experts = next((module for module in block.modules() if computes_experts(module)), None)
-    return None if router is None or experts is None or not hasattr(experts, SKIPS_SLOTS) else (router, experts)
+    return None if router is None or experts is None else (router, experts)
 
 
-def _left_out(mass: float, router: Any, _inputs: Any, output: Any) -> Any:
+def _skips_slots(experts: nn.Module) -> bool:
+    """Whether experts compute nothing for a slot that has no expert, in this version of transformers."""
+    return hasattr(experts, SKIPS_SLOTS)
+
+
+def _left_out(mass: float, is_skipped: bool, router: Any, _inputs: Any, output: Any) -> Any:
     """A router's output in which the slots after those that have the mass are left out."""
     logits, weights, ids = output
     chosen = logits.float().softmax(dim=-1).gather(1, ids)
@@ -192,7 +203,7 @@ def _left_out(mass: float, router: Any, _inputs: Any, output: Any) -> Any:
     chosen = chosen.masked_fill(is_left_out, 0.0)
     if getattr(router, "norm_topk_prob", True):
         chosen = chosen / chosen.sum(dim=-1, keepdim=True)
-    return logits, chosen.to(weights.dtype), ids.masked_fill(is_left_out, logits.shape[-1])
+    return logits, chosen.to(weights.dtype), ids.masked_fill(is_left_out & is_skipped, logits.shape[-1])
 
 
 def _given_fewer(experts: Any, inputs: Any) -> Any:

@@ -28,17 +28,21 @@ class Counted:
     #: by block, the experts that its router chose for a token when it last ran; a dense block and one whose choice
     #: cannot be seen have no entry
     experts: dict[int, int] = field(default_factory=dict)
+    tokens: int | None = None  #: positions that the last block computed; None where its output does not show it
 
     def clear(self) -> None:
         """Forget the counts."""
+        self.tokens = None
         self.blocks.clear()
         self.experts.clear()
 
     def block_hook(self, index: int) -> Any:
         """A forward hook of a block that counts it."""
 
-        def hook(*_: Any) -> None:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
             self.blocks.append(index)
+            hidden = output[0] if isinstance(output, tuple | list) else output
+            self.tokens = int(hidden.shape[-2]) if isinstance(hidden, torch.Tensor) and hidden.dim() > 1 else None
 
         return hook
 

@@ -19,31 +19,25 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
+from experiment_core_utils.models.molmoe.visual_token_keep import PlacedTokens
 from experiment_core_utils.records.requests import FollowedAnswer, KnobProof
 
 DROPPED = -100
 
 
 def _placed_features(
-    model: MolmoeForConditionalGeneration, requests: Sequence[Mapping[str, Any]], length: int
+    prompts: Sequence[tuple[torch.Tensor, MolmoeImageFeatures | None]], length: int
 ) -> MolmoeImageFeatures | None:
-    """Each picture's features, encoded alone as the stages do it, at places shifted by the padding; None without
-    any.
-    """
+    """The features of ids [1, T], each picture's encoded alone, at places shifted by the padding; None without any."""
     encoded = {
-        row: (
-            model.encode_image(request["pixel_values"], request["image_masks"], request["image_input_idx"]),
-            length - request["input_ids"].shape[1],
-        )
-        for row, request in enumerate(requests)
-        if "pixel_values" in request
+        row: (features, length - ids.shape[1]) for row, (ids, features) in enumerate(prompts) if features is not None
     }
     if not encoded:
         return None
     like = next(iter(encoded.values()))[0].pooler_output
     most = max(features.pooler_output.shape[1] for features, _ in encoded.values())
-    pooled = like.new_zeros(len(requests), most, like.shape[2])
-    places = torch.full((len(requests), most), DROPPED, dtype=torch.long, device=like.device)
+    pooled = like.new_zeros(len(prompts), most, like.shape[2])
+    places = torch.full((len(prompts), most), DROPPED, dtype=torch.long, device=like.device)
     for row, (features, shift) in encoded.items():
         count = features.pooler_output.shape[1]
         pooled[row, :count] = features.pooler_output[0]
@@ -53,10 +47,15 @@ def _placed_features(
 
 
 class EagerStages:
-    """The stages as transformers runs them; they need no warm-up."""
+    """The stages as transformers runs them; they need no warm-up.
 
-    def __init__(self, model: MolmoeForConditionalGeneration) -> None:
+    Args:
+        placed_tokens: drops image tokens between vision and prefill; None drops none.
+    """
+
+    def __init__(self, model: MolmoeForConditionalGeneration, placed_tokens: PlacedTokens | None = None) -> None:
         self._model = model
+        self._placed_tokens = placed_tokens or PlacedTokens()
         self._kernels = DecodeKernels(model)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
@@ -69,7 +68,8 @@ class EagerStages:
         self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
     ) -> tuple[torch.Tensor, DecodeState]:
         """See `StagedModel.prefill`."""
-        return self._model.prefill(inputs["input_ids"], features, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        ids, features = self._placed_tokens.shortened(inputs, features)
+        return self._model.prefill(ids, features, top_k=knobs.top_k, active_blocks=knobs.blocks)
 
     def decoding(self) -> AbstractContextManager[None]:
         """See `Stages.decoding`."""
@@ -128,15 +128,16 @@ class EagerStages:
         choose: Callable[[torch.Tensor], torch.Tensor | None],
     ) -> None:
         """Prefill and decode a batch; `choose` gives tokens [B, 1] after logits [B, V], and None to stop."""
-        model, prompts = self._model, [request["input_ids"] for request in requests]
-        alone = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in prompts]
+        model = self._model
+        prompts = [self._placed_tokens.shortened(request, self.encode_image(request)) for request in requests]
+        alone = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids, _ in prompts]
         ids, mask = merge_requests(alone, model.config.pad_token_id).values()
         length = ids.shape[1]
         is_padded = not bool(mask.all())
         mask = torch.nn.functional.pad(mask, (0, max_new_tokens), value=1)
         logits, state = model.prefill(
             ids,
-            _placed_features(model, requests, length),
+            _placed_features(prompts, length),
             attention_mask=mask[:, :length] if is_padded else None,
             top_k=knobs.top_k,
             active_blocks=knobs.blocks,
@@ -157,7 +158,7 @@ class EagerStages:
         with self._counted() as counted:
             with ran:
                 logits, state = self.prefill(knobs, inputs, features)
-            experts, blocks = dict(counted.experts), tuple(counted.blocks)
+            experts, blocks, tokens = dict(counted.experts), tuple(counted.blocks), counted.tokens
             counted.clear()
             with ran_decode:
                 after = self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
@@ -170,6 +171,9 @@ class EagerStages:
             cache_layers=sum(1 for layer in state.past_key_values.layers if layer.get_seq_length() > 0),
             experts_implementation=ran.names,
             experts_implementation_decode=ran_decode.names,
+            prefill_tokens=tokens,
+            prompt_tokens=inputs["input_ids"].shape[1],
+            vision_tokens=self._placed_tokens.num_features(inputs),
         )
 
     @contextmanager

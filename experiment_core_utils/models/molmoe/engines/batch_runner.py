@@ -61,7 +61,7 @@ class BatchedExecution:
         self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], max_new_tokens: int
     ) -> tuple[KVCache, DecodeEngine, torch.Tensor]:
         """The KV cache of all requests with their first tokens, its decode engine, and the prefills' logits [B, V]."""
-        lengths = [request["input_ids"].shape[1] for request in requests]
+        lengths = [self._stages.placed_tokens.length(request) for request in requests]
         kv_cache, decode = self._kv_cache_for(len(requests), max(lengths) + max_new_tokens)
         rows = []
         for row, request in enumerate(requests):

@@ -33,6 +33,7 @@ from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe.engines.select import choose_engines, decoder_engines
 from experiment_core_utils.models.molmoe.engines.weights import fuse_decoder_weights
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
+from experiment_core_utils.models.molmoe.visual_token_keep import PlacedTokens
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import KnobProof, StageName
 
@@ -65,7 +66,10 @@ def modules_run(reason: str | None) -> Executed:
 
 
 def engine_stages(
-    model: MolmoeForConditionalGeneration, requested: ExecutionMode, eager_reason: str | None = None
+    model: MolmoeForConditionalGeneration,
+    requested: ExecutionMode,
+    eager_reason: str | None = None,
+    placed_tokens: PlacedTokens | None = None,
 ) -> tuple["EngineStages | None", Executed]:
     """The stages by engines, and how they run, for the record; None where the modules run.
 
@@ -75,7 +79,7 @@ def engine_stages(
     if requested == "eager" or eager_reason is not None:
         return None, modules_run(eager_reason)
     try:
-        stages = EngineStages(model)
+        stages = EngineStages(model, placed_tokens)
     except ConfigurationError as error:
         return None, modules_run(str(error))
     ways, reasons = stages.engines.ways, stages.engines.reasons
@@ -93,6 +97,9 @@ def engine_stages(
 class EngineStages:
     """A MolmoE model's stages without its modules.
 
+    Args:
+        placed_tokens: drops image tokens between vision and prefill; None drops none.
+
     Attributes:
         decoder: its weights.
         engines: the engine of each stage.
@@ -103,8 +110,9 @@ class EngineStages:
         ConfigurationError: the decoder's weights cannot be fused, or on a GPU its steps cannot be captured.
     """
 
-    def __init__(self, model: MolmoeForConditionalGeneration) -> None:
+    def __init__(self, model: MolmoeForConditionalGeneration, placed_tokens: PlacedTokens | None = None) -> None:
         self._model = model
+        self.placed_tokens = placed_tokens or PlacedTokens()
         self.decoder = fuse_decoder_weights(model)
         self.engines = choose_engines(model, self.decoder)
         self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
@@ -120,7 +128,7 @@ class EngineStages:
 
     def warm_up(self, knobs: EngineKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """Prepare everything that a request of this shape needs at these knobs; earlier states become invalid."""
-        tokens = inputs["input_ids"].shape[1]
+        tokens = self.placed_tokens.length(inputs)
         self._free_memory(tokens + max_new_tokens)
         if "pixel_values" in inputs and self.engines.vision is not None:
             self.engines.vision.warm_up(inputs["pixel_values"].shape[1])
@@ -181,19 +189,23 @@ class EngineStages:
         self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
     ) -> tuple[torch.Tensor, PrefilledRequest[EngineKnobs]]:
         """See `StagedModel.prefill`."""
-        prompt = inputs["input_ids"]
+        prompt, features = self.placed_tokens.shortened(inputs, features)
         tokens = prompt.shape[1]
         self.slot.release()
         if tokens > self.kv_cache.max_seq_len:
             self._free_memory(tokens + UNANNOUNCED_TOKENS)
         logits = self.engines.prefill.prefill(self.embedded(prompt, features), knobs, self.kv_cache)
-        return logits, self.occupy(knobs, prompt)
+        whole = inputs["input_ids"]
+        return logits, self.occupy(knobs, whole, num_dropped=whole.shape[1] - tokens)
 
-    def occupy(self, knobs: EngineKnobs, prompt: torch.Tensor, pause: int = 0) -> PrefilledRequest[EngineKnobs]:
-        """The state of a prompt [1, T] that fills the first positions of the KV cache, and ran with such a pause."""
-        tokens = prompt.shape[1]
-        self.kv_cache.set_lengths([tokens])
-        return self.slot.occupy(knobs, prompt, pause)
+    def occupy(
+        self, knobs: EngineKnobs, prompt: torch.Tensor, pause: int = 0, num_dropped: int = 0
+    ) -> PrefilledRequest[EngineKnobs]:
+        """The state of a prompt [1, T] that fills the first positions of the KV cache, and ran with such a pause and
+        without so many of its tokens.
+        """
+        self.kv_cache.set_lengths([prompt.shape[1] - num_dropped])
+        return self.slot.occupy(knobs, prompt, pause, num_dropped)
 
     def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
         """Token embeddings [T, H] of a prompt [1, T], with the image features added at their places."""
@@ -287,12 +299,13 @@ class EngineStages:
             self._refuse_other_features(inputs, features)
             self._judged_crops.add(crops)
         if knobs not in self._judged_knobs and not PLAIN.issuperset((ways["prefill"], ways["decode"])):
-            ids = torch.cat([inputs["input_ids"], *tokens], dim=1)
+            prompt, given = self.placed_tokens.shortened(inputs, features)
+            ids = torch.cat([prompt, *tokens], dim=1)
             caches = self.kv_cache.keys[:, 0, :, : state.length], self.kv_cache.values[:, 0, :, : state.length]
             computed = Computed(found, list(zip(*(cache[: len(knobs.blocks)] for cache in caches), strict=True)))
             chosen = [torch.cat(of_block) for of_block in experts.values()]
             run = EngineRun(computed, state.length - PROOF_STEPS, [chosen])
-            self._judged_knobs[knobs] = self._judged(knobs, ids, features, run)
+            self._judged_knobs[knobs] = self._judged(knobs, ids, given, run)
         errors = self._judged_knobs.get(knobs)
         return KnobProof(
             experts_per_token=experts_per_token,
@@ -301,6 +314,10 @@ class EngineStages:
             cache_layers=int(filled.sum()),
             engine_error=None if errors is None else errors.engine,
             modules_error=None if errors is None else errors.modules,
+            # Of the last block the last position alone is computed.
+            prefill_tokens=len(next(iter(used.values()))) if len(used) > 1 else None,
+            prompt_tokens=inputs["input_ids"].shape[1],
+            vision_tokens=self.placed_tokens.num_features(inputs),
         )
 
     def _judged(

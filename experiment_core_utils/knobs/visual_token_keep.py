@@ -1,0 +1,184 @@
+"""The knob of kept image tokens: the fraction of a picture's features that enters the decoder behind the connector.
+
+Of N features, all pictures of a request together in the order of the prompt, max(1, N x fraction rounded half up) are
+kept, in their order; the others leave the prompt: ids, embeddings, mask and positions. Their number is known before the
+run, so that nothing waits for the device. Marks around and between features (starts, ends, column marks) stay; row ends
+that are features themselves, as LLaVA-NeXT's, are kept or dropped like others. Where positions are one number, those of
+the kept sequence are consecutive. Where they are three (Qwen-VL), each token keeps its own, and what follows has the
+position that it has in the whole prompt. The rules see features only, no attention; their time is part of the prefill.
+"""
+
+import math
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from experiment_core_utils.knobs.interface import (
+    CannotBeSeen,
+    Knob,
+    KnobLimits,
+    KnobRequest,
+    Level,
+    RequestedValues,
+    Turned,
+    fixed_values,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
+from experiment_core_utils.primitives.flag_fields import Listed, Part
+
+if TYPE_CHECKING:
+    # Knobs are needed before anything of torch, which takes long to import.
+    import torch
+
+Rule = Literal["uniform", "random", "norm", "divprune"]
+_LABEL = "keep"
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """The fraction that is kept, and how a run chooses the tokens, which no name says."""
+
+    fraction: float
+    rule: Rule = field(default="uniform", compare=False)
+    seed: int = field(default=0, compare=False)  #: of `random`
+
+    def count(self, features: int) -> int:
+        """How many of so many features are kept."""
+        return min(features, max(1, math.floor(features * self.fraction + 0.5)))
+
+    def places(self, features: "torch.Tensor", token_ids: Sequence[int]) -> "torch.Tensor":
+        """The places [K] of the kept ones among features [N, H], ascending, on their device, which is not waited for.
+
+        Args:
+            token_ids: of the prompt from its first image token on, on the host; `random` draws by them and the seed, so
+                that a request has the same places in every run and batch.
+        """
+        import torch
+
+        total, device = features.shape[0], features.device
+        kept = self.count(total)
+        if self.rule == "uniform":
+            steps = torch.arange(kept, device=device)
+            return (2 * steps + 1) * total // (2 * kept)
+        if self.rule == "random":
+            seed = zlib.crc32(array("q", (self.seed, *token_ids)).tobytes())
+            drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:kept]
+            return drawn.sort().values.to(device, non_blocking=True)
+        if self.rule == "norm":
+            return features.float().norm(dim=-1).topk(kept).indices.sort().values
+        return _most_diverse(features.float(), kept).sort().values
+
+
+def _most_diverse(features: "torch.Tensor", kept: int) -> "torch.Tensor":
+    """Places of the features whose smallest cosine distance to each other is large, chosen one after the other.
+
+    The greedy solution of the max-min diversity problem, as DivPrune takes it (Alvar, Singh, Akbari, Zhang: "DivPrune:
+    Diversity-based Visual Token Pruning for Large Multimodal Models", CVPR 2025, arXiv 2503.02175): first the feature
+    whose nearest other is farthest, then always the one whose nearest chosen one is farthest.
+    """
+    import torch
+
+    directions = torch.nn.functional.normalize(features, dim=-1)
+    distances = 1 - directions @ directions.T
+    never = distances.new_full((), -math.inf)
+    is_self = torch.eye(len(features), dtype=torch.bool, device=features.device)
+    nearest = distances.masked_fill(is_self, math.inf).amin(dim=1)
+    taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
+    chosen: list[torch.Tensor] = []
+    for _ in range(kept):
+        place = torch.where(taken, never, nearest).argmax(keepdim=True)
+        to_it = distances.index_select(0, place)[0]
+        nearest = torch.minimum(nearest, to_it) if chosen else to_it
+        taken = taken.index_fill(0, place, True)
+        chosen.append(place)
+    return torch.cat(chosen)
+
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class KeepFlags(Part):
+    """The flags of kept image tokens."""
+
+    visual_token_keep_list: Listed[Fraction] | None = Field(
+        default=None, description="fractions of the image tokens that enter the decoder (default: 1, all of them)"
+    )
+    visual_token_keep_rule: Rule = Field(
+        default="uniform",
+        description="which ones: evenly spaced; drawn by --seed; of the largest norm; or the most diverse (DivPrune)",
+    )
+
+
+class VisualTokenKeep(Knob[KeptTokens]):
+    """The fraction of the image tokens that enter the decoder."""
+
+    name, title, plural, flags = "visual_token_keep", "kept image tokens", "fractions of image tokens", KeepFlags
+    neutral = KeptTokens(1.0)
+
+    def own(self, limits: KnobLimits) -> KeptTokens:
+        """See `Knob.own`."""
+        return self.neutral
+
+    def requested(self, request: KnobRequest) -> RequestedValues[KeptTokens]:
+        """See `Knob.requested`; by default all are kept."""
+        given, flags = request.flags.visual_token_keep_list, request.flags
+        if self.name in request.limits.unsupported:
+            reason = request.limits.unsupported[self.name]
+            left_out = fixed_values("--visual_token_keep_list", given, 1.0, reason, request).impossible
+            return RequestedValues((self.neutral,), left_out)
+        made = (KeptTokens(each, flags.visual_token_keep_rule, request.seed) for each in given or (1.0,))
+        return RequestedValues(tuple(made), is_given=bool(given))
+
+    def fingerprint(self, request: KnobRequest) -> tuple[object, ...]:
+        """See `Knob.fingerprint`; the rule, where any token is dropped."""
+        fractions = request.flags.visual_token_keep_list or (1.0,)
+        if self.name in request.limits.unsupported or min(fractions) == 1:
+            return ()
+        rule = request.flags.visual_token_keep_rule
+        return (rule, request.seed) if rule == "random" else (rule,)
+
+    def label(self, value: KeptTokens) -> str:
+        """See `Knob.label`."""
+        return f"{_LABEL}{value.fraction!r}"
+
+    def parsed(self, label: str) -> KeptTokens | None:
+        """See `Knob.parsed`; without the rule."""
+        try:
+            value = KeptTokens(float(label.removeprefix(_LABEL)))
+        except ValueError:
+            return None
+        return value if 0 < value.fraction <= 1 and label == self.label(value) else None
+
+    def level(self, value: KeptTokens) -> Level:
+        """See `Knob.level`."""
+        return value.fraction
+
+    def of_level(self, level: Level) -> KeptTokens:
+        """See `Knob.of_level`."""
+        if not isinstance(level, int | float) or not 0 < level <= 1:
+            raise ConfigurationError(f"{level!r} is no fraction of image tokens; give a number above 0, at most 1")
+        return KeptTokens(float(level))
+
+    def shape(self, shape: Any, value: KeptTokens) -> Any:
+        """See `Knob.shape`; fewer image features enter the language model, and the vision stage gives as many."""
+        return replace(shape, vision_tokens=value.count(shape.vision_tokens))
+
+    def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
+        """See `Knob.prove`; by the tokens that the prefill computed."""
+        counted, value = proof.prefill_tokens, setting.value(self.name)
+        if counted is None:
+            return None if value == self.neutral else CannotBeSeen("the tokens of its prefill were not counted")
+        dropped = proof.vision_tokens - value.count(proof.vision_tokens)
+        if counted != proof.prompt_tokens - dropped:
+            raise KnobDidNotAct(
+                f"{setting.key}: the prefill computed {counted} tokens instead of {proof.prompt_tokens} without "
+                f"{dropped} of its {proof.vision_tokens} image tokens"
+            )
+        return None
+
+
+VISUAL_TOKEN_KEEP = VisualTokenKeep()

@@ -1,0 +1,187 @@
+"""Models of transformers with fewer image tokens: the logits of the model that is given the shorter prompt by hand."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import tier_target
+from experiment_core_utils.knobs.visual_token_keep import KeptTokens
+from experiment_core_utils.models.common.cuda_graphs import Reruns
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.visual_token_keep import FAMILIES
+from experiment_core_utils.primitives.errors import KnobDidNotAct
+from experiment_core_utils.sweep.measurer import check_proof
+from tests.models.hf.test_batch import SAMPLES, sample
+from tests.models.hf.test_graphed_stages import endless, read
+from tests.models.tiny_checkpoints import write_checkpoint
+
+STEPS = 4
+LOW = tier_target("low")
+TRIED = ["llava", "llava_next", "qwen2_5_vl", "qwen3_vl_moe", "internvl", "smolvlm", "idefics3"]
+Loaded = Callable[[str], TransformersModel]
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    @cache
+    def written(family: str) -> Path:
+        try:
+            return write_checkpoint(family, tmp_path_factory.mktemp(family))
+        except ImportError as error:
+            # In older versions of transformers this processor needs torchvision.
+            if family != "idefics3":
+                raise
+            pytest.skip(str(error).strip().splitlines()[0])
+
+    return written
+
+
+@pytest.fixture(scope="module")
+def model_of(folder_of: Callable[[str], Path]) -> Loaded:
+    @cache
+    def loaded(family: str) -> TransformersModel:
+        return read(folder_of(family))
+
+    return loaded
+
+
+def at(model: TransformersModel, keep: KeptTokens, *, fewer: bool) -> Setting:
+    top_k = model.default_top_k if not fewer or model.num_experts is None else 1
+    blocks = RunningBlocks.of((0, 2) if fewer else range(model.num_total_blocks))
+    return Setting.of(vision=LOW, visual_token_keep=keep, top_k=top_k, num_active_blocks=blocks)
+
+
+def request(model: TransformersModel, place: int) -> Mapping[str, Any]:
+    size, words = SAMPLES[place]
+    return model.to_device(model.prepare(sample(place, size), words, LOW.crops).inputs)
+
+
+@torch.inference_mode()
+def logits_by_hand(model: TransformersModel, keep: KeptTokens, inputs: Mapping[str, Any], token: int) -> torch.Tensor:
+    """Logits [2, V] after the prompt and after the token behind it, in one pass over what is kept of both."""
+    plain, ids = model.model, inputs["input_ids"]
+    encoded = model.encode_image(inputs)
+    pooled = encoded.pooler_output
+    features = torch.cat(list(pooled)) if isinstance(pooled, tuple | list) else pooled.flatten(0, -2)
+    is_image = ids[0] == model.requests.placeholder
+    places = is_image.nonzero().flatten().tolist()
+    assert len(places) == len(features)
+    kept = keep.places(features, ids[0, places[0] :].tolist()).tolist()
+    dropped = set(places) - {places[each] for each in kept}
+    stay = [place for place in range(ids.shape[1]) if place not in dropped]
+    assert len(kept) == int(len(places) * keep.fraction + 0.5)
+
+    embeddings = plain.get_input_embeddings()(ids)[0].clone()
+    embeddings[is_image] = features
+    last = plain.get_input_embeddings()(torch.tensor([token]))
+    given: dict[str, Any] = {"inputs_embeds": torch.cat([embeddings[stay], last])[None]}
+    if "image_grid_thw" in inputs:
+        positions, _ = plain.model.get_rope_index(
+            ids, image_grid_thw=inputs["image_grid_thw"], mm_token_type_ids=inputs["mm_token_type_ids"]
+        )
+        given["position_ids"] = torch.cat([positions[:, :, stay], positions[:, :, -1:] + 1], dim=-1)
+    else:
+        given["position_ids"] = torch.arange(len(stay) + 1)[None]
+    if getattr(encoded, "deepstack_features", None):
+        given["visual_pos_masks"] = torch.cat([is_image[stay], torch.tensor([False])])[None]
+        deepstack = [
+            torch.cat(list(each)) if isinstance(each, tuple | list) else each for each in encoded.deepstack_features
+        ]
+        given["deepstack_visual_embeds"] = [each[kept] for each in deepstack]
+    hidden = plain.get_decoder()(**given, use_cache=False).last_hidden_state
+    return plain.get_output_embeddings()(hidden[0, -2:])
+
+
+@pytest.mark.parametrize("family", TRIED)
+@pytest.mark.parametrize("keep", [KeptTokens(0.5, "divprune"), KeptTokens(0.25, "random", 3)], ids=repr)
+def test_the_logits_are_those_of_the_shorter_prompt(model_of: Loaded, family: str, keep: KeptTokens) -> None:
+    model = model_of(family)
+    for fewer in (False, True):
+        setting = at(model, keep, fewer=fewer)
+        model.apply(setting)
+        for place in (0, 2):
+            inputs = request(model, place)
+            logits, state = model.prefill(inputs, model.encode_image(inputs))
+            token = logits.argmax(dim=-1, keepdim=True)
+            after = model.decode_step(token, state)
+            expected = logits_by_hand(model, keep, inputs, int(token))
+            torch.testing.assert_close(torch.cat([logits, after]), expected, rtol=1e-3, atol=1e-4)
+
+
+@torch.inference_mode()
+def logits_by_stages(model: TransformersModel, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Logits [STEPS, V] after the prompt and after each of the likeliest tokens."""
+    logits, state = model.prefill(inputs, model.encode_image(inputs))
+    found = [logits]
+    for _ in range(STEPS - 1):
+        found.append(model.decode_step(found[-1].argmax(dim=-1, keepdim=True), state))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("family", TRIED)
+def test_answers_are_those_of_the_stages_by_generate_by_graphs_and_in_batches(
+    model_of: Loaded, folder_of: Callable[[str], Path], family: str
+) -> None:
+    """Pictures of several shapes, so that rows of a batch lose different numbers of tokens, and one without any."""
+    model, other = model_of(family), read(folder_of(family))
+    graphed = endless(TransformersModel(other.name, other.model, other.requests, "graph", Reruns()))
+    setting = at(model, KeptTokens(0.3, "norm"), fewer=True)
+    model.apply(setting)
+    requests = [request(model, place) for place in (0, 1, 2, 3)]
+    by_stages = [logits_by_stages(model, inputs) for inputs in requests]
+    alone = [tuple(logits.argmax(dim=-1).tolist()) for logits in by_stages]
+    assert run_staged(model, requests[2], STEPS).token_ids == alone[2]
+    assert model.answer_batch(requests, STEPS) == alone
+    # By `generate()`, one request and all of them.
+    for rows in ([2], [0, 1, 2, 3]):
+        followed = model.follow_batch([requests[row] for row in rows], [alone[row] for row in rows])
+        for row, found in zip(rows, followed, strict=True):
+            torch.testing.assert_close(found.logits, by_stages[row], rtol=1e-3, atol=1e-4)
+    assert not check_proof(model.prove(setting, requests[0]), setting, model)
+    graphed.apply(setting)
+    for inputs, expected in zip(requests, alone, strict=True):
+        graphed.warm_up(inputs, STEPS)
+        assert run_staged(graphed, inputs, STEPS).token_ids == expected
+    assert not check_proof(graphed.prove(setting, requests[0]), setting, graphed)
+    assert graphed.describe()["execution_stages"]["prefill"] == "cuda graph"
+
+
+def test_all_tokens_are_the_plain_run_to_the_bit(model_of: Loaded) -> None:
+    model = model_of("qwen2_5_vl")
+    inputs = request(model, 0)
+    model.apply(at(model, KeptTokens(0.5), fewer=False))
+    fewer, _ = model.prefill(inputs, model.encode_image(inputs))
+    model.apply(at(model, KeptTokens(1.0), fewer=False))
+    logits, _ = model.prefill(inputs, model.encode_image(inputs))
+    with torch.inference_mode():
+        plain = model.model(**inputs, logits_to_keep=1).logits[:, -1]
+    assert torch.equal(logits, plain)
+    assert not torch.equal(logits, fewer)
+
+
+def test_a_prefill_of_another_length_is_no_proof(model_of: Loaded) -> None:
+    model = model_of("llava")
+    whole = at(model, KeptTokens(1.0), fewer=False)
+    proof = model.prove(whole, request(model, 0))
+    assert proof.prefill_tokens == proof.prompt_tokens
+    half = at(model, KeptTokens(0.5), fewer=False)
+    with pytest.raises(KnobDidNotAct, match=r"the prefill computed \d+ tokens instead of \d+ without 4 of its 9 image"):
+        check_proof(proof, half, model)
+
+
+def test_other_families_and_text_models_say_why_not(folder_of: Callable[[str], Path]) -> None:
+    assert set(TRIED) < set(FAMILIES)
+    reasons = {
+        family: find_model(str(folder_of(family))).limits.unsupported["visual_token_keep"]
+        for family in ("glm4v_moe", "llama")
+    }
+    assert reasons["glm4v_moe"].startswith("what a glm4v_moe gives its decoder by place is not known here")
+    assert "is a text model: it has no image tokens" in reasons["llama"]
