@@ -29,7 +29,7 @@ from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 
 # Of knobs in the order of `all_knobs`, from the first again where there are more; PURPLE is the sweep's.
-KNOB_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, SKY, YELLOW)
+KNOB_COLOURS = (BLUE, SKY, ORANGE, YELLOW, GREEN, VERMILION)
 VALUE_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
 FAINT = "#C4C4C4"
 # Of the fronts of several sweeps; apart from those of STATUS_MARKS.

@@ -83,9 +83,9 @@ def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[Level, ...]:
 
 
 def knobs_of(points: Iterable[KnobPoint]) -> tuple[str, ...]:
-    """The knobs that these settings have, and the sweep where they are of several."""
-    given = tuple(points)
-    return tuple(name for name in knob_names() if any(point.value(name) != NO_VALUE for point in given))
+    """The knobs that these settings name, and the sweep where they are of several: not those at rest in all of them."""
+    named = {name for point in points for name in (*point.setting.values, *[SWEEP] * bool(point.sweep))}
+    return tuple(name for name in knob_names() if name in named)
 
 
 def grids_of(*sweeps: Sweep) -> tuple[TaskGrid, ...]:
