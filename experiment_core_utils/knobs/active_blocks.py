@@ -85,7 +85,7 @@ class RunningBlocks:
         return self.chosen
 
 
-class ActiveBlocks(Knob[RunningBlocks]):
+class BlockCount(Knob[RunningBlocks]):
     """How many transformer blocks of the decoder run; block 0 always does."""
 
     meaning = "transformer blocks that run"
@@ -183,7 +183,7 @@ def fewer_by_default(request: KnobRequest) -> bool:
     return is_named or request.random_weights or block_choice_of(request).is_made
 
 
-ACTIVE_BLOCKS = ActiveBlocks()
+ACTIVE_BLOCKS = BlockCount()
 
 
 def blocks_of(setting: Turned) -> tuple[int, ...]:

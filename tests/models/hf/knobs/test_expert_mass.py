@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.models.common.private_apis import SKIPS_SLOTS
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -89,6 +90,8 @@ def test_a_mass_equals_a_model_that_is_built_so(name: str, mass: float, top_k: i
 def test_every_implementation_of_experts_leaves_the_slots_out(implementation: str) -> None:
     """`eager` and `grouped_mm` compute nothing for them, `batched_mm` as many as the token with the most needs."""
     full, knobs, adapter = made("olmoe, scaled")
+    if not hasattr(blocks_of(full)[2].mlp.experts, SKIPS_SLOTS):
+        pytest.skip("this version of transformers computes every slot")
     small, mixtures = built("olmoe, scaled", full, 0.6, 3, ALL_BLOCKS)
     before = full.get_experts_implementation()
     full.set_experts_implementation(implementation)
