@@ -84,16 +84,15 @@ def _most_diverse(features: "torch.Tensor", kept: int) -> "torch.Tensor":
 
     directions = torch.nn.functional.normalize(features, dim=-1)
     distances = 1 - directions @ directions.T
-    never = distances.new_full((), -math.inf)
     is_self = torch.eye(len(features), dtype=torch.bool, device=features.device)
-    nearest = distances.masked_fill(is_self, math.inf).amin(dim=1)
-    taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
-    chosen: list[torch.Tensor] = []
-    for _ in range(kept):
-        place = torch.where(taken, never, nearest).argmax(keepdim=True)
-        to_it = distances.index_select(0, place)[0]
-        nearest = torch.minimum(nearest, to_it) if chosen else to_it
-        taken = taken.index_fill(0, place, True)
+    place = distances.masked_fill(is_self, math.inf).amin(dim=1).argmax(keepdim=True)
+    chosen = [place]
+    # Of each feature that is not chosen; four small kernels a step, which are its whole time on a GPU.
+    nearest = distances.index_select(0, place)[0].index_fill_(0, place, -math.inf)
+    for _ in range(kept - 1):
+        place = nearest.argmax(keepdim=True)
+        torch.minimum(nearest, distances.index_select(0, place)[0], out=nearest)
+        nearest.index_fill_(0, place, -math.inf)
         chosen.append(place)
     return torch.cat(chosen)
 
