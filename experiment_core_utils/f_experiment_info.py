@@ -5,10 +5,12 @@ import os
 import re
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
+from pydantic import BaseModel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,6 +18,7 @@ from experiment_core_utils.b_model_loader import ModelWrapper
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.meters.host_facts import hardware_info, host_hardware, package_version, run_facts
 from experiment_core_utils.models.common.describe import (
     MIB,
@@ -182,6 +185,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
     return Variables.model_construct(
         **found
         | {
+            "knob_flags": knob_flags(config.knobs),
             "ids": list(config.task.ids) if config.task.ids is not None else None,
             "columns": list(config.task.columns) if config.task.columns is not None else None,
             "max_new_tokens": max_new_tokens,
@@ -194,6 +198,17 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
             "first_block_top_k_rule": "the first block with experts keeps the model's own top-k",
         }
     )
+
+
+def knob_flags(given: BaseModel) -> dict[str, Any]:
+    """Flags of the knobs that are no lists of values and no files and not at their default, such as a rule."""
+    fields = {name: field for knob in all_knobs() for name, field in knob.flags.model_fields.items()}
+    values = {name: getattr(given, name) for name in fields}
+    return {
+        name: value
+        for name, value in values.items()
+        if not isinstance(value, tuple | Path) and value != fields[name].default
+    }
 
 
 def caveats_of(

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.knobs.registry import load_knob_module
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
@@ -148,10 +149,15 @@ def profile(
     return Results(report.output_dir, report.results, report.failed)
 
 
-def load(folder: Path | str) -> Results:
+def load(folder: Path | str, knob_module: Path | str | None = None) -> Results:
     """The results in a folder, wherever they were measured.
+
+    Args:
+        knob_module: Python file that registers the knobs of one's own that the results were measured with.
 
     Raises:
         ResultsError: there are none, or the files do not belong to one sweep.
     """
+    if knob_module is not None:
+        load_knob_module(Path(knob_module))
     return Results(Path(folder), tuple(each.result for each in load_sweep(Path(folder)).settings), {})

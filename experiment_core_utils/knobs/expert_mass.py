@@ -52,7 +52,9 @@ class ExpertMass(Knob[float]):
         given, limits = request.flags.expert_mass_list, request.limits
         reason = limits.unsupported.get(self.name) or limits.unsupported.get(TOP_K.name)
         if reason is not None:
-            return fixed_values("--expert_mass_list", given, self.own(limits), reason, request)
+            left_out = fixed_values("--expert_mass_list", given, self.neutral, reason, request).impossible
+            own = self.own(limits)
+            return RequestedValues(() if own is None else (own,), left_out)
         return RequestedValues(given or (1.0,), is_given=bool(given))
 
     def label(self, value: float) -> str:

@@ -62,5 +62,8 @@ def load_knob_module(path: Path) -> None:
     """
     content, place = read_given(path, "--knob_module"), path.resolve()
     if _LOADED.get(place) != content:
+        before = dict(_KNOBS)
         run_python_file(path, "--knob_module")
+        if before == _KNOBS:
+            raise ConfigurationError(f"--knob_module {path} registers no knob; call register_knob with one in it")
         _LOADED[place] = content

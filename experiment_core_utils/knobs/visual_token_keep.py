@@ -13,9 +13,9 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from experiment_core_utils.knobs.interface import (
     CannotBeSeen,
@@ -82,7 +82,7 @@ def _most_diverse(features: "torch.Tensor", kept: int) -> "torch.Tensor":
     """
     import torch
 
-    directions = torch.nn.functional.normalize(features, dim=-1)
+    directions = torch.nn.functional.normalize(features.detach(), dim=-1)
     distances = 1 - directions @ directions.T
     is_self = torch.eye(len(features), dtype=torch.bool, device=features.device)
     place = distances.masked_fill(is_self, math.inf).amin(dim=1).argmax(keepdim=True)
@@ -111,6 +111,15 @@ class KeepFlags(Part):
         description="which ones: evenly spaced; drawn by --seed; of the largest norm; or the most diverse (DivPrune)",
     )
 
+    @model_validator(mode="after")
+    def _check_rule(self) -> Self:
+        if self.visual_token_keep_rule != "uniform" and min(self.visual_token_keep_list or (1.0,)) == 1:
+            raise ConfigurationError(
+                f"--visual_token_keep_rule {self.visual_token_keep_rule} chooses nothing where all image tokens are "
+                "kept; give --visual_token_keep_list with a fraction below 1, or drop it"
+            )
+        return self
+
 
 class VisualTokenKeep(Knob[KeptTokens]):
     """The fraction of the image tokens that enter the decoder."""
@@ -133,12 +142,9 @@ class VisualTokenKeep(Knob[KeptTokens]):
         return RequestedValues(tuple(made), is_given=bool(given))
 
     def fingerprint(self, request: KnobRequest) -> tuple[object, ...]:
-        """See `Knob.fingerprint`; the rule, where any token is dropped."""
-        fractions = request.flags.visual_token_keep_list or (1.0,)
-        if self.name in request.limits.unsupported or min(fractions) == 1:
-            return ()
+        """See `Knob.fingerprint`; the rule, where it is not the default one, so that fractions can be added later."""
         rule = request.flags.visual_token_keep_rule
-        return (rule, request.seed) if rule == "random" else (rule,)
+        return () if rule == "uniform" else (rule, request.seed) if rule == "random" else (rule,)
 
     def label(self, value: KeptTokens) -> str:
         """See `Knob.label`."""

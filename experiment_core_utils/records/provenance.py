@@ -150,6 +150,7 @@ class Variables(Record):
     #: the rule in words: the first block with experts keeps the model's own top-k (in MolmoE block 0;
     #: `provenance.model.first_routed_block` says which in other models); nothing follows from it in a dense one
     first_block_top_k_rule: Any = None
+    knob_flags: dict[str, Any] = {}  #: flags of knobs beside their values that are not at their default, such as a rule
 
 
 class FinalPrompt(Record):

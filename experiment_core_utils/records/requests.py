@@ -169,8 +169,8 @@ class StagedRun:
 class KnobProof:
     """What ran when the setting was in force, counted inside the model on one request outside the measurement."""
 
-    #: experts that the router chose for a token, for each block that ran, in the prefill; a block without a router has
-    #: none
+    #: experts that the router chose for a token, before `expert_mass` leaves any out, for each block that ran, in the
+    #: prefill; a block without a router has none
     experts_per_token: tuple[int | None, ...]
     blocks_run: tuple[int, ...]  #: blocks that ran in the prefill, as indices of the whole model
     blocks_run_decode: tuple[int, ...] | None  #: the same in a decode step; None where no step was run

@@ -65,8 +65,17 @@ def test_names_and_flags_are_taken_once() -> None:
 
 def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
     file, log = tmp_path / "mine.py", tmp_path / "log"
-    file.write_text(f"open({str(log)!r}, 'a').write('x')\n")
-    for content in ("", "", "# changed\n", "# changed\n"):
-        file.write_text(file.read_text().partition("#")[0] + content)
-        load_knob_module(file)
-    assert log.read_text() == "xx"
+    source = (Path(__file__).parent / "head_fraction.py").read_text() + f"open({str(log)!r}, 'a').write('x')\n"
+    try:
+        for content in ("", "", "# changed\n", "# changed\n"):
+            file.write_text(source + content)
+            load_knob_module(file)
+        assert log.read_text() == "xx"
+    finally:
+        unregister_knob("head_fraction")
+
+
+def test_a_file_without_a_knob_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "none.py").write_text("x = 1")
+    with pytest.raises(ConfigurationError, match="none.py registers no knob; call register_knob with one in it"):
+        load_knob_module(tmp_path / "none.py")

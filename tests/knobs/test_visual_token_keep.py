@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.f_experiment_info import knob_flags
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.interface import CannotBeSeen, KnobLimits, KnobRequest
 from experiment_core_utils.knobs.setting import Setting
@@ -83,13 +84,22 @@ def test_flags_give_the_values_with_the_runs_rule_and_seed() -> None:
         request("--visual_token_keep_list", "0")
 
 
-def test_the_rule_is_in_the_fingerprint_where_tokens_are_dropped() -> None:
+def test_fractions_can_be_added_to_a_run_and_another_rule_is_another_run() -> None:
     half = ("--visual_token_keep_list", "1", "0.5")
-    parts = [
-        VISUAL_TOKEN_KEEP.fingerprint(request(*flags))
-        for flags in ((), ("--visual_token_keep_rule", "norm"), half, (*half, "--visual_token_keep_rule", "norm"))
-    ]
-    assert parts == [(), (), ("uniform",), ("norm",)]
+    given = ((), half, (*half, "--visual_token_keep_rule", "norm"))
+    assert [VISUAL_TOKEN_KEEP.fingerprint(request(*flags)) for flags in given] == [(), (), ("norm",)]
+    config = parse_config([*half, "--visual_token_keep_rule", "norm"])
+    assert knob_flags(config.knobs) == {"visual_token_keep_rule": "norm"} and knob_flags(parse_config([]).knobs) == {}
+
+
+@pytest.mark.parametrize("fractions", [(), ("--visual_token_keep_list", "1")])
+def test_a_rule_without_a_token_to_drop_is_refused(fractions: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="--visual_token_keep_rule norm chooses nothing where all image tok"):
+        request(*fractions, "--visual_token_keep_rule", "norm")
+
+
+def test_the_seed_is_in_the_fingerprint_of_drawn_tokens() -> None:
+    half = ("--visual_token_keep_list", "1", "0.5")
     drawn = request(*half, "--visual_token_keep_rule", "random", seed=9)
     assert VISUAL_TOKEN_KEEP.fingerprint(drawn) == ("random", 9)
 
