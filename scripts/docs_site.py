@@ -42,7 +42,10 @@ class _Found(BaseException):
 def parser_of(module: str) -> argparse.ArgumentParser:
     """The parser that the `main` of a module makes."""
 
-    def caught(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+    def caught(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> tuple[argparse.Namespace, list[str]]:
+        # What is read before the flags are made has no help of its own.
+        if not parser.add_help:
+            return argparse.Namespace(), []
         raise _Found(parser)
 
     main, parsing = import_module(module).main, argparse.ArgumentParser.parse_known_args
