@@ -309,13 +309,10 @@ def setting_result(
 
 def realised_part(proof: KnobProof) -> dict[str, Any]:
     """What was counted inside the model; mappings by knob where there are any, tokens where some were left out."""
-    optional = {"knobs_not_seen", "counted"}
-    if proof.prefill_tokens != proof.prompt_tokens:
-        return {name: value for name, value in asdict(proof).items() if name not in optional or value}
-    left_out = {"prefill_tokens", "prompt_tokens", "vision_tokens"}
-    return {
-        name: value for name, value in asdict(proof).items() if name not in left_out and (name not in optional or value)
-    }
+    left_out = {name for name in ("knobs_not_seen", "counted") if not getattr(proof, name)}
+    if proof.prefill_tokens == proof.prompt_tokens:
+        left_out |= {"prefill_tokens", "prompt_tokens", "vision_tokens"}
+    return {name: value for name, value in asdict(proof).items() if name not in left_out}
 
 
 def experiment_result(

@@ -7,15 +7,12 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
 
 from experiment_core_utils.knobs.registry import load_knob_module
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.flag_fields import Part
 from experiment_core_utils.primitives.texts import did_you_mean
-
-if TYPE_CHECKING:
-    pass
 
 # How a value of each type is written in the help.
 _METAVARS = {int: "N", float: "X", Path: "PATH", str: "NAME"}

@@ -23,6 +23,7 @@ from experiment_core_utils.knobs.interface import (
     RequestedValues,
     Turned,
     fixed_values,
+    number_after,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.flag_fields import Count, FilePath, Listed, Part
@@ -130,8 +131,8 @@ class BlockCount(Knob[RunningBlocks]):
 
     def parsed(self, label: str) -> RunningBlocks | None:
         """See `Knob.parsed`."""
-        number = label.removeprefix("blocks")
-        return RunningBlocks(int(number)) if number != label and number.isdecimal() else None
+        count = number_after("blocks", label)
+        return None if count is None else RunningBlocks(count)
 
     def level(self, value: RunningBlocks) -> Level:
         """See `Knob.level`."""

@@ -196,6 +196,12 @@ class Knob(ABC, Generic[V]):
         return CannotBeSeen(f"nothing that is counted shows {self.title}")
 
 
+def number_after(prefix: str, label: str) -> int | None:
+    """The whole number behind a prefix, such as 8 of `topk8`; None for a label of another form."""
+    number = label.removeprefix(prefix)
+    return int(number) if number != label and number.isdecimal() else None
+
+
 def only_own(flag: str, own: Any, reason: str, model: str) -> Callable[[Any], Any]:
     """A maker of values for a knob that cannot be turned, which lets the model's own value through alone."""
 

@@ -14,6 +14,7 @@ from experiment_core_utils.knobs.interface import (
     RequestedValues,
     Turned,
     fixed_values,
+    number_after,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, KnobDidNotAct
 from experiment_core_utils.primitives.flag_fields import Count, Listed, Part
@@ -68,8 +69,7 @@ class TopK(Knob[int]):
 
     def parsed(self, label: str) -> int | None:
         """See `Knob.parsed`."""
-        number = label.removeprefix("topk")
-        return int(number) if number != label and number.isdecimal() else None
+        return number_after("topk", label)
 
     def level(self, value: int) -> Level:
         """See `Knob.level`."""

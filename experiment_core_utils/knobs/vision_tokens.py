@@ -14,6 +14,7 @@ from experiment_core_utils.knobs.interface import (
     Level,
     RequestedValues,
     Turned,
+    number_after,
 )
 from experiment_core_utils.knobs.token_units import MOLMOE_TOKENS, MOST_CROPS, TokenUnit
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
@@ -194,9 +195,9 @@ class VisionTokens(Knob[VisionTarget]):
 
     def parsed(self, label: str) -> VisionTarget | None:
         """See `Knob.parsed`; of a number of tokens without its crops."""
-        number = label.removeprefix("tokens")
-        if number != label and number.isdecimal():
-            return named_tokens(int(number))
+        tokens = number_after("tokens", label)
+        if tokens is not None:
+            return named_tokens(tokens)
         tier = label.removeprefix("tier-")
         return own_target() if label == OWN else tier_target(tier) if tier != label and tier in TIERS else None
 
