@@ -202,12 +202,11 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
 
 def knob_flags(given: BaseModel) -> dict[str, Any]:
     """Flags of the knobs that are no lists of values and no files and not at their default, such as a rule."""
-    fields = {name: field for knob in all_knobs() for name, field in knob.flags.model_fields.items()}
-    values = {name: getattr(given, name) for name in fields}
     return {
         name: value
-        for name, value in values.items()
-        if not isinstance(value, tuple | Path) and value != fields[name].default
+        for knob in all_knobs()
+        for name, value in knob.flags_beside_values(given)
+        if not isinstance(value, Path)
     }
 
 

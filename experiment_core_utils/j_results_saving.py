@@ -13,7 +13,6 @@ from typing import Any
 from experiment_core_utils.i_metrics_energy import sample_energy
 from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import VisionTarget, vision_of
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
 from experiment_core_utils.primitives.errors import ResultsError
@@ -34,6 +33,7 @@ from experiment_core_utils.records.result_files import (
     read_experiments,
 )
 from experiment_core_utils.records.sample_result import (
+    DecoderKnobs,
     Metadata,
     RunTimes,
     SampleRequest,
@@ -150,18 +150,23 @@ def theoretical_part(geometry: VisionGeometry | None) -> TheoreticalGeometry:
     )
 
 
+def decoder_knobs(setting: Setting) -> DecoderKnobs:
+    """The published knobs of the decoder."""
+    fields = setting.published_fields
+    return DecoderKnobs.model_construct(**{name: fields[name] for name in DecoderKnobs.model_fields})
+
+
 def request_part(sample: MeasuredSample, setting: Setting) -> SampleRequest:
     """A sample's tokens and crops, requested and actual."""
     shape, theoretical, actual = sample.shape, sample.shape.theoretical, sample.shape.actual
-    return SampleRequest.model_construct(
+    return SampleRequest.of(
+        decoder_knobs(setting),
         sample_id=sample.sample_id,
         target_vision_tokens=vision_of(setting).tokens or (theoretical.pooled_features if theoretical else None),
         target_crops=theoretical.crops_if_cut if theoretical else None,
         actual_vision_tokens=shape.vision_tokens,
         vision_tokens_diff=shape.vision_tokens_difference,
         pooled_image_features=actual.pooled_features if actual else None,
-        top_k=experts_of(setting),
-        num_active_blocks=len(blocks_of(setting)),
         input_text_tokens=shape.text_tokens,
         image_marker_tokens=shape.image_marker_tokens,
         prompt_tokens=shape.prompt_tokens,
@@ -272,9 +277,8 @@ def setting_result(
         drift: for each process, what is known of the machine's speed by now.
         is_reference, in_grid: see `SettingResult`.
     """
-    decoder = DecoderPart.model_construct(
-        top_k=experts_of(setting),
-        num_active_blocks=len(blocks_of(setting)),
+    decoder = DecoderPart.of(
+        decoder_knobs(setting),
         num_total_blocks=num_total_blocks,
         active_block_indices=list(blocks_of(setting)),
     )

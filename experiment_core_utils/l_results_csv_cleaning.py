@@ -41,6 +41,9 @@ from experiment_core_utils.records.setting_result import (
     setting_key,
 )
 
+# Columns of the knobs that have names of their own, in both tables.
+KNOB_COLUMNS = tuple(name for knob in all_knobs() for name in knob.published)
+
 
 @dataclass(frozen=True)
 class SampleColumn:
@@ -55,10 +58,7 @@ class SampleColumn:
 SAMPLE_COLUMNS = (
     SampleColumn("task", "(provenance)", str, "`task.name` of the provenance"),
     SampleColumn("setting", "(knobs)", str, "key of the setting, such as `tier-low_topk8_blocks16`"),
-    SampleColumn("tier", "(top level)", str),
-    SampleColumn("vision_tokens_target", "(top level)", int),
-    SampleColumn("top_k", "top_k", int),
-    SampleColumn("num_active_blocks", "num_active_blocks", int),
+    *(SampleColumn(name, "(top level)", str if name == "tier" else int) for name in KNOB_COLUMNS),
     SampleColumn("sample_id", "sample_id", int),
     SampleColumn("image_id", "metadata.image_id", str),
     SampleColumn("question_type", "question_type", str),
@@ -109,12 +109,12 @@ def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, li
     results = list(results)
     further = further_knobs([result for result, _ in results])
     samples: list[SampleResult] = []
-    of_setting: dict[str, list[Cell]] = {"task": [], "setting": [], "tier": [], "vision_tokens_target": []}
+    of_setting: dict[str, list[Cell]] = {name: [] for name in ("task", "setting", *KNOB_COLUMNS)}
     of_knobs: dict[str, list[Cell]] = {knob.name: [] for knob in further}
     for result, key in results:
         own = result.per_sample_results
         samples += own
-        shared = result.provenance.task.name, key, result.tier, result.vision_tokens_target
+        shared = result.provenance.task.name, key, *(getattr(result, name) for name in KNOB_COLUMNS)
         for column, cell in zip(of_setting.values(), shared, strict=True):
             column += [cell] * len(own)
         setting = setting_of(result) if further else Setting({})
@@ -137,10 +137,7 @@ def _values(samples: Sequence[SampleResult], source: str) -> list[Cell]:
 
 
 SETTING_COLUMNS = (
-    "tier",
-    "vision_tokens_target",
-    "top_k",
-    "num_active_blocks",
+    *KNOB_COLUMNS,
     "num_samples",
     "num_failed_samples",
     "accuracy",
@@ -225,7 +222,7 @@ RATE_COLUMNS = {
 # What people read first; the other columns follow in the order of `settings_frame`, the origin at the end.
 READ_FIRST = (
     *IDENTITY_COLUMNS,
-    *SETTING_COLUMNS[:9],
+    *SETTING_COLUMNS[: SETTING_COLUMNS.index("accuracy_ci95_high") + 1],
     "metric",
     "T_total_mean_ms",
     "T_total_p95_ms",
@@ -417,7 +414,7 @@ def reorder_csv_columns(csv_file_path: Path | str, priority_columns: Sequence[st
     rows = checked_rows(csv_content(path), str(path))
     names = [cell.text for cell in rows[0]]
     priority = [spreadsheet_safe(name) for name in priority_columns]
-    if "num_samples" in names and {"setting", "num_active_blocks"} & set(names):
+    if "num_samples" in names and {"setting", *KNOB_COLUMNS} & set(names):
         priority += [name for name in names if name not in priority]
     places = [names.index(name) for name in reordered_columns(names, priority)]
     write_text_atomically(csv_text([row[place] for place in places] for row in rows), path)

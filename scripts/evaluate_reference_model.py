@@ -21,8 +21,10 @@ from tqdm import tqdm
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import only_model_in
+from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, write_json_atomically
 from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
@@ -61,18 +63,17 @@ class EvaluationTask:
 
 
 @cache
-def load_once(path: Path, device: str) -> tuple[MolmoeForConditionalGeneration, MolmoeProcessor]:
-    """Model and processor of this process, in float32 with one thread on a CPU, in bfloat16 on a GPU."""
+def load_once(path: Path, device: str) -> MolmoeStagedModel:
+    """The model of this process, in float32 with one thread on a CPU, in bfloat16 on a GPU."""
     torch.set_num_threads(1)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     model = MolmoeForConditionalGeneration.from_pretrained(path, dtype=dtype).eval()
-    return model.to(device), MolmoeProcessor.from_pretrained(path)
+    return MolmoeStagedModel(str(path), model.to(device), MolmoeProcessor.from_pretrained(path))
 
 
 def answer_picture(work: EvaluationTask, picture: int) -> list[Answered]:
     """Every answer about one picture, at every setting."""
-    model, processor = load_once(work.path, work.device)
-    return list(answer_pictures(model, processor, work.tasks_of(picture), [picture], work.settings))
+    return list(answer_pictures(load_once(work.path, work.device), work.tasks_of(picture), [picture], work.settings))
 
 
 def answer_all(work: EvaluationTask, processes: int) -> Iterator[Answered]:
@@ -99,7 +100,8 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.model_path = Path(only_model_in(str(arguments.model_path)))
     text = MolmoeConfig.from_pretrained(arguments.model_path).text_config
-    settings = settings_of_card(text.num_experts_per_tok, text.num_hidden_layers)
+    limits = KnobLimits(text.num_hidden_layers, text.num_experts, text.num_experts_per_tok)
+    settings = settings_of_card(limits)
     metrics = {family.name: get_metric(family.metric) for family in REFERENCE_TASKS}
     answers: dict[Setting, dict[str, list[Answered]]] = {each: {name: [] for name in metrics} for each in settings}
     work = EvaluationTask(arguments.model_path, arguments.device, settings, arguments.samples)

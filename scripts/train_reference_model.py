@@ -134,7 +134,8 @@ def print_knob_table(trainer: Trainer, drawn: list) -> None:
     settings = [(total, top_k) for top_k in (most, most - 2, most // 2, most // 4, 1)]
     settings += [(count, most) for count in range(total - 1, total - 5, -1)]
     for count, top_k in settings:
-        scores = quick_scores(trainer, drawn, "high", top_k, range(count))
+        with trainer.model.knobs(top_k, range(count)):
+            scores = quick_scores(trainer, drawn, "high")
         print(f"blocks {count} top_k {top_k}: {scores.overall} {scores.by_family}", flush=True)
 
 

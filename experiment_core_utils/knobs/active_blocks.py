@@ -22,7 +22,6 @@ from experiment_core_utils.knobs.interface import (
     Level,
     RequestedValues,
     Turned,
-    fixed_values,
     number_after,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
@@ -105,9 +104,7 @@ class BlockCount(Knob[RunningBlocks]):
         limits, given = request.limits, request.flags.num_active_blocks_list
         total = limits.num_total_blocks
         if self.name in limits.unsupported:
-            flag, reason = "--num_active_blocks_list", limits.unsupported[self.name]
-            left_out = fixed_values(flag, given, total, reason, request).impossible
-            return RequestedValues((self.own(limits),), left_out)
+            return self.fixed(request, "num_active_blocks_list", limits.unsupported[self.name])
         choice = request.flags.block_choice
         # Scores are looked at with the choice of blocks itself: it is not a single value that they rule out.
         sets = choice if choice is not None and choice.sets is not None else BlockChoice()

@@ -12,7 +12,6 @@ from experiment_core_utils.knobs.interface import (
     Level,
     RequestedValues,
     Turned,
-    fixed_values,
 )
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
@@ -52,9 +51,7 @@ class ExpertMass(Knob[float]):
         given, limits = request.flags.expert_mass_list, request.limits
         reason = limits.unsupported.get(self.name) or limits.unsupported.get(TOP_K.name)
         if reason is not None:
-            left_out = fixed_values("--expert_mass_list", given, self.neutral, reason, request).impossible
-            own = self.own(limits)
-            return RequestedValues(() if own is None else (own,), left_out)
+            return self.fixed(request, "expert_mass_list", reason)
         return RequestedValues(given or (1.0,), is_given=bool(given))
 
     def label(self, value: float) -> str:

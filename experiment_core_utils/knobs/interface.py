@@ -1,7 +1,7 @@
 """What a knob says about itself, and what a model, a run and a proof tell it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,18 +105,47 @@ class Knob(ABC, Generic[V]):
     def requested(self, request: KnobRequest) -> RequestedValues[V]:
         """The values that the flags name, or the default ones; raises ConfigurationError where none is possible."""
 
+    def fixed(self, request: KnobRequest, flag: str, reason: str) -> RequestedValues[V]:
+        """The model's own value, where the knob cannot be turned, and why others that are given are left out.
+
+        Args:
+            flag: that lists levels, without dashes.
+
+        Raises:
+            ConfigurationError: levels are given, and the model's own is not among them.
+        """
+        own = self.own(request.limits)
+        accepted = self.neutral if own is None else own
+        level = None if accepted is None else self.level(accepted)
+
+        def own_alone(given: Level) -> Level:
+            if given != level:
+                raise ImpossibleCombination(f"--{flag} {given} cannot be set in {request.model}: {reason}")
+            return given
+
+        given = getattr(request.flags, flag)
+        return RequestedValues(() if own is None else (own,), possible(given, own_alone)[1] if given else ())
+
+    def flags_beside_values(self, flags: Any) -> Iterator[tuple[str, Any]]:
+        """Name and value of the flags that are not lists of values and not at their default.
+
+        Args:
+            flags: the values of the flags of all knobs, by name.
+        """
+        for name, of_flag in self.flags.model_fields.items():
+            value = getattr(flags, name)
+            if not isinstance(value, tuple | None) and value != of_flag.get_default():
+                yield name, value
+
     def fingerprint(self, request: KnobRequest) -> tuple[object, ...]:
         """What figures depend on beside the values; empty where that is nothing.
 
-        Here the flags that are not lists of values, where they are given; of a file its content.
+        Here `flags_beside_values`; of a file its content.
         """
-        found: list[object] = []
-        for name, of_flag in self.flags.model_fields.items():
-            value = getattr(request.flags, name)
-            if not isinstance(value, tuple | None) and value != of_flag.get_default():
-                is_file = isinstance(value, Path)
-                found.append((name, short_digest(read_given(value, f"--{name}")) if is_file else value))
-        return tuple(found)
+        return tuple(
+            (name, short_digest(read_given(value, f"--{name}")) if isinstance(value, Path) else value)
+            for name, value in self.flags_beside_values(request.flags)
+        )
 
     def order(self, value: V) -> tuple[float, ...]:
         """A sort key of values, the cheapest first."""
@@ -155,6 +184,10 @@ class Knob(ABC, Generic[V]):
     @abstractmethod
     def of_level(self, level: Level) -> V:
         """The value that a level stands for; raises ConfigurationError for one that is impossible."""
+
+    def published_fields(self, value: V | None) -> dict[str, Level | None]:
+        """The `published` fields with a value, None in a model that lacks the knob; the inverse of `read`."""
+        return dict.fromkeys(self.published, None if value is None else self.level(value))
 
     def read(self, result: Any) -> V | None:
         """The value of a stored result; None in a model that lacks the knob.
@@ -200,26 +233,3 @@ def number_after(prefix: str, label: str) -> int | None:
     """The whole number behind a prefix, such as 8 of `topk8`; None for a label of another form."""
     number = label.removeprefix(prefix)
     return int(number) if number != label and number.isdecimal() else None
-
-
-def only_own(flag: str, own: Any, reason: str, model: str) -> Callable[[Any], Any]:
-    """A maker of values for a knob that cannot be turned, which lets the model's own value through alone."""
-
-    def checked(value: Any) -> Any:
-        if value != own:
-            raise ImpossibleCombination(f"{flag} {value} cannot be set in {model}: {reason}")
-        return own
-
-    return checked
-
-
-def fixed_values(
-    flag: str, given: Sequence[Any] | None, own: V | None, reason: str, request: KnobRequest
-) -> RequestedValues[V]:
-    """The model's own value of a knob that cannot be turned, and why given others are left out.
-
-    Raises:
-        ConfigurationError: values are given, and the model's own is not among them.
-    """
-    left_out = possible(given, only_own(flag, own, reason, request.model))[1] if given else ()
-    return RequestedValues(() if own is None else (own,), left_out)

@@ -1,5 +1,8 @@
 """The knobs that there are, in the order in which keys name them, and the door for others."""
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,13 @@ from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    LibraryFault,
+    ProfilerError,
+    SettingError,
+    library_faults_named,
+)
 from experiment_core_utils.primitives.files import read_given, run_python_file
 from experiment_core_utils.primitives.texts import did_you_mean
 
@@ -66,4 +75,42 @@ def load_knob_module(path: Path) -> None:
         run_python_file(path, "--knob_module")
         if before == _KNOBS:
             raise ConfigurationError(f"--knob_module {path} registers no knob; call register_knob with one in it")
+        for knob in all_knobs():
+            if before.get(knob.name) is not knob:
+                _name_faults(knob, path)
         _LOADED[place] = content
+
+
+def _name_faults(knob: Knob[Any], path: Path) -> None:
+    """Make errors in the methods of a user's knob name it and its file.
+
+    One in a run at a setting becomes a SettingError, which the setting fails with, any other a ConfigurationError.
+    """
+    of_setting = ("prove", "shape")
+    of_request = ("own", "requested", "fingerprint", "full_grid", "order", "short", "cell", "listed")
+    of_names = ("label", "parsed", "level", "of_level", "read", "published_fields")
+    for name in (*of_setting, *of_request, *of_names):
+        kind = SettingError if name in of_setting else ConfigurationError
+        object.__setattr__(knob, name, _named(getattr(knob, name), f"knob {knob.name} of {path}, {name}", kind))
+    enter = _named(ExitStack.enter_context, f"knob {knob.name} of {path}, applied", SettingError)
+    applied = _named(knob.applied, f"knob {knob.name} of {path}, applied", SettingError)
+
+    @contextmanager
+    def entered(model: Any, value: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            enter(stack, applied(model, value))
+            yield
+
+    object.__setattr__(knob, "applied", entered)
+
+
+def _named(method: Callable[..., Any], what: str, kind: type[ProfilerError]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        try:
+            with library_faults_named(what):
+                return method(*arguments, **keywords)
+        except LibraryFault as fault:
+            raise kind(f"{fault}; correct the file") from fault.__cause__
+
+    return call

@@ -1,6 +1,6 @@
 """One setting of all knobs: a mapping from knob to value, with its key, its order and its equality made of the knobs.
 
-Setting.of(vision=tier_target("low"), top_k=4, num_active_blocks=RunningBlocks.of((0, 1, 3)))
+Setting.named("tier-low_topk8_blocks16").levels == {"vision": "low", "top_k": 8, "num_active_blocks": 16}
 """
 
 import re
@@ -64,6 +64,14 @@ class Setting:
     def levels(self) -> dict[str, Level]:
         """The values as results have them, by knob, without those at their neutral value."""
         return {name: knob_named(name).level(value) for name, value in self.values.items()}
+
+    @property
+    def published_fields(self) -> dict[str, Any]:
+        """The fields of results that have the values of knobs by names of their own, see `Knob.published`."""
+        fields: dict[str, Any] = {}
+        for knob in all_knobs():
+            fields |= knob.published_fields(self.value(knob.name))
+        return fields
 
     def shape(self, shape: Any) -> Any:
         """The sizes of a request as the decoder gets it at this setting.

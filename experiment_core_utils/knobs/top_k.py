@@ -13,7 +13,6 @@ from experiment_core_utils.knobs.interface import (
     Level,
     RequestedValues,
     Turned,
-    fixed_values,
     number_after,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, KnobDidNotAct
@@ -44,7 +43,7 @@ class TopK(Knob[int]):
         """See `Knob.requested`; by default half of the experts per token, and all of them."""
         given, limits, own = request.flags.top_k_list, request.limits, request.limits.default_top_k
         if self.name in limits.unsupported:
-            return fixed_values("--top_k_list", given, own, limits.unsupported[self.name], request)
+            return self.fixed(request, "top_k_list", limits.unsupported[self.name])
         assert own is not None and limits.num_experts is not None
         num_experts = limits.num_experts
 

@@ -213,6 +213,11 @@ class VisionTokens(Knob[VisionTarget]):
         """See `Knob.order`; the model's own after all others."""
         return value.order
 
+    def published_fields(self, value: VisionTarget | None) -> dict[str, Level | None]:
+        """See `Knob.published_fields`; the tier or the number of tokens."""
+        tier, tokens = (None, None) if value is None else (value.tier, value.tokens)
+        return {"tier": tier, "vision_tokens_target": tokens}
+
     def read(self, result: Any) -> VisionTarget:
         """See `Knob.read`; from the published fields."""
         tier, tokens = result.tier, result.vision_tokens_target

@@ -25,7 +25,6 @@ from experiment_core_utils.knobs.interface import (
     Level,
     RequestedValues,
     Turned,
-    fixed_values,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.flag_fields import Listed, Part
@@ -135,9 +134,7 @@ class VisualTokenKeep(Knob[KeptTokens]):
         """See `Knob.requested`; by default all are kept."""
         given, flags = request.flags.visual_token_keep_list, request.flags
         if self.name in request.limits.unsupported:
-            reason = request.limits.unsupported[self.name]
-            left_out = fixed_values("--visual_token_keep_list", given, 1.0, reason, request).impossible
-            return RequestedValues((self.neutral,), left_out)
+            return self.fixed(request, "visual_token_keep_list", request.limits.unsupported[self.name])
         made = (KeptTokens(each, flags.visual_token_keep_rule, request.seed) for each in given or (1.0,))
         return RequestedValues(tuple(made), is_given=bool(given))
 

@@ -115,10 +115,14 @@ class StagedModel(Stages, Protocol):
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """A request's tensors on the model's device, pictures in its dtype."""
 
-    def apply(self, setting: Setting) -> None:
-        """Put a setting in force: the decoder's knobs, and the fields of the model's config that the crops need."""
+    def apply(self, setting: Setting) -> AbstractContextManager[object]:
+        """Put a setting in force; `with model.apply(setting):` puts it in force for a while, see `TurnedKnobs.apply`.
 
-    def restored_afterwards(self) -> AbstractContextManager[None]:
+        Raises:
+            ConfigurationError: the model cannot run at it; what was in force stays so.
+        """
+
+    def restored_afterwards(self) -> AbstractContextManager[object]:
         """A context after which the setting that was in force before is in force again, also after an error."""
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:

@@ -31,7 +31,15 @@ class Metadata(Record):
     prompt: Text | None = None
 
 
-class SampleRequest(Record):
+class DecoderKnobs(Record):
+    """The published knobs of the decoder, of a setting and of each of its samples."""
+
+    #: requested experts per token, in the blocks after the first with experts; None if a dense model
+    top_k: Knob | None
+    num_active_blocks: Knob  #: requested blocks, block 0 counted
+
+
+class SampleRequest(DecoderKnobs):
     """The request of a sample at a setting: its tokens and its picture's crops."""
 
     sample_id: Count  #: position in the task's split
@@ -41,8 +49,6 @@ class SampleRequest(Record):
     actual_vision_tokens: Count  #: image features that entered the language model, 0 without a picture
     vision_tokens_diff: int | None = None  #: `theoretical_vision_tokens` - `actual_vision_tokens`; None if no picture
     pooled_image_features: Count | None  #: features that the vision stage computed; None if no picture
-    top_k: Knob | None  #: as at the top level; None if a dense model
-    num_active_blocks: Knob  #: as at the top level
     input_text_tokens: Count  #: prompt tokens other than image tokens, beginning-of-text included
     image_marker_tokens: Count  #: start, end and row-end tokens of the image part, 0 without a picture
     prompt_tokens: Count  #: sum of `actual_vision_tokens`, `image_marker_tokens` and `input_text_tokens`

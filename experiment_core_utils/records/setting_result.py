@@ -20,7 +20,7 @@ from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share, Time
 from experiment_core_utils.records.provenance import Provenance, Variables
 from experiment_core_utils.records.result_files import read_versioned_object
-from experiment_core_utils.records.sample_result import FailedSample, SampleResult, TheoreticalGeometry
+from experiment_core_utils.records.sample_result import DecoderKnobs, FailedSample, SampleResult, TheoreticalGeometry
 
 SCHEMA_VERSION = 1
 ADVICE = "remove it or measure the setting again"
@@ -163,16 +163,21 @@ class TypeScores(Record):
     num_samples: Count | None = None
 
 
-class VisionPart(TheoreticalGeometry):
-    """The vision knob of a setting, and the crops and vision tokens that came of it."""
+class VisionKnob(Record):
+    """The published forms of the vision knob."""
 
     #: `low`, `medium` or `high`; None if a token target or the model's own crops or pixels were requested
     tier: Literal[tuple(TIERS)] | None  # type: ignore[valid-type]
+    #: N of `--vision_tokens_list`; None if a tier or the model's own were requested
+    vision_tokens_target: Knob | None
+
+
+class VisionPart(VisionKnob, TheoreticalGeometry):
+    """The vision knob of a setting, and the crops and vision tokens that came of it."""
+
     #: crops allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target; None for the
     #: model's own, and for a token target of a model that takes pictures in their own shape
     tier_range: dict[str, Count] | None = None
-    #: N of `--vision_tokens_list`; None if a tier or the model's own were requested
-    vision_tokens_target: Knob | None
     #: mean number of crops that the rule chose; None if no sample has a picture that is cut (some models take pictures
     #: in their own shape)
     selected_crops_mean: Amount | None
@@ -186,12 +191,9 @@ class VisionPart(TheoreticalGeometry):
     max_crops: Count | None  #: upper end of `tier_range`; None as there
 
 
-class DecoderPart(Record):
-    """The decoder's knobs of a setting."""
+class DecoderPart(DecoderKnobs):
+    """The decoder's knobs of a setting, and its blocks."""
 
-    #: requested experts per token, in the blocks after the first with experts; None if a dense model
-    top_k: Knob | None
-    num_active_blocks: Knob  #: requested blocks, block 0 counted
     num_total_blocks: Knob  #: blocks of the model
     active_block_indices: list[Count] | None = None  #: the requested blocks, ascending
 

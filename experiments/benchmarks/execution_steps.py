@@ -17,6 +17,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, CudaGraphs, GraphCapturer, Reruns
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.eager.stages import EagerStages
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
@@ -53,7 +54,7 @@ def vision_steps(model: MolmoeForConditionalGeneration) -> Iterator[Step]:
 def prefill_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: EngineKnobs) -> Iterator[Step]:
     """The steps of a prefill, from the prompt to the logits of its last token."""
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
-    yield "modules", lambda: model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+    yield "modules", lambda: EagerStages(model).prefill(knobs, {"input_ids": ids}, None)
     kv_cache, embeddings = KVCache.allocate(decoder, MAX_SEQ_LEN), decoder.embedding[ids[0]]
     for name, graph_capturer in recorders():
         engine = GraphedPrefill(decoder, CudaGraphPool(LIMIT, graph_capturer))
@@ -63,7 +64,7 @@ def prefill_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights
 def decode_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: EngineKnobs) -> Iterator[Step]:
     """The steps of decoding so many tokens after the prompt, each feeding the next."""
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
-    logits, state = model.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+    logits, state = EagerStages(model).prefill(knobs, {"input_ids": ids}, None)
     token = logits.argmax(dim=-1, keepdim=True)
 
     def by_modules() -> None:

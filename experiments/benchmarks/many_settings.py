@@ -2,7 +2,7 @@
 
 python -m experiments.benchmarks.many_settings results/quickstart --sizes 1250 2500 5000
 
-The folders are made from one result of a real run, so that they have its schema: a grid of targets of vision tokens,
+The folders are made from one result of a real run, so that they have its schema: a grid of numbers of image tokens,
 top-k and blocks, with times that grow with the knobs and accuracy that does, both with noise of a fixed seed.
 Each command runs as its own process on these cores; printed are its wall time, the CPU seconds in
 it (which other work on the machine changes less), its largest memory, and over the size before, how many times as many
@@ -12,22 +12,26 @@ CPU seconds it took (2 is linear where the sizes double).
 import copy
 import itertools
 import json
+import math
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.knobs.active_blocks import RunningBlocks, num_blocks_of
+from experiment_core_utils.j_results_saving import decoder_knobs
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, num_blocks_of
+from experiment_core_utils.knobs.interface import Level
+from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.top_k import experts_of
-from experiment_core_utils.knobs.vision_tokens import named_tokens, vision_of
+from experiment_core_utils.knobs.top_k import TOP_K
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, named_tokens, vision_of
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.records.result_files import RESULT_FILES
 
@@ -36,32 +40,30 @@ FEATURES_PER_CROP = 144
 USED_FRACTION = 0.85
 SPREAD = 0.05
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_LLM_decode")
+# How many times as long the decoder takes at a level of its knobs.
+LOADS: Mapping[str, Callable[[Any], float]] = {
+    TOP_K.name: lambda experts: 0.5 + experts / 8,
+    ACTIVE_BLOCKS.name: lambda blocks: 0.3 + blocks / 16,
+}
 
 
-def settings_of_grid(num_settings: int, num_tokens: int, top_ks: Sequence[int], blocks: int) -> Iterator[Setting]:
-    """The first `num_settings` settings of the grid."""
-    tokens = [2 * FEATURES_PER_CROP + number for number in range(num_tokens)]
-    for target, top_k, count in itertools.islice(itertools.product(tokens, top_ks, range(1, blocks + 1)), num_settings):
-        yield Setting.of(vision=named_tokens(target), top_k=top_k, num_active_blocks=RunningBlocks(count))
+def settings_of_grid(num_settings: int, levels: Mapping[str, Sequence[Level]]) -> Iterator[Setting]:
+    """The first `num_settings` settings of the grid of the knobs' levels."""
+    for chosen in itertools.islice(itertools.product(*levels.values()), num_settings):
+        yield Setting({name: knob_named(name).of_level(level) for name, level in zip(levels, chosen, strict=True)})
 
 
 def synthetic_result(real: Mapping[str, Any], setting: Setting, noise: random.Random) -> dict[str, Any]:
     """A setting's result with the keys and samples of a real one."""
     made = copy.deepcopy(dict(real))
-    tokens, top_k, blocks = vision_of(setting).tokens, experts_of(setting), num_blocks_of(setting)
-    assert tokens is not None and top_k is not None
-    factors = (
-        (0.4 + tokens / 1000) * noise.gauss(1, SPREAD),
-        (0.3 + blocks / 16) * (0.5 + top_k / 8) * noise.gauss(1, SPREAD),
-        (0.3 + blocks / 16) * (0.5 + top_k / 8) * noise.gauss(1, SPREAD),
-    )
+    tokens, blocks = vision_of(setting).tokens, num_blocks_of(setting)
+    assert tokens is not None
+    load = math.prod(LOADS[name](level) for name, level in setting.levels.items() if name in LOADS)
+    factors = [base * noise.gauss(1, SPREAD) for base in (0.4 + tokens / 1000, load, load)]
     made |= {
+        **setting.published_fields,
         "is_reference": False,
-        "tier": None,
-        "vision_tokens_target": tokens,
         "max_crops": tokens // FEATURES_PER_CROP - 1,
-        "top_k": top_k,
-        "num_active_blocks": blocks,
         "active_block_indices": list(range(blocks)),
         "knobs": setting.levels,
     }
@@ -70,8 +72,7 @@ def synthetic_result(real: Mapping[str, Any], setting: Setting, noise: random.Ra
         # Of the features that are computed, those of padding and overlaps reach no place in the prompt.
         placed = round(USED_FRACTION * tokens)
         sample |= {
-            "top_k": top_k,
-            "num_active_blocks": blocks,
+            **decoder_knobs(setting).content(),
             "accuracy": float(right),
             "target_vision_tokens": tokens,
             "pooled_image_features": tokens,
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("results_dir", type=Path, help="--output_dir of a real run, whose first result is the pattern")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1250, 2500, 5000], help="numbers of settings")
     parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=COMMANDS)
-    parser.add_argument("--num_tokens", type=int, default=40, help="number of vision-token targets in the grid")
+    parser.add_argument("--num_tokens", type=int, default=40, help="how many numbers of image tokens the grid has")
     parser.add_argument(
         "--top_k_list",
         type=int,
@@ -140,7 +141,13 @@ def main() -> None:
     parser.add_argument("--num_blocks", type=int, default=16, help="block counts in the grid are 1 to this")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="make the folders here and keep them")
     given = parser.parse_args()
-    most = given.num_tokens * len(given.top_k_list) * given.num_blocks
+    targets = [named_tokens(2 * FEATURES_PER_CROP + number) for number in range(given.num_tokens)]
+    levels: dict[str, Sequence[Level]] = {
+        VISION_TOKENS.name: [VISION_TOKENS.level(target) for target in targets],
+        TOP_K.name: given.top_k_list,
+        ACTIVE_BLOCKS.name: range(1, given.num_blocks + 1),
+    }
+    most = math.prod(map(len, levels.values()))
     if max(given.sizes) > most:
         parser.error(f"the grid has {most} settings: give more --num_tokens for {max(given.sizes)}")
     real = next(iter(read_results(given.results_dir).values())).content()
@@ -149,8 +156,7 @@ def main() -> None:
         for size in given.sizes:
             folder = (given.keep or Path(temporary)) / str(size)
             if not any(folder.glob(RESULT_FILES)):
-                grid = settings_of_grid(size, given.num_tokens, given.top_k_list, given.num_blocks)
-                write_folder(folder, real, grid)
+                write_folder(folder, real, settings_of_grid(size, levels))
             for command in given.commands:
                 seconds, cpu, memory = timed_command(command, folder)
                 growth = f", {cpu / before[command]:.2f} times the size before" if command in before else ""

@@ -19,6 +19,7 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.costs import vision_flops
+from experiment_core_utils.models.molmoe.eager.stages import EagerStages
 from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
@@ -44,8 +45,9 @@ def check() -> None:
         (7, EngineKnobs(1, (0, 1))),
     ):
         ids = torch.randint(0, 50000, (1, tokens), device="cuda")
-        wanted, state = full.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
-        theirs, _ = half.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        (wanted, state), (theirs, _) = (
+            EagerStages(model).prefill(knobs, {"input_ids": ids}, None) for model in (full, half)
+        )
         for name, model in (("float32", full), ("bfloat16", half)):
             decoder = fuse_decoder_weights(model)
             kv_cache = KVCache.allocate(decoder, 1100)

@@ -14,6 +14,7 @@ from experiment_core_utils.models.common.describe import dtype_name
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer
 from experiments.block_importance.answers import AnswerScorer, scored, with_blocks
@@ -30,8 +31,7 @@ class AnsweredPictureScorer:
     Every set must contain block 0.
     """
 
-    model: MolmoeForConditionalGeneration
-    processor: MolmoeProcessor
+    model: MolmoeStagedModel
     tasks: Sequence[GeneratedTask]
     pictures: Sequence[int]
     setting: Setting  #: of which the blocks are replaced by each set
@@ -44,7 +44,7 @@ class AnsweredPictureScorer:
             blocks_of(each): {task.name: [] for task in self.tasks} for each in settings
         }
         for picture in tqdm(self.pictures, unit="picture", desc=f"{len(settings)} sets of blocks"):
-            for each in answer_pictures(self.model, self.processor, self.tasks, [picture], settings):
+            for each in answer_pictures(self.model, self.tasks, [picture], settings):
                 answers[blocks_of(each.setting)][each.task].append(each.answer)
         return [{task.name: scored(task, answers[blocks][task.name]) for task in self.tasks} for blocks in sets]
 

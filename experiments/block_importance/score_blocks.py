@@ -3,8 +3,7 @@
 knobprof blocks --model_path FOLDER --dataset_name text_vqa doc_qa --output scores.json
 
 Flags that are not this program's own go to the profiler's configuration: --split, --data_dir, --seed, --device,
---precision and so on. The vision target is the first of --tier_list (or --vision_tokens_list), experts per token the
-first of --top_k_list, without it the model's own number.
+--precision and so on. Each knob but blocks has the first value that its flags request, without them the model's own.
 """
 
 import argparse
@@ -262,14 +261,14 @@ def pictures_of(job: Job) -> Scorers:
     if scored + held_out > in_split:
         raise ConfigurationError(f"{scored + held_out} pictures are requested and {in_split} are there; ask for fewer")
     pictures = np.random.RandomState(job.config.task.seed).choice(in_split, scored + held_out, replace=False).tolist()
-    model.model.set_knobs(top_k=experts_of(job.setting))
+    model.apply(job.setting)
     parts = [sorted(pictures[:scored]), sorted(pictures[scored:])]
     crops = vision_of(job.setting).crops
     made: list[BlockSetScorer] = [
         PackedPictureScorer(model.model, model.processor, tasks, part, crops) for part in parts
     ]
     if job.own.check:
-        made[1] = AnsweredPictureScorer(model.model, model.processor, tasks, parts[1], job.setting)
+        made[1] = AnsweredPictureScorer(model, tasks, parts[1], job.setting)
     samples = {
         task.name: {"scored": scored * task.questions_per_image, "held_out": held_out * task.questions_per_image}
         for task in tasks

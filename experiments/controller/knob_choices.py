@@ -12,31 +12,27 @@ from typing import Any
 
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBlocks, num_blocks_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
-from experiment_core_utils.knobs.interface import Knob, KnobLimits
+from experiment_core_utils.knobs.interface import Knob, KnobLimits, Level
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
-from experiment_core_utils.knobs.vision_tokens import TIERS, VISION_TOKENS, target_of_value, vision_of
+from experiment_core_utils.knobs.vision_tokens import TIERS, VISION_TOKENS, vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 TOP_KS = (4, 5, 6, 7, 8)
 # Of 16 blocks 12, 13, 14, 15 or 16 run.
 MOST_BLOCKS_LEFT_OUT = 4
-# The knobs that the two-stage controller chooses.
+# The knobs that the two-stage controller chooses: that of stage 1, and those of stage 2.
 CHOSEN: tuple[Knob[Any], ...] = (VISION_TOKENS, TOP_K, ACTIVE_BLOCKS)
 
 
-def choice_of(vision: str, top_k: int | None, num_active_blocks: int) -> Setting:
-    """The choice of these values, which says how many blocks run and not which.
-
-    Args:
-        vision: see `VisionTarget.value`: a tier, such as `1008 tokens`, or `own`.
-        top_k: None in a model without experts.
-    """
-    return Setting.of(vision=target_of_value(vision), top_k=top_k, num_active_blocks=RunningBlocks(num_active_blocks))
+def choice_of(*levels: Level | None) -> Setting:
+    """The choice of these levels of `CHOSEN`, None for a knob that the model lacks; which blocks run is not in it."""
+    values = zip(CHOSEN, levels, strict=True)
+    return Setting({knob.name: None if level is None else knob.of_level(level) for knob, level in values})
 
 
 def has_all_knobs(choice: Setting) -> bool:
-    """Whether it is one of tier, top-k and blocks alone, as the two-stage controller chooses them."""
+    """Whether it is one of `CHOSEN` alone, with a tier, as the two-stage controller chooses them."""
     return vision_of(choice).tier is not None and set(choice.values) == {knob.name for knob in CHOSEN}
 
 
@@ -49,7 +45,7 @@ def chosen_experts(choice: Setting) -> int:
 
 def decoder_part(choice: Setting) -> Setting:
     """What stage 2 chooses of a choice: the knobs that act inside the language model."""
-    return choice.replaced(vision=None)
+    return choice.replaced(**{CHOSEN[0].name: None})
 
 
 def tier_of(choice: Setting) -> str:
@@ -69,22 +65,36 @@ class KnobSpace:
     num_total_blocks: int  #: of the model
     first_top_k: int  #: experts per token of the first block, whatever is chosen
 
+    @property
+    def levels(self) -> tuple[tuple[Level, ...], ...]:
+        """The levels of each of `CHOSEN`."""
+        return self.tiers, self.top_ks, self.block_counts
+
     def choices(self) -> tuple[Setting, ...]:
         """All choices: tier by tier, within it by top-k, within that by blocks."""
-        return tuple(choice_of(*values) for values in product(self.tiers, self.top_ks, self.block_counts))
+        return tuple(choice_of(*values) for values in product(*self.levels))
+
+    def at(self, *places: int) -> Setting:
+        """The choice of the levels at these places, one for each of `CHOSEN`."""
+        return choice_of(*(levels[place] for levels, place in zip(self.levels, places, strict=True)))
+
+    @property
+    def lowest(self) -> Setting:
+        """The choice with the lowest value of every knob."""
+        return self.at(0, 0, 0)
 
     @property
     def full(self) -> Setting:
         """The choice with the highest value of every knob."""
-        return choice_of(self.tiers[-1], self.top_ks[-1], self.block_counts[-1])
+        return self.at(-1, -1, -1)
 
     def check(self, choice: Setting) -> Setting:
         """Returns the choice; raises ConfigurationError for one outside the space."""
-        for knob, values in zip(CHOSEN, (self.tiers, self.top_ks, self.block_counts), strict=True):
+        for knob, levels in zip(CHOSEN, self.levels, strict=True):
             level = choice.level(knob.name)
-            if level not in values:
+            if level not in levels:
                 raise ConfigurationError(
-                    f"{knob.name} {level!r} cannot be chosen; choose among {', '.join(map(str, values))}"
+                    f"{knob.name} {level!r} cannot be chosen; choose among {', '.join(map(str, levels))}"
                 )
         return choice
 

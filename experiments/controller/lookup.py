@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, get_args
@@ -20,15 +20,14 @@ from typing_extensions import TypedDict
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
-from experiment_core_utils.knobs.active_blocks import num_blocks_of
 from experiment_core_utils.knobs.setting import Setting, setting_of
-from experiment_core_utils.knobs.top_k import experts_of
-from experiment_core_utils.knobs.vision_tokens import TIERS, vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
 from experiment_core_utils.primitives.units import check_at_least, check_fraction, milliseconds
 from experiment_core_utils.records.json_record import Amount, Count, Knob, Share, Time
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
+from experiment_core_utils.records.sample_result import DecoderKnobs
+from experiment_core_utils.records.setting_result import VisionKnob
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies.interface import DRAWS, RequestFeatures, check_budget, draw_of
 from experiments.controller.policies.prompt_words import PromptWords
@@ -44,15 +43,9 @@ CONFIDENCE = 0.95
 LOOKUP_FLAGS = ("aggregation_method", "tolerance", "max_late", "confidence", "neighbourhood")
 
 
-@with_config(ConfigDict(strict=True))
-@dataclass(frozen=True)
-class LookupEntry:
+class LookupEntry(VisionKnob, DecoderKnobs):
     """A measured setting, over the samples that it was measured on."""
 
-    #: None where the vision knob was set by a number of tokens, or the model has none
-    tier: Literal[tuple(TIERS)] | None  # type: ignore[valid-type]
-    top_k: Knob | None  #: None in a model without experts
-    num_active_blocks: Knob
     accuracy: Share  #: mean of score / best score over the samples that have a score
     num_scored: Count
     #: latency_mean_ms, latency_median_ms: of `T_total` over the samples that were measured
@@ -63,8 +56,9 @@ class LookupEntry:
     #: none. Both are empty in a file from before they were kept.
     latencies_ms: tuple[Time | None, ...] = ()
     scores: tuple[Share | None, ...] = ()
-    vision_tokens_target: Knob | None = None  #: None for a tier, or where the number cannot be set
-    knobs: Mapping[str, str | int | float] = field(default_factory=dict)  #: see `SettingResult.knobs`
+    vision_tokens_target: Knob | None = None  #: see `VisionKnob`; not in older files
+    #: see `SettingResult.knobs`
+    knobs: dict[str, str | int | float] = Field(default_factory=dict)
 
     @cached_property
     def choice(self) -> Setting:
@@ -321,15 +315,19 @@ def build(
         needs_both = aggregation_method in ("in_time", "stream")
         if scored.any() and measured.any() and (not needs_both or (scored & measured).any()):
             own = total_ms[row][measured]
-            target = vision_of(choice)
             entries.append(
                 LookupEntry(
-                    target.tier, experts_of(choice), num_blocks_of(choice),
-                    float(fractions[row][scored].mean()), int(scored.sum()),
-                    float(own.mean()), float(np.median(own)), int(measured.sum()),
-                    _known(total_ms[row]), _known(fractions[row]), target.tokens, choice.levels,
+                    **choice.published_fields,
+                    accuracy=float(fractions[row][scored].mean()),
+                    num_scored=int(scored.sum()),
+                    latency_mean_ms=float(own.mean()),
+                    latency_median_ms=float(np.median(own)),
+                    num_measured=int(measured.sum()),
+                    latencies_ms=_known(total_ms[row]),
+                    scores=_known(fractions[row]),
+                    knobs=choice.levels,
                 )
-            )  # fmt: skip
+            )
     if not entries:
         raise ResultsError("no setting has samples with a score and samples with a time; measure some")
     prompts = () if neighbourhood is None else grid.prompts
@@ -371,7 +369,7 @@ def save(lookup: Lookup, path: Path) -> None:
             "schema_version": SCHEMA_VERSION,
             "kind": KIND,
             **asdict(lookup.options),
-            "entries": [asdict(entry) for entry in lookup.entries],
+            "entries": [entry.model_dump() for entry in lookup.entries],
             "sample_ids": {task: list(ids) for task, ids in lookup.sample_ids.items()},
             "prompts": list(lookup.prompts),
             "source": dict(lookup.source),

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from experiment_core_utils.knobs.active_blocks import RunningBlocks, num_blocks_of
-from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.top_k import experts_of
-from experiment_core_utils.knobs.vision_tokens import OWN, tier_target, vision_of
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBlocks, num_blocks_of
+from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.setting import Setting, reference_setting
+from experiment_core_utils.knobs.top_k import TOP_K, experts_of
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, tier_target, vision_of
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.tasks.interface import Answer, Metric
@@ -20,31 +22,25 @@ END = "<!-- tables: end -->"
 Answers = Mapping[Setting, Mapping[str, Sequence[Answered]]]
 
 
-def card_setting(tier: str, top_k: int, blocks: int) -> Setting:
-    """A setting of the card, at which the first blocks run.
-
-    Args:
-        tier: or `own`.
-    """
-    return Setting.of(vision=tier_target(tier), top_k=top_k, num_active_blocks=RunningBlocks.of(range(blocks)))
-
-
 def title_of(setting: Setting) -> str:
     """The name of a row."""
     return f"{vision_of(setting).value}, top-{experts_of(setting)}, {num_blocks_of(setting)} blocks"
 
 
-def settings_of_card(top_k: int, blocks: int) -> list[Setting]:
-    """The card's settings: the model as it is, and every tier, with all experts and blocks; at `high` each other knob
-    alone, then both; the cheapest corner.
-
-    Args:
-        top_k, blocks: what the model has.
+def settings_of_card(limits: KnobLimits) -> list[Setting]:
+    """The card's settings: the model as it is, and every tier; at `high` fewer experts, then fewer blocks, the first
+    ones, alone; both together; the cheapest corner.
     """
-    tiers = [card_setting(tier, top_k, blocks) for tier in (OWN, "high", "medium", "low")]
-    experts = [card_setting("high", fewer, blocks) for fewer in (top_k * 3 // 4, top_k // 2, top_k // 4, 1)]
-    skipped = [card_setting("high", top_k, blocks - fewer) for fewer in (1, 2, 3, 4)]
-    return [*tiers, *experts, *skipped, *(card_setting(tier, top_k // 2, blocks - 4) for tier in ("high", "low"))]
+    own = reference_setting(limits)
+    high, medium, low = (own.replaced(**{VISION_TOKENS.name: tier_target(name)}) for name in ("high", "medium", "low"))
+    experts, blocks = TOP_K.own(limits) or 1, limits.num_total_blocks
+    fewer: dict[str, tuple[Any, ...]] = {
+        TOP_K.name: (experts * 3 // 4, experts // 2, experts // 4, 1),
+        ACTIVE_BLOCKS.name: tuple(RunningBlocks.of(range(blocks - left_out)) for left_out in (1, 2, 3, 4)),
+    }
+    alone = [high.replaced(**{name: value}) for name, values in fewer.items() for value in values]
+    both = {TOP_K.name: experts // 2, ACTIVE_BLOCKS.name: fewer[ACTIVE_BLOCKS.name][-1]}
+    return [own, high, medium, low, *alone, high.replaced(**both), low.replaced(**both)]
 
 
 def knob_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
@@ -64,11 +60,10 @@ def type_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
     """The table with one row a family and type of question: the best constant answer's score, and the model's in each
     tier and at the fewest blocks, other knobs at their largest.
     """
-    decoders = {setting: setting.replaced(vision=None) for setting in answers}
-    most = max(decoders.values(), key=lambda each: (experts_of(each) or 0, num_blocks_of(each)))
-    fewest = min(
-        (each for each in decoders.values() if experts_of(each) == experts_of(most)), key=num_blocks_of
-    )  # fmt: skip
+    decoders = {setting: setting.replaced(**{VISION_TOKENS.name: None}) for setting in answers}
+    most = max(decoders.values(), key=lambda each: each.order)
+    others = [each for each in decoders.values() if _without_blocks(each) == _without_blocks(most)]
+    fewest = min(others, key=num_blocks_of)
     columns = {vision_of(setting).value: setting for setting in answers if decoders[setting] == most}
     columns |= {f"high, {num_blocks_of(setting)} blocks": setting for setting in answers if decoders[setting] == fewest}
     lines = [
@@ -82,6 +77,10 @@ def type_table(answers: Answers, metrics: Mapping[str, Metric]) -> str:
             cells = " | ".join(f"{scores[kind].mean:.3f}" for scores in by_column)
             lines.append(f"| {name} | {kind} | {by_column[0][kind].n} | {level:.3f} | {cells} |")
     return "\n".join(lines)
+
+
+def _without_blocks(setting: Setting) -> Setting:
+    return setting.replaced(**{ACTIVE_BLOCKS.name: None})
 
 
 def write_into_card(card: Path, tables: str) -> None:

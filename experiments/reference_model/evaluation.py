@@ -13,14 +13,12 @@ from itertools import accumulate, chain, product
 import torch
 from transformers import Cache
 
-from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
-from experiment_core_utils.models.common.describe import dtype_name
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
-from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState, MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, answer_to
@@ -52,13 +50,15 @@ class Accuracy:
 
 @torch.inference_mode()
 def answer_pictures(
-    model: MolmoeForConditionalGeneration,
-    processor: MolmoeProcessor,
+    model: MolmoeStagedModel,
     tasks: Sequence[GeneratedTask],
     pictures: Sequence[int],
     settings: Sequence[Setting],
 ) -> Iterator[Answered]:
-    """Greedy answers to every family's questions about the pictures, at every setting.
+    """Greedy answers to every family's questions about the pictures, at every setting; the last one stays in force.
+
+    Args:
+        model: one whose modules run.
 
     Raises:
         GenerationFailed: logits are not finite.
@@ -69,15 +69,14 @@ def answer_pictures(
     for picture, alike in product(pictures, same_pictures(tasks)):
         samples = [(task, sample) for task in alike for sample in samples_of(task, picture)]
         for crops, of_tier in by_crops.items():
-            prefix = processor("", samples[0][1].image, crops)
-            inputs = {name: placed(tensor, model) for name, tensor in prefix.items()}
-            features = model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
+            inputs = model.to_device(model.processor("", samples[0][1].image, crops))
+            features = model.encode_image(inputs)
             for setting in of_tier:
-                _, state = model.prefill(
-                    inputs["input_ids"], features, top_k=experts_of(setting), active_blocks=blocks_of(setting)
-                )
-                with failure_named(f"picture {picture}", lambda: {"dtype": dtype_name(model.dtype)}):
-                    answers = _answers(model, processor, samples, state.past_key_values)
+                model.apply(setting)
+                _, state = model.prefill(inputs, features)
+                assert isinstance(state, DecodeState)
+                with failure_named(f"picture {picture}", model.describe):
+                    answers = _answers(model.model, model.processor, samples, state.past_key_values)
                 for (task, sample), answer in zip(samples, answers, strict=True):
                     expected = str(sample.metadata["answer"])
                     yield Answered(task.name, setting, sample.sample_id, expected, answer_to(sample, answer))

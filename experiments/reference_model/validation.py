@@ -54,19 +54,16 @@ def quick_scores(
     trainer: Trainer,
     drawn: Sequence[tuple[TrainingBatch, list[str]]],
     tier: str,
-    top_k: int | None = None,
-    active_blocks: Sequence[int] | None = None,
 ) -> QuickScores:
-    """The scores at one setting of the knobs."""
+    """The scores at a tier and the model's knobs that are in force."""
     hits: dict[str, list[float]] = defaultdict(list)
-    with trainer.model.knobs(top_k, active_blocks):
-        for batch, types in drawn:
-            height, width = batch.images.shape[1:3]
-            tiling = trainer.processor.tiling_for(height, width, TIERS[tier])
-            answers = trainer.forward(replace(batch, tier=tier, tiling=tiling)).answers
-            assert answers is not None
-            for kind, value in zip(types, answers.exact[0].tolist(), strict=True):
-                hits[kind].append(value)
+    for batch, types in drawn:
+        height, width = batch.images.shape[1:3]
+        tiling = trainer.processor.tiling_for(height, width, TIERS[tier])
+        answers = trainer.forward(replace(batch, tier=tier, tiling=tiling)).answers
+        assert answers is not None
+        for kind, value in zip(types, answers.exact[0].tolist(), strict=True):
+            hits[kind].append(value)
     families: dict[str, list[float]] = defaultdict(list)
     for kind, values in hits.items():
         families[kind.split("/")[0]] += values

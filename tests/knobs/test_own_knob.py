@@ -40,9 +40,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint("llama", tmp_path_factory.mktemp("llama"))
 
 
-def flags_for(folder: Path, output_dir: Path, *more: str) -> list[str]:
+def flags_for(folder: Path, output_dir: Path, *more: str, module: Path = MODULE) -> list[str]:
     grid = ("--num_active_blocks_list", "2", "3", "--head_fraction_list", "0.25", "1")
-    return ["--model_path", str(folder), "--output_dir", str(output_dir), *OWN, *grid, *MORE, *more]
+    own = ("--knob_module", str(module))
+    return ["--model_path", str(folder), "--output_dir", str(output_dir), *own, *grid, *MORE, *more]
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +148,29 @@ def test_a_file_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("1 / 0\n")
     with pytest.raises(ConfigurationError, match="broken.py cannot be run .ZeroDivisionError: .*; correct it$"):
         parse_config(["--knob_module", str(tmp_path / "broken.py")])
+
+
+def broken_in(method: str, folder: Path) -> Path:
+    """The file of the knob, in which a method divides by 0."""
+    doc = f'"""See `Knob.{method}`."""\n'
+    path = folder / "broken.py"
+    path.write_text(MODULE.read_text().replace(doc, f"{doc}        1 / 0\n"))
+    return path
+
+
+def test_an_error_in_what_it_can_be_set_to_refuses_the_plan(folder: Path, tmp_path: Path) -> None:
+    path = broken_in("requested", tmp_path)
+    flags = flags_for(folder, tmp_path / "results", module=path)
+    words = "^knob head_fraction of .*broken.py, requested: ZeroDivisionError: division by zero; correct the file$"
+    with pytest.raises(ConfigurationError, match=words):
+        describe_plan(parse_config(flags))
+
+
+def test_an_error_where_it_acts_fails_the_setting_alone(folder: Path, tmp_path: Path) -> None:
+    path = broken_in("applied", tmp_path)
+    report = run_profiling(parse_config(flags_for(folder, tmp_path / "results", module=path)))
+    assert {setting_key(each) for each in report.results} == {"own_blocks2", "own_blocks3"}
+    words = f"knob head_fraction of {path}, applied: ZeroDivisionError: division by zero; correct the file"
+    assert {key: each.reason for key, each in report.failed.items()} == {
+        f"own_blocks{blocks}_head0.25": words for blocks in (2, 3)
+    }

@@ -3,7 +3,7 @@
 import pytest
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
-from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.interface import KnobLimits, Level
 from experiment_core_utils.knobs.setting import Setting, check_label, reference_setting
 from experiment_core_utils.knobs.top_k import TopK
 from experiment_core_utils.knobs.vision_tokens import (
@@ -50,6 +50,19 @@ def test_a_knob_at_rest_and_one_that_the_model_lacks_are_in_no_key() -> None:
     assert setting.levels == {"vision": "own", "num_active_blocks": 4}
     assert (setting.key, setting.level("top_k")) == ("own_blocks4", None)
     assert Setting.named("own_topknone_blocks4") == setting  # as files of dense models were named before
+
+
+@pytest.mark.parametrize(
+    ("key", "fields"),
+    [
+        ("tier-low_topk8_blocks3", ("low", None, 8, 3)),
+        ("tokens1008_keep0.5_blocks4", (None, 1008, None, 4)),
+        ("own_topk2_mass0.5_blocks1", (None, None, 2, 1)),
+    ],
+)
+def test_the_published_fields_of_a_setting(key: str, fields: tuple[Level | None, ...]) -> None:
+    names = ("tier", "vision_tokens_target", "top_k", "num_active_blocks")
+    assert Setting.named(key).published_fields == dict(zip(names, fields, strict=True))
 
 
 def test_settings_are_in_order_of_cost() -> None:

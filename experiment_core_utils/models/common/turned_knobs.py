@@ -1,4 +1,9 @@
-"""The knobs that a model's own adapters, or the knobs themselves, turn in its modules, and what is in force."""
+"""The knobs of a model, turned by its adapters or by themselves, and what is in force.
+
+turned = TurnedKnobs(model, {TOP_K.name: routers, ACTIVE_BLOCKS.name: blocks})
+with turned.apply(setting):
+    ...                     # what was in force before comes back
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,14 +22,34 @@ from experiment_core_utils.records.requests import StageFlops
 class KnobAdapter(Protocol):
     """What turns a knob in a model."""
 
+    @property
+    def unsupported_reason(self) -> str | None:
+        """Why the knob cannot be turned; None where it can."""
+
+    @property
+    def value(self) -> Any:
+        """The value in force; None for the model's own where the knob has no neutral one."""
+
     def put(self, value: Any) -> None:
         """Put a value in force, in place of the one before; raises ConfigurationError for one that cannot be."""
+
+
+class RequestKnob:
+    """A `KnobAdapter` of a knob that requests are prepared by: nothing in the model follows it."""
+
+    unsupported_reason: str | None = None  #: see `KnobAdapter.unsupported_reason`
+    value: Any = None  #: see `KnobAdapter.value`
+
+    def put(self, value: Any) -> None:
+        """See `KnobAdapter.put`."""
+        self.value = value
 
 
 class CountingAdapter(ABC):
     """A `KnobAdapter` of a knob whose cost differs between tokens, and is counted in the proof."""
 
-    unsupported_reason: str | None = None  #: why the knob cannot be turned; None where it can
+    unsupported_reason: str | None = None  #: see `KnobAdapter.unsupported_reason`
+    value: Any  #: see `KnobAdapter.value`
 
     @property
     @abstractmethod
@@ -49,41 +74,52 @@ class CountingAdapter(ABC):
 
 
 class TurnedKnobs:
-    """The knobs of a model beside those that its `apply` sets by itself.
+    """The knobs of a model.
 
     Args:
         model: whose modules knobs without an adapter act on.
-        own: names of the knobs that the model's `apply` sets by itself.
-        adapters: what turns others, by the knob's name.
+        adapters: what turns the others, by the knob's name.
     """
 
-    def __init__(self, model: nn.Module, own: frozenset[str], adapters: Mapping[str, KnobAdapter]) -> None:
-        self._model, self._own, self.adapters = model, own, adapters
+    def __init__(self, model: nn.Module, adapters: Mapping[str, KnobAdapter]) -> None:
+        self._model, self.adapters = model, adapters
         self._applied = ExitStack()
-        self.values: tuple[tuple[str, Any], ...] = ()  #: in force, without those at their neutral value
+        self.on_modules: dict[str, Any] = {}  #: in force of the knobs without an adapter, by name
 
     @property
-    def on_modules(self) -> tuple[str, ...]:
-        """The knobs in force that act on modules, for lack of an adapter."""
-        return tuple(name for name, _ in self.values if name not in self.adapters)
+    def in_force(self) -> dict[str, Any]:
+        """The values in force, by the knob's name."""
+        return {name: adapter.value for name, adapter in self.adapters.items()} | self.on_modules
 
-    def put(self, setting: Setting) -> None:
-        """Put these knobs of a setting in force; those before are taken back first, also where one cannot be."""
-        self.put_values({name: value for name, value in setting.values.items() if name not in self._own})
+    def apply(self, setting: Setting) -> ExitStack:
+        """Put a setting in force; a knob that it has no value of is as in the model itself.
 
-    def put_values(self, values: Mapping[str, Any]) -> None:
-        """As `put`, of values by name."""
+        Returns:
+            a context at whose end what was in force before is in force again; without it the setting stays.
+
+        Raises:
+            ConfigurationError: a value that cannot be; what was in force stays so.
+        """
+        with self.restored_afterwards() as before:
+            self._put(setting.values)
+            return before.pop_all()
+
+    def restored_afterwards(self) -> ExitStack:
+        """A context at whose end what is in force now is in force again."""
+        before = ExitStack()
+        before.callback(self._put, self.in_force)
+        return before
+
+    def _put(self, values: Mapping[str, Any]) -> None:
         self._applied.close()
-        self.values = ()
+        self.on_modules = {}
         for knob in all_knobs():
-            if knob.name in self._own:
-                continue
             value = values.get(knob.name, knob.neutral)
             if knob.name in self.adapters:
                 self.adapters[knob.name].put(value)
             elif knob.name in values:
                 self._applied.enter_context(knob.applied(self._model, value))
-        self.values = tuple(values.items())
+                self.on_modules[knob.name] = value
 
     @property
     def _counting(self) -> dict[str, CountingAdapter]:

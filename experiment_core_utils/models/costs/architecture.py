@@ -1,7 +1,7 @@
 """Operations of each stage by formula, from a transformers config, a setting of the knobs and a request's sizes.
 
     architecture = architecture_of(config)          # once, from the config of the model as it was trained
-    architecture.at_setting(top_k=4).request_flops(RequestSize(prompt_tokens=300, output_tokens=32, crops=5))
+    architecture.at(setting).request_flops(RequestSize(prompt_tokens=300, output_tokens=32, crops=5))
 
 Plain arithmetic on the config: no weights, so that quantised models have the operations of full precision. `decoder.py`
 and `vision.py` say what counts and what does not. The head runs where `generate()` needs it: on the last position of a
@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.models.costs.decoder import DecoderShape
 from experiment_core_utils.models.costs.decoder_table import DECODERS, NotInTable, decoder_of, unknown
 from experiment_core_utils.models.costs.vision_table import (
@@ -75,22 +73,9 @@ class Architecture:
     decoder: DecoderShape
     vision: Vision | None
 
-    def at_setting(self, top_k: int | None = None, active_blocks: Sequence[int] | None = None) -> "Architecture":
-        """The architecture as it runs under a setting; None means the model's own value.
-
-        Args:
-            top_k: experts per token in the blocks with experts after the first such block of the whole model, which
-                keeps its own number.
-            active_blocks: indices of the blocks that run, ascending; the others cost nothing.
-
-        Raises:
-            ConfigurationError: the model cannot be set so.
-        """
-        return replace(self, decoder=self.decoder.at_setting(top_k, active_blocks))
-
     def at(self, setting: Setting) -> "Architecture":
-        """The architecture as it runs at a setting; raises as `at_setting`."""
-        return self.at_setting(experts_of(setting), blocks_of(setting))
+        """The architecture as it runs at a setting; see `DecoderShape.at`."""
+        return replace(self, decoder=self.decoder.at(setting))
 
     def vision_flops(self, size: RequestSize) -> int | None:
         """FLOPs of tower and projector for the pictures of one request; None without a picture.

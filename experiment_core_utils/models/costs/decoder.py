@@ -11,6 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
@@ -148,19 +151,20 @@ class DecoderShape:
         """Every block that runs, in its order."""
         return tuple(self.kinds[place] for place in self.order)
 
-    def at_setting(self, top_k: int | None, active_blocks: Sequence[int] | None) -> "DecoderShape":
-        """The blocks that run under a setting; None means the model's own value.
+    def at(self, setting: Setting) -> "DecoderShape":
+        """The blocks that run at a setting; the others cost nothing. A knob without a value is as in the model itself.
 
-        `top_k` acts on blocks with experts after the first such block of the whole model, which keeps its own number.
+        Top-k acts on blocks with experts after the first such block of the whole model, which keeps its own number.
 
         Raises:
             ConfigurationError: more experts than there are, experts for a dense model, or blocks that are not there.
         """
+        top_k, active = experts_of(setting), setting.value(ACTIVE_BLOCKS.name)
         at_top_k = self if top_k is None else self._with_top_k(top_k)
-        if active_blocks is None:
+        if active is None:
             return at_top_k
-        refuse_impossible_blocks(active_blocks, len(self.order))
-        return replace(at_top_k, order=tuple(at_top_k.order[index] for index in active_blocks))
+        refuse_impossible_blocks(active.indices, len(self.order))
+        return replace(at_top_k, order=tuple(at_top_k.order[index] for index in active.indices))
 
     def _with_top_k(self, top_k: int) -> "DecoderShape":
         routed = {place for place, kind in enumerate(self.kinds) if isinstance(kind.mlp, ExpertsShape)}

@@ -15,11 +15,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
+from experiment_core_utils.knobs.interface import unsupported_knobs
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.top_k import TOP_K, experts_of
-from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, vision_of
-from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
@@ -46,15 +44,15 @@ from experiment_core_utils.models.common.gguf_files import quantised_file_of
 from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
-from experiment_core_utils.models.common.turned_knobs import KnobAdapter, TurnedKnobs
+from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.batch import answer_together, follow_together
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, generate_timed, greedy_config
 from experiment_core_utils.models.hf.graphed_stages import AsyncRequests, GraphedGeneration, graphs_unsupported_reason
+from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
-from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, Component
@@ -74,8 +72,6 @@ from experiment_core_utils.tasks.interface import PromptFamily, Sample
 UNANNOUNCED_TOKENS = 64
 # Decode steps of a proof, which make eight positions with the prompt's last one.
 PROOF_STEPS = 7
-# The knobs that `TransformersModel.apply` sets by itself.
-OWN_KNOBS = frozenset({VISION_TOKENS.name, TOP_K.name, ACTIVE_BLOCKS.name})
 
 
 class TransformersModel(HasEnds):
@@ -120,10 +116,8 @@ class TransformersModel(HasEnds):
         self.num_total_blocks = self.knobs.num_total_blocks
         self.num_experts = self.knobs.num_experts
         self.default_top_k = self.knobs.default_top_k
-        self._vision_fields = AttributeChanges()
         self._visual_tokens = VisualTokens(model, requests)
-        adapters: dict[str, KnobAdapter] = {**self.knobs.adapters, VISUAL_TOKEN_KEEP.name: self._visual_tokens}
-        self.other_knobs = TurnedKnobs(model, OWN_KNOBS, adapters)
+        self.turned_knobs = TurnedKnobs(model, adapters_of(model.config, requests, self._visual_tokens, self.knobs))
         self._stages = GenerateStages(model, self.preferences, self._visual_tokens)
         self._graphed, self._unsupported_reason = None, eager_reason
         if eager_reason is None:
@@ -153,8 +147,9 @@ class TransformersModel(HasEnds):
 
     @property
     def _graph_key(self) -> Hashable:
-        """What graphs are captured for."""
-        return *self.active_setting, *self.other_knobs.values
+        """What graphs are captured for: the knobs that act behind the vision stage."""
+        adapters = self._visual_tokens, *self.knobs.adapters.values()
+        return *(adapter.value for adapter in adapters), *self.turned_knobs.on_modules.items()
 
     @property
     def decoder_blocks(self) -> Sequence[nn.Module]:
@@ -179,13 +174,13 @@ class TransformersModel(HasEnds):
         self._visual_tokens.note(inputs["input_ids"], sent["input_ids"])
         return sent
 
-    def apply(self, setting: Setting) -> None:
-        """See `StagedModel.apply`; fields of the config that depend on the crops are put in force too."""
-        self.knobs.apply(experts_of(setting), blocks_of(setting))
-        self._vision_fields.put_back()
-        fields = self.requests.config_for(vision_of(setting).bounds)
-        self._vision_fields.put([AttributeChange(self.model.config, name, value) for name, value in fields.items()])
-        self.other_knobs.put(setting)
+    def apply(self, setting: Setting) -> AbstractContextManager[object]:
+        """See `StagedModel.apply`."""
+        return self.turned_knobs.apply(setting)
+
+    def restored_afterwards(self) -> AbstractContextManager[object]:
+        """See `StagedModel.restored_afterwards`."""
+        return self.turned_knobs.restored_afterwards()
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
         """See `StagedModel.components`."""
@@ -196,28 +191,15 @@ class TransformersModel(HasEnds):
         )
         return decoder_components(blocks, norm, self.model.get_output_embeddings())
 
-    @contextmanager
-    def restored_afterwards(self) -> Iterator[None]:
-        """See `StagedModel.restored_afterwards`; also restores the fields of the config that depend on the crops."""
-        (top_k, blocks), fields = self.knobs.in_force, self._vision_fields.in_force
-        others = dict(self.other_knobs.values)
-        try:
-            yield
-        finally:
-            self.knobs.apply(top_k, blocks)
-            self._vision_fields.put_back()
-            self._vision_fields.put(fields)
-            self.other_knobs.put_values(others)
-
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """See `StagedModel.warm_up`; in eager runs `generate()` prepares by itself, inside what is measured."""
         if self._graphed is not None:
-            self._refuse_other_knobs()
+            self._refuse_in_graphs()
             self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
 
-    def _refuse_other_knobs(self) -> None:
+    def _refuse_in_graphs(self) -> None:
         """Raises EngineRefused where graphs run the model and cannot run what is in force."""
-        reason = self.other_knobs.engines_unsupported_reason
+        reason = self.turned_knobs.engines_unsupported_reason
         if self._graphed is not None and reason is not None:
             raise engine_refused(reason)
 
@@ -312,7 +294,7 @@ class TransformersModel(HasEnds):
 
     def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
         """See `StagedModel.expected_experts`; the first block with experts keeps the model's own number."""
-        return self.knobs.expected_experts(experts_of(setting), blocks_of(setting))
+        return tuple(self.knobs.experts_at(setting).values())
 
     @torch.inference_mode()
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
@@ -324,19 +306,19 @@ class TransformersModel(HasEnds):
             GenerationFailed: logits are not finite.
         """
         self.apply(setting)
-        self._refuse_other_knobs()
+        self._refuse_in_graphs()
         features = self.encode_image(inputs)
         self._prove_blocks_inputs(setting, inputs, features)
         ran, ran_decode = ExecutedExperts(self.model), ExecutedExperts(self.model)
         with self.knobs.counted() as counted:
             with ran:
                 logits, state = self._stages.prefill(inputs, features)
-            experts, blocks, tokens = dict(counted.experts), tuple(counted.blocks), counted.tokens
+            experts, blocks, tokens = dict(counted.experts_per_token), tuple(counted.blocks_run), counted.tokens
             counted.clear()
             token = logits.argmax(dim=-1, keepdim=True)
             with ran_decode:
                 after = self._stages.decode_step(token, state)
-            decode_blocks = tuple(counted.blocks)
+            decode_blocks = tuple(counted.blocks_run)
         refuse_not_finite(logits, after)
         found = self._visual_tokens.places_in(inputs["input_ids"])
         errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
@@ -355,7 +337,7 @@ class TransformersModel(HasEnds):
             prefill_tokens=tokens,
             prompt_tokens=inputs["input_ids"].shape[1],
             vision_tokens=len(found.places[0]),
-            counted=self.other_knobs.counted(setting, self, inputs),
+            counted=self.turned_knobs.counted(setting, self, inputs),
         )
 
     def _cached_blocks(self, state: GenerationState) -> int:
@@ -368,12 +350,13 @@ class TransformersModel(HasEnds):
 
     def _prove_blocks_inputs(self, setting: Setting, inputs: Mapping[str, Any], features: Any) -> None:
         """Check that each active block gets the same inputs as in the full model, except for its hidden states."""
-        if len(blocks_of(setting)) == self.num_total_blocks:
+        blocks = self.active_setting[1]
+        if len(blocks) == self.num_total_blocks:
             return
-        with self.knobs.applied(experts_of(setting), range(self.num_total_blocks)):
+        with self.knobs.with_all_blocks():
             whole = self._block_inputs(inputs, features)
         found = self._block_inputs(inputs, features)
-        for block in blocks_of(setting):
+        for block in blocks:
             other = other_inputs(found[block], whole[block])
             if other is not None:
                 raise KnobDidNotAct(f"{setting.key}: block {block} is given another {other} than in the full model")
@@ -443,17 +426,17 @@ class TransformersModel(HasEnds):
         if not isinstance(self._architecture, Architecture):
             return None
         architecture, size = self._architecture, shape.size(output_tokens)
-        return self.other_knobs.flops(setting, lambda at: architecture.at(at).request_flops(size).stages)
+        return self.turned_knobs.flops(setting, lambda at: architecture.at(at).request_flops(size).stages)
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
         """See `StagedModel.count_bytes`."""
         if not isinstance(self._architecture, Architecture):
             return None
-        step_bytes = self.other_knobs.step_bytes(setting, self._step_bytes)
+        step_bytes = self.turned_knobs.step_bytes(setting, self._step_bytes)
         if step_bytes is None:
             return None
         decoder = self._architecture.at(setting).decoder
-        with self.knobs.applied(None, range(self.num_total_blocks)):
+        with self.knobs.with_all_blocks():
             stored = stored_bytes(self.model)
         return ModelBytes(
             weights_bytes=stored,
@@ -465,9 +448,9 @@ class TransformersModel(HasEnds):
 
     def _step_bytes(self, setting: Setting) -> float:
         """Bytes of weights that a decode step of one request reads."""
-        chosen = self.expected_experts(setting)
-        experts = [None if top_k is None or self.num_experts is None else (self.num_experts, top_k) for top_k in chosen]
-        kept = [self._blocks[index] for index in blocks_of(setting)]
+        chosen, every = self.knobs.experts_at(setting), self.num_experts
+        experts = [None if each is None or every is None else (every, each) for each in chosen.values()]
+        kept = [self._blocks[index] for index in chosen]
         return step_weights(kept, self.model.get_output_embeddings(), experts).read(rows=1)
 
     def describe(self) -> Mapping[str, Any]:
@@ -486,15 +469,8 @@ class TransformersModel(HasEnds):
             "first_routed_block": first_routed,
             "num_experts": self.num_experts,
             "num_total_blocks": self.num_total_blocks,
-            "knobs_refused": {
-                name: reason
-                for name, reason in (
-                    ("vision_tokens", self.requests.vision_knob_unsupported_reason),
-                    ("top_k", self.knobs.top_k_unsupported_reason),
-                    ("active_blocks", self.knobs.blocks_unsupported_reason),
-                )
-                if reason is not None
-            },
+            "knobs_refused": unsupported_knobs(vision_tokens=self.requests.vision_knob_unsupported_reason)
+            | self.knobs.refused,
             "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
             "cache": "dynamic" if self._graphed is None else "static",
             "execution_asked": self._requested,

@@ -40,10 +40,11 @@ from experiment_core_utils.models.common.quantisation import (
 )
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.models.hf.generate import loose_tensors, stages_unsupported_reason
+from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.processor import load_hf_processor
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions, HFRequests
-from experiment_core_utils.models.hf.visual_token_keep import keep_unsupported_reason
+from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
@@ -129,22 +130,12 @@ def limits_of(source: HFSource) -> KnobLimits:
     made = loose_tensors(skeleton)
     knobs = DecoderKnobs(skeleton)
     _refuse_without_stages(source, skeleton, made)
+    adapters = adapters_of(skeleton.config, source.requests, VisualTokens(skeleton, source.requests), knobs)
     return KnobLimits(
         num_total_blocks=knobs.num_total_blocks,
         num_experts=knobs.num_experts,
         default_top_k=knobs.default_top_k,
-        unsupported=unsupported_knobs(
-            vision=source.requests.vision_knob_unsupported_reason,
-            top_k=knobs.top_k_unsupported_reason,
-            num_active_blocks=knobs.blocks_unsupported_reason,
-            visual_token_keep=keep_unsupported_reason(source.requests, source.config),
-            # A knob that goes with top-k is refused with it.
-            **{
-                name: adapter.unsupported_reason
-                for name, adapter in knobs.adapters.items()
-                if adapter.unsupported_reason != knobs.top_k_unsupported_reason
-            },
-        ),
+        unsupported=unsupported_knobs(**{name: each.unsupported_reason for name, each in adapters.items()}),
         untried_reason=knobs.untried_reason,
         token_unit=source.requests.token_unit,
     )

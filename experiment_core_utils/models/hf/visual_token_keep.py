@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP, KeptTokens
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
@@ -30,18 +30,6 @@ FAMILIES = (
     "qwen3_vl_moe",
     "smolvlm",
 )
-
-
-def keep_unsupported_reason(requests: HFRequests, config: PreTrainedConfig) -> str | None:
-    """Why image tokens of a model cannot be dropped; None where they can."""
-    if not requests.has_vision:
-        return f"{requests.name} is a text model: it has no image tokens"
-    if config.model_type not in FAMILIES:
-        return (
-            f"what a {config.model_type} gives its decoder by place is not known here; image tokens can be dropped in "
-            f"{', '.join(FAMILIES)}"
-        )
-    return None
 
 
 @dataclass(frozen=True)
@@ -64,13 +52,25 @@ class VisualTokens:
 
     def __init__(self, model: PreTrainedModel, requests: HFRequests) -> None:
         self._decoder: Any = model.get_decoder()
-        self._requests = requests
+        self._requests, self._family = requests, model.config.model_type
         self._noted: Any = WeakIdKeyDictionary()
-        self._value = VISUAL_TOKEN_KEEP.neutral
+        self.value = VISUAL_TOKEN_KEEP.neutral
+
+    @property
+    def unsupported_reason(self) -> str | None:
+        """See `KnobAdapter.unsupported_reason`."""
+        if not self._requests.has_vision:
+            return f"{self._requests.name} is a text model: it has no image tokens"
+        if self._family not in FAMILIES:
+            return (
+                f"what a {self._family} gives its decoder by place is not known here; image tokens can be dropped in "
+                f"{', '.join(FAMILIES)}"
+            )
+        return None
 
     def put(self, value: KeptTokens) -> None:
         """See `KnobAdapter.put`."""
-        self._value = value
+        self.value = value
 
     def note(self, host_ids: torch.Tensor, ids: torch.Tensor) -> None:
         """Remember where ids [B, T] have image tokens, so that no run waits for the device to know."""
@@ -93,11 +93,11 @@ class VisualTokens:
 
         Yields what was done, None where all are kept.
         """
-        found = None if self._value == VISUAL_TOKEN_KEEP.neutral else self.places_in(ids)
+        found = None if self.value == VISUAL_TOKEN_KEEP.neutral else self.places_in(ids)
         if found is None or not any(found.places):
             yield None
             return
-        shortened, plain = Shortened(found, self._value), self._decoder.forward
+        shortened, plain = Shortened(found, self.value), self._decoder.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             return plain(*args, **shortened.given(kwargs))

@@ -8,7 +8,7 @@ blocks).
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -35,13 +35,24 @@ class MolmoeImageFeatures(ModelOutput):
     image_input_idx: torch.Tensor = None  # type: ignore[assignment]
 
 
+class EngineKnobs(NamedTuple):
+    """The decoder's part of a setting: experts per token of every block but block 0, and the active blocks."""
+
+    top_k: int
+    blocks: tuple[int, ...]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by which a prefill of the modules takes them."""
+        return {"top_k": self.top_k, "active_blocks": self.blocks}
+
+
 @dataclass
 class DecodeState:
-    """The state that `decode_step` needs between tokens: the cache, and the setting of the prefill."""
+    """The state that `decode_step` needs between tokens: the cache, and the knobs of the prefill."""
 
     past_key_values: Cache
-    top_k: int
-    active_blocks: tuple[int, ...]
+    knobs: EngineKnobs
 
 
 class MolmoeVisionTower(nn.Module):
@@ -269,7 +280,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.text_config.hidden_size, config.head_vocab_size, bias=False)
         self.post_init()
         self._all_blocks = tuple(self.model.language_model.layers)
-        self._setting = (self.default_top_k, tuple(range(len(self._all_blocks))))
+        self._setting = EngineKnobs(self.default_top_k, tuple(range(len(self._all_blocks))))
 
     @property
     def num_total_blocks(self) -> int:
@@ -292,8 +303,8 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         return int(self.config.text_config.num_experts_per_tok)
 
     @property
-    def active_setting(self) -> tuple[int, tuple[int, ...]]:
-        """The setting in force: (top_k, active blocks)."""
+    def active_setting(self) -> EngineKnobs:
+        """The setting in force."""
         return self._setting
 
     def set_knobs(self, top_k: int | None = None, active_blocks: Sequence[int] | None = None) -> None:
@@ -305,9 +316,9 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         if wanted == self._setting:
             return
         decoder = self.model.language_model
-        kept = [self._all_blocks[index] for index in wanted[1]]
+        kept = [self._all_blocks[index] for index in wanted.blocks]
         for index, block in enumerate(self._all_blocks):
-            block.mlp.gate.top_k = self.default_top_k if index == 0 else wanted[0]
+            block.mlp.gate.top_k = self.default_top_k if index == 0 else wanted.top_k
         for position, block in enumerate(kept):
             block.self_attn.layer_idx = position
         decoder.layers = nn.ModuleList(kept)
@@ -378,7 +389,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
             use_cache=True,
         )
         logits = self.lm_head(outputs.last_hidden_state[:, -1])
-        return logits, DecodeState(cache, *self._setting)
+        return logits, DecodeState(cache, self._setting)
 
     def decode_step(
         self, token_ids: torch.Tensor, state: DecodeState, attention_mask: torch.Tensor | None = None
@@ -387,7 +398,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
 
         `attention_mask` [B, T so far + 1] is needed for padded batches only.
         """
-        self.set_knobs(state.top_k, state.active_blocks)
+        self.set_knobs(*state.knobs)
         positions = _positions(attention_mask)
         outputs = self.model(
             input_ids=token_ids,
@@ -443,7 +454,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
                 inputs.pop(name, None)
         return inputs
 
-    def checked_setting(self, top_k: int | None, active_blocks: Sequence[int] | None) -> tuple[int, tuple[int, ...]]:
+    def checked_setting(self, top_k: int | None, active_blocks: Sequence[int] | None) -> EngineKnobs:
         """The setting that `set_knobs` would put in force; raises the errors that it raises."""
         top_k = self.default_top_k if top_k is None else top_k
         blocks = tuple(range(self.num_total_blocks)) if active_blocks is None else tuple(active_blocks)
@@ -454,7 +465,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
                 f"active blocks {list(blocks)} are not possible: give ascending indices below "
                 f"{self.num_total_blocks} that begin with block 0"
             )
-        return top_k, blocks
+        return EngineKnobs(top_k, blocks)
 
 
 def logits_and_loss(

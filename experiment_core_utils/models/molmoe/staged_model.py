@@ -1,7 +1,7 @@
 """The staged interface of MolmoE, by engines or by its modules."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -11,13 +11,11 @@ import torch
 from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
-from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
+from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.token_units import tokens_of_crops
-from experiment_core_utils.knobs.top_k import TOP_K, experts_of
-from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange
-from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP
+from experiment_core_utils.knobs.top_k import experts_of
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import engine_refused, refusal_of
@@ -26,14 +24,12 @@ from experiment_core_utils.models.common.engine_proof import judging
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.preferences import decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
-from experiment_core_utils.models.common.turned_knobs import KnobAdapter, TurnedKnobs
+from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
-from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
 from experiment_core_utils.models.hf.requests import check_prompt, refuse_longer_prompt, unusable_named
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.engines.batch_runner import BatchedExecution
 from experiment_core_utils.models.molmoe.engines.paused_runner import (
     EagerPausedPrefill,
@@ -42,8 +38,10 @@ from experiment_core_utils.models.molmoe.engines.paused_runner import (
 )
 from experiment_core_utils.models.molmoe.engines.prefix_traces import PromptTraces
 from experiment_core_utils.models.molmoe.engines.runner import EngineStages, engine_stages, modules_run
+from experiment_core_utils.models.molmoe.knobs import adapters_of
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
+    EngineKnobs,
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
@@ -65,9 +63,6 @@ from experiment_core_utils.records.requests import (
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 T = TypeVar("T")
-
-# The knobs that `MolmoeStagedModel.apply` sets by itself.
-OWN_KNOBS = frozenset({VISION_TOKENS.name, TOP_K.name, ACTIVE_BLOCKS.name})
 
 
 class MolmoeStagedModel(HasEnds):
@@ -107,11 +102,7 @@ class MolmoeStagedModel(HasEnds):
         self._requested = execution
         self._placed_tokens = PlacedTokens()
         self._eager = EagerStages(model, self._placed_tokens)
-        adapters: dict[str, KnobAdapter] = {
-            VISUAL_TOKEN_KEEP.name: self._placed_tokens,
-            EXPERT_MASS.name: ExpertMassAdapter(model.all_blocks[1:]),
-        }
-        self.other_knobs = TurnedKnobs(model, OWN_KNOBS, adapters)
+        self.turned_knobs = TurnedKnobs(model, adapters_of(model, self._placed_tokens))
         self._engine_stages, self._executed = engine_stages(model, execution, eager_reason, self._placed_tokens)
         self._batched = None if self._engine_stages is None else BatchedExecution(self._engine_stages)
         self.split: EagerPausedPrefill | EnginePausedPrefill = (
@@ -121,7 +112,7 @@ class MolmoeStagedModel(HasEnds):
         )
 
     @property
-    def active_setting(self) -> tuple[int, tuple[int, ...]]:
+    def active_setting(self) -> EngineKnobs:
         """See `StagedModel.active_setting`."""
         return self.model.active_setting
 
@@ -194,20 +185,13 @@ class MolmoeStagedModel(HasEnds):
         self._placed_tokens.note(inputs, sent)
         return sent
 
-    def apply(self, setting: Setting) -> None:
+    def apply(self, setting: Setting) -> AbstractContextManager[object]:
         """See `StagedModel.apply`."""
-        self.model.set_knobs(experts_of(setting), blocks_of(setting))
-        self.other_knobs.put(setting)
+        return self.turned_knobs.apply(setting)
 
-    @contextmanager
-    def restored_afterwards(self) -> Iterator[None]:
+    def restored_afterwards(self) -> AbstractContextManager[object]:
         """See `StagedModel.restored_afterwards`."""
-        (top_k, blocks), others = self.model.active_setting, dict(self.other_knobs.values)
-        try:
-            yield
-        finally:
-            self.model.set_knobs(top_k, blocks)
-            self.other_knobs.put_values(others)
+        return self.turned_knobs.restored_afterwards()
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
         """See `StagedModel.components`; engines call no modules."""
@@ -218,10 +202,10 @@ class MolmoeStagedModel(HasEnds):
 
     @property
     def _knobs(self) -> EngineKnobs:
-        reason = self.other_knobs.engines_unsupported_reason
+        reason = self.turned_knobs.engines_unsupported_reason
         if self._engine_stages is not None and reason is not None:
             raise engine_refused(reason)
-        return EngineKnobs(*self.model.active_setting)
+        return self.model.active_setting
 
     @property
     def _stages(self) -> EagerStages | EngineStages:
@@ -360,8 +344,8 @@ class MolmoeStagedModel(HasEnds):
             KnobDidNotAct: see `EngineStages.prove`.
         """
         self.apply(setting)
-        if self.other_knobs.on_modules and isinstance(self._stages, EngineStages):
-            raise engine_refused(f"{', '.join(self.other_knobs.on_modules)} acts on modules, and engines call none")
+        if self.turned_knobs.on_modules and isinstance(self._stages, EngineStages):
+            raise engine_refused(f"{', '.join(self.turned_knobs.on_modules)} acts on modules, and engines call none")
         try:
             proof = self._stages.prove(self._knobs, inputs)
         except EngineRefused as error:
@@ -372,18 +356,18 @@ class MolmoeStagedModel(HasEnds):
             execution=executed.mode,
             execution_reason=executed.reason,
             execution_stages=executed.stages,
-            counted=self.other_knobs.counted(setting, self, inputs),
+            counted=self.turned_knobs.counted(setting, self, inputs),
         )
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """See `StagedModel.count_flops`."""
         crops = 0 if shape.actual is None else shape.actual.num_crops + 1
         size = RequestSize(shape.prompt_tokens, output_tokens, crops=crops)
-        return self.other_knobs.flops(setting, lambda at: self._architecture.at(at).request_flops(size).stages)
+        return self.turned_knobs.flops(setting, lambda at: self._architecture.at(at).request_flops(size).stages)
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
         """See `StagedModel.count_bytes`."""
-        step_bytes = self.other_knobs.step_bytes(setting, self._step_bytes)
+        step_bytes = self.turned_knobs.step_bytes(setting, self._step_bytes)
         if step_bytes is None:
             return None
         decoder = self._architecture.at(setting).decoder

@@ -26,13 +26,15 @@ class PlacedFeatures:
 class PlacedTokens:
     """Drops image tokens of requests, by the value of the knob in force."""
 
+    unsupported_reason: str | None = None  #: see `KnobAdapter.unsupported_reason`
+
     def __init__(self) -> None:
         self._noted: Any = WeakIdKeyDictionary()
-        self._value = VISUAL_TOKEN_KEEP.neutral
+        self.value = VISUAL_TOKEN_KEEP.neutral
 
     def put(self, value: KeptTokens) -> None:
         """See `KnobAdapter.put`."""
-        self._value = value
+        self.value = value
 
     def note(self, host: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Remember where a request's features are placed, so that no run waits for the device to know."""
@@ -63,21 +65,21 @@ class PlacedTokens:
     def length(self, inputs: Mapping[str, Any]) -> int:
         """The tokens of a request that enter the decoder."""
         whole: int = inputs["input_ids"].shape[1]
-        if self._value == VISUAL_TOKEN_KEEP.neutral:
+        if self.value == VISUAL_TOKEN_KEEP.neutral:
             return whole
         features = self.num_features(inputs)
-        return whole - features + self._value.count(features)
+        return whole - features + self.value.count(features)
 
     def shortened(
         self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
     ) -> tuple[torch.Tensor, MolmoeImageFeatures | None]:
         """The ids [1, T'] and the features of a request without what is dropped."""
         ids: torch.Tensor = inputs["input_ids"]
-        found = None if self._value == VISUAL_TOKEN_KEEP.neutral else self.placed(inputs)
+        found = None if self.value == VISUAL_TOKEN_KEEP.neutral else self.placed(inputs)
         if found is None or features is None:
             return ids, features
         pooled = features.pooler_output[0].index_select(0, found.features)
-        kept = self._value.places(pooled, found.token_ids)
+        kept = self.value.places(pooled, found.token_ids)
         places = found.places.index_select(0, kept)
         stays = torch.ones_like(ids[0], dtype=torch.bool)
         stays = stays.index_fill(0, found.places, False).index_fill(0, places, True)

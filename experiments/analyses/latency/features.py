@@ -1,18 +1,19 @@
 """Requests and measured samples as columns, the terms of the latency model, and the checks of both.
 
-The terms are those of experts and blocks, so this file names both knobs. A knob that changes the tokens is known by the
-tokens that were counted; any other is unknown to the model, and `unknown_knobs` says so.
+The terms are those of experts and blocks, so columns name both knobs. A knob that changes the tokens is known by those
+that were counted; any other is unknown to the model, and `unknown_knobs` says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 
-from experiment_core_utils.knobs.interface import Knob
+from experiment_core_utils.knobs.interface import Knob, Level
 from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.files import MOST_FITTED, MOST_SETTINGS
@@ -21,8 +22,6 @@ STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
 MEASURED = (*STAGES, "T_total")
 # What stands for `top_k` in the columns of a model without experts.
 DENSE_EXPERTS = 1
-# Of a request, the columns that a sweep changes at will, each of which has its range.
-KNOBS = ("crops", "top_k", "num_active_blocks")
 # A column of which less than this fraction is its own is a sum of others, except for rounding.
 _OWN_FRACTION = 1e-9
 
@@ -34,14 +33,14 @@ class RequestSetting:
     vision_tokens: int  #: image features that enter the language model; 0 without a picture
     crops: int  #: crops of the picture, without the overview; 0 without a picture
     text_tokens: int  #: of the prompt, without image features and image markers
-    top_k: int | None  #: experts per token in the blocks after the first; None in a model without experts
-    num_active_blocks: int  #: all blocks that run, block 0 counted
+    #: level of each knob by name, as results have it; those that have a column count, and without experts there is none
+    knobs: Mapping[str, Level]
     output_tokens: float | None = None  #: of the answer, true or expected, at least 1; None where it is not known
 
 
 @dataclass(frozen=True)
 class RequestColumns:
-    """Columns of S requests, each an array [S] of floats; meanings as in RequestSetting."""
+    """Columns of S requests, each an array [S] of floats; meanings as in RequestSetting and, of a knob, its levels."""
 
     vision_tokens: np.ndarray
     crops: np.ndarray
@@ -63,7 +62,7 @@ class RequestColumns:
             lengths = ", ".join(f"{each.name} {column.shape}" for each, column in zip(fields(self), given, strict=True))
             raise ConfigurationError(f"columns of different lengths: {lengths}; give one value a request") from error
         for each, column in zip(fields(self), columns, strict=True):
-            least = 1 if each.name in ("top_k", "num_active_blocks", "output_tokens") else 0
+            least = 1 if each.name in (*COLUMN_KNOBS, "output_tokens") else 0
             wrong = column[~(np.isfinite(column) & (column >= least))]
             if each.name == "output_tokens":
                 wrong = wrong[~np.isnan(wrong)]
@@ -72,7 +71,7 @@ class RequestColumns:
             object.__setattr__(self, each.name, column)
 
     def __len__(self) -> int:
-        return len(self.top_k)
+        return len(self.text_tokens)
 
     @property
     def prompt_tokens(self) -> np.ndarray:
@@ -89,13 +88,20 @@ class RequestColumns:
         return type(self)(*(getattr(self, each.name)[which] for each in fields(self)))
 
 
+# The knobs that have a column of their levels.
+COLUMN_KNOBS = tuple(knob.name for knob in all_knobs() if knob.name in {each.name for each in fields(RequestColumns)})
+# Of a request, the columns that a sweep changes at will, each of which has its range.
+KNOBS = ("crops", *COLUMN_KNOBS)
+
+
 def requests_of(settings: Sequence[RequestSetting]) -> RequestColumns:
-    """The columns of rows; raises ConfigurationError as RequestColumns does."""
-    rows = [row if row.top_k is not None else replace(row, top_k=DENSE_EXPERTS) for row in settings]
-    columns = {
-        each.name: np.array([getattr(row, each.name) for row in rows], dtype=np.float64)
-        for each in fields(RequestColumns)
-    }
+    """The columns of rows; raises ConfigurationError as RequestColumns does, and for a level that is not given."""
+    rows = [{TOP_K.name: DENSE_EXPERTS, **row.knobs, **vars(row)} for row in settings]
+    columns = {}
+    for name in (each.name for each in fields(RequestColumns)):
+        if any(name not in row for row in rows):
+            raise ConfigurationError(f"the knobs of a request lack {name}; give its level, as results have it")
+        columns[name] = np.array([row[name] for row in rows], dtype=np.float64)
     return RequestColumns(**columns)
 
 
@@ -131,8 +137,8 @@ class TimedSamples:
 def timed_samples(frame: pd.DataFrame, runs: pd.DataFrame | None = None) -> TimedSamples:
     """The samples that were measured, from the frame of `sweeps.samples_frame`, with those of `sweeps.runs_frame`.
 
-    Samples that were only answered (no times) are left out; those without a picture have 0 vision tokens and crops. The
-    feed-forward part of a dense model counts as one expert that every token takes.
+    Samples that were only answered (no times) are left out; those without a picture have 0 image features and 0 crops.
+    The feed-forward part of a dense model counts as one expert that every token takes.
 
     Raises:
         ResultsError: no sample has times, or one has a time that is not positive.

@@ -1,24 +1,19 @@
 """A policy that chooses the most accurate setting of a lookup table that is predicted to meet the request's budget."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import check_above
 from experiments.analyses.latency.estimator import LatencyEstimator
-from experiments.analyses.latency.features import RequestSetting
+from experiments.analyses.latency.features import COLUMN_KNOBS, RequestSetting
 from experiments.analyses.latency.guardrail import is_admitted
 from experiments.controller.lookup import Lookup
 from experiments.controller.policies.interface import RequestFeatures, check_budget
-
-# The knobs that an estimator is told by their levels.
-ESTIMATED = tuple(knob.name for knob in all_knobs() if knob.name in {each.name for each in fields(RequestSetting)})
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,8 @@ class GuardedLookup:
             length = expected[request.task]
         settings = []
         for choice in (entry.choice for entry in self.lookup.entries):
-            if further := sorted(choice.values.keys() - {VISION_TOKENS.name, *ESTIMATED}):
+            # Crops and vision tokens say what the vision of a choice is.
+            if further := sorted(choice.values.keys() - {VISION_TOKENS.name, *COLUMN_KNOBS}):
                 raise ConfigurationError(
                     f"the estimator does not predict by {', '.join(further)}, and the lookup has settings such as "
                     f"{choice.key}; drop --estimator, or give a lookup without that knob"
@@ -86,11 +82,7 @@ class GuardedLookup:
                     "not known; give a grid that has every one of the lookup"
                 )
             shape = request.shapes[vision]
-            # The estimator's knobs mean what those of a choice do; crops and vision tokens say what its vision is.
-            levels: dict[str, Any] = {name: choice.level(name) for name in ESTIMATED}
             settings.append(
-                RequestSetting(
-                    shape.vision_tokens, shape.crops, request.text_tokens, output_tokens=length, **levels
-                )
-            )  # fmt: skip
+                RequestSetting(shape.vision_tokens, shape.crops, request.text_tokens, choice.levels, length)
+            )
         return settings

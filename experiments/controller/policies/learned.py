@@ -12,7 +12,6 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.controller.caveats import ControllerCaveat
-from experiments.controller.knob_choices import choice_of
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.on_host import HostNetworks
@@ -66,9 +65,7 @@ class RecordedTwoStage:
         level = int((self._states.budgets_s.log() - torch.tensor(budget_s, dtype=torch.float64).log()).abs().argmin())
         states = torch.stack([self._states.last[place, tier, pause], self._states.tokens[place, tier, pause, level]])
         logits = self._networks.second(states.numpy(), tier, pause)
-        top_k, blocks = (each.index(max(each)) for each in logits)
-        knobs = self._space.knobs
-        return choice_of(knobs.tiers[tier], knobs.top_ks[top_k], knobs.block_counts[blocks])
+        return self._space.knobs.at(tier, *(each.index(max(each)) for each in logits))
 
     @cached_property
     def _places(self) -> Mapping[tuple[str, int], int]:

@@ -37,7 +37,7 @@ from experiment_core_utils.primitives.device import Marks, new_marks, synchroniz
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample
-from experiments.controller.knob_choices import choice_of, chosen_experts
+from experiments.controller.knob_choices import chosen_experts
 from experiments.controller.policies.interface import check_budget
 from experiments.controller.running.deciders import Decider, FirstDecision
 
@@ -89,7 +89,7 @@ class PausedStages:
         """See `Stages.prefill`."""
         states = self._split.begin(inputs, features, *self._requested)
         self._chosen = self._choose(states)
-        return self._split.finish(self._chosen.top_k, self._chosen.blocks)
+        return self._split.finish(self._chosen)
 
     def decoding(self) -> AbstractContextManager[None]:
         """See `Stages.decoding`."""
@@ -268,11 +268,13 @@ class AdaptiveModel:
         """
         split, ends, device = self._staged.split, self._staged.ends, self._staged.device
 
+        seconds: list[Setting] = []
+
         def choose(states: torch.Tensor) -> EngineKnobs:
             marks.mark()
             self._decider.rehearse()
-            second = self._decider.second(states)
-            knobs = self._engine_knobs(second)
+            seconds.append(self._decider.second(states))
+            knobs = self._engine_knobs(seconds[-1])
             marks.mark()
             return knobs
 
@@ -284,9 +286,8 @@ class AdaptiveModel:
         else:
             stages = PausedStages(split, device, ends, *arguments)
             token_ids = generate_greedily(stages, inputs, limit, marks).token_ids
-        active = stages.chosen.blocks
-        choice = choice_of(first.tier, stages.chosen.top_k, len(active))
-        setting = choice.replaced(num_active_blocks=RunningBlocks.of(active))
+        choice = seconds[-1].replaced(vision=tier_target(first.tier))
+        setting = choice.replaced(num_active_blocks=RunningBlocks.of(stages.chosen.blocks))
         return _Answered(token_ids, choice, setting, "pixel_values" in inputs)
 
     def _engine_knobs(self, second: Setting) -> EngineKnobs:

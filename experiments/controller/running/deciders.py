@@ -8,8 +8,7 @@ from typing import Protocol
 import torch
 
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.vision_tokens import OWN
-from experiments.controller.knob_choices import choice_of, decoder_part, tier_of
+from experiments.controller.knob_choices import decoder_part, tier_of
 from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.two_stage import ActionSpace
 
@@ -94,9 +93,9 @@ class NetworkDecider:
         self._space = space
         self._generator = generator
         self._actions: list[int] = []
-        # Made beforehand: `second` is timed.
-        counts = space.knobs.top_ks, space.knobs.block_counts
-        self._seconds = {each: decoder_part(choice_of(OWN, *each)) for each in product(*counts)}
+        # By the places of the levels; made beforehand, as `second` is timed.
+        _, *later = map(range, map(len, space.knobs.levels))
+        self._seconds = {places: decoder_part(space.knobs.at(0, *places)) for places in product(*later)}
 
     @property
     def seen(self) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
@@ -107,12 +106,10 @@ class NetworkDecider:
         """See `Decider.possible`."""
         space, knobs = self._space, self._space.knobs
         return [
-            (FirstDecision(tier, pause), self._seconds[top_k, count])
-            for tier, (pause, left), top_k in product(
-                knobs.tiers, zip(space.pauses, space.possible, strict=True), knobs.top_ks
-            )
-            for count, is_possible in zip(knobs.block_counts, left, strict=True)
-            if is_possible
+            (FirstDecision(tier, pause), second)
+            for tier, (pause, left) in product(knobs.tiers, zip(space.pauses, space.possible, strict=True))
+            for (_, blocks), second in self._seconds.items()
+            if left[blocks]
         ]
 
     def warm_up(self, most_ids: int) -> None:
@@ -132,10 +129,9 @@ class NetworkDecider:
     def second(self, states: torch.Tensor) -> Setting:
         """See `Decider.second`."""
         tier, pause = self._actions[:2]
-        top_k, blocks = self._logits.second(states, tier, pause)
-        self._actions = [tier, pause, self._pick(top_k), self._pick(blocks)]
-        knobs = self._space.knobs
-        return self._seconds[knobs.top_ks[self._actions[2]], knobs.block_counts[self._actions[3]]]
+        places = tuple(self._pick(each) for each in self._logits.second(states, tier, pause))
+        self._actions = [tier, pause, *places]
+        return self._seconds[places]
 
     def _pick(self, logits: list[float]) -> int:
         if self._generator is None:

@@ -11,7 +11,6 @@ from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Answer, Metric, answer_to
-from experiments.controller.knob_choices import choice_of
 from experiments.controller.networks.action_logits import action_logits_for
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
 from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
@@ -128,10 +127,8 @@ def measured_range(
     max_new_tokens: int,
 ) -> tuple[float, float]:
     """The budgets' range in seconds: median at the lowest values of all knobs, 95th percentile at the highest."""
-    knobs = space.knobs
-    lowest = choice_of(knobs.tiers[0], knobs.top_ks[0], knobs.block_counts[0])
     times = []
-    for choice in (lowest, knobs.full):
+    for choice in (space.knobs.lowest, space.knobs.full):
         answering = AdaptiveModel(model, FixedDecider(choice, 1), blocks)
         adaptive = [request_of(each, max_new_tokens) for each in requests]
         answering.warm_up(adaptive)

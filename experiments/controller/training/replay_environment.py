@@ -5,15 +5,17 @@ block has run the blocks before the pause with the model's own top-k: the time o
 estimates it, but not what it changes in the answer, nor is the time of the networks.
 """
 
-from itertools import product
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from experiment_core_utils.knobs.active_blocks import num_blocks_of
-from experiment_core_utils.knobs.vision_tokens import TIERS
+from experiment_core_utils.knobs.interface import Knob
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.errors import ResultsError
-from experiments.controller.knob_choices import KnobSpace, choice_of, chosen_experts, tier_of
+from experiment_core_utils.primitives.grids import distinct
+from experiments.controller.knob_choices import CHOSEN, KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.two_stage import ActionSpace
 from experiments.controller.provenance import fingerprints
@@ -23,16 +25,21 @@ from experiments.controller.training.tabled_environment import TabledEnvironment
 
 def grid_space(grid: MeasuredGrid, num_total_blocks: int, first_top_k: int) -> KnobSpace:
     """The values of the knobs in the grid; raises ResultsError where combinations of them are missing."""
-    tiers = tuple(tier for tier in TIERS if any(tier_of(choice) == tier for choice in grid.choices))
-    top_ks = tuple(sorted({chosen_experts(choice) for choice in grid.choices}))
-    counts = tuple(sorted({num_blocks_of(choice) for choice in grid.choices}))
-    missing = {choice_of(*values) for values in product(tiers, top_ks, counts)} - set(grid.choices)
+    tiers, experts, counts = (_ascending(knob, grid.choices) for knob in CHOSEN)
+    space = KnobSpace(tiers, experts, counts, num_total_blocks, first_top_k)
+    missing = set(space.choices()) - set(grid.choices)
     if missing:
         names = ", ".join(sorted(choice.key for choice in missing)[:3])
         raise ResultsError(
             f"the grid lacks {len(missing)} combinations of its own values, such as {names}; profile them too"
         )
-    return KnobSpace(tiers, top_ks, counts, num_total_blocks, first_top_k)
+    return space
+
+
+def _ascending(knob: Knob[Any], choices: Sequence[Setting]) -> tuple[Any, ...]:
+    """The levels of a knob among choices, each once, the cheapest first."""
+    values = sorted((choice.value(knob.name) for choice in choices), key=knob.order)
+    return distinct([knob.level(value) for value in values])
 
 
 def has_states(grid: MeasuredGrid, states: RecordedStates) -> np.ndarray:

@@ -25,6 +25,7 @@ def test_the_published_space_of_16_blocks_and_8_experts():
     assert choices[1] == choice_of("low", 4, 13)
     assert choices[5] == choice_of("low", 5, 12)
     assert choices[-1] == space.full == choice_of("high", 8, 16)
+    assert space.lowest == choices[0] and space.at(1, 0, -1) == choice_of("medium", 4, 16)
 
 
 def test_another_model_has_its_own_number_of_blocks_and_experts():

@@ -8,6 +8,7 @@ import torch
 
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, num_blocks_of
+from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
@@ -20,7 +21,6 @@ from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric
 from experiments.reference_model.card import (
     BEGIN,
     END,
-    card_setting,
     knob_table,
     settings_of_card,
     type_table,
@@ -50,10 +50,10 @@ def test_sharing_a_picture_and_drafting_do_not_change_the_answers(tiny_checkpoin
         Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of(blocks))
         for top_k, blocks in [(4, (0, 1, 2, 3)), (2, (0, 1, 3))]
     ]
-    shared = list(answer_pictures(model, processor, tasks, [2], settings))
+    staged = MolmoeStagedModel("tiny", model, processor)
+    shared = list(answer_pictures(staged, tasks, [2], settings))
     assert len(shared) == len(settings) * sum(task.questions_per_image for task in tasks)
     by_name = {task.name: task for task in tasks}
-    staged = MolmoeStagedModel("tiny", model, processor)
     for answered in shared:
         task = by_name[answered.task]
         staged.apply(answered.setting)
@@ -73,7 +73,7 @@ def test_a_good_draft_gives_the_same_answer_as_a_bad_one() -> None:
     captions = ReferenceCaptions("validation")
     setting = Setting.of(vision=tier_target("low"), top_k=8, num_active_blocks=RunningBlocks.of(tuple(range(16))))
     agreements = []
-    for answered in answer_pictures(model, processor, [captions], [0, 1], [setting]):
+    for answered in answer_pictures(staged, [captions], [0, 1], [setting]):
         staged.apply(setting)
         sample = captions[answered.sample_id]
         request = staged.prepare(sample, captions.prompt(sample), vision_of(setting).bounds)
@@ -111,9 +111,10 @@ def test_the_best_constant_answer() -> None:
 
 
 def test_the_card_turns_each_knob_alone_and_both() -> None:
-    settings = settings_of_card(8, 16)
+    settings = settings_of_card(KnobLimits(16, 64, 8))
     assert len(set(settings)) == len(settings) == 14
-    assert settings[0] == card_setting("own", 8, 16)
+    assert settings[0].key == "own_topk8_blocks16"
+    assert [each.key for each in settings[-2:]] == ["tier-high_topk4_blocks12", "tier-low_topk4_blocks12"]
     assert {experts_of(each) for each in settings if num_blocks_of(each) == 16} == {8, 6, 4, 2, 1}
     assert {num_blocks_of(each) for each in settings if experts_of(each) == 8} == {16, 15, 14, 13, 12}
 
@@ -125,8 +126,13 @@ def test_the_tables_and_their_place_in_the_card(tmp_path: Path) -> None:
             for at, prediction in enumerate(predictions)
         ]
 
-    plans = {("high", 8, 16): "111", ("low", 8, 16): "011", ("high", 8, 12): "001", ("high", 4, 12): "000"}
-    rows = {card_setting(*plan): {"counting": family(predictions)} for plan, predictions in plans.items()}
+    plans = {
+        "tier-high_topk8_blocks16": "111",
+        "tier-low_topk8_blocks16": "011",
+        "tier-high_topk8_blocks12": "001",
+        "tier-high_topk4_blocks12": "000",
+    }
+    rows = {Setting.named(key): {"counting": family(predictions)} for key, predictions in plans.items()}
     table = knob_table(rows, {"counting": EM})
     assert "| setting | counting, em (n = 3) |" in table
     assert re.search(r"\| low, top-8, 16 blocks \| 0\.667 \[0\.\d{3}, 0\.\d{3}\] \|", table)

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import GPT2Config, LlamaForCausalLM
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.costs.active_shapes import architecture_in_force
 from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture
 from experiment_core_utils.models.costs.decoder import ExpertsShape
@@ -61,10 +63,10 @@ def test_a_turned_knob_moves_the_formula_as_it_moves_the_counter(
     assert formula.flops != before
 
 
-@pytest.mark.parametrize("setting", [(None, (1, 2, 3)), (1, (0, 2)), (2, (2, 3)), (5, (0, 1, 3))])
+@pytest.mark.parametrize(("top_k", "blocks"), [(None, (1, 2, 3)), (1, (0, 2)), (2, (2, 3)), (5, (0, 1, 3))])
 @pytest.mark.parametrize("name", [*PLACED, *KNOBBED])
 def test_a_model_at_a_setting_has_the_formula_of_the_setting(
-    name: str, setting: tuple[int | None, tuple[int, ...]]
+    name: str, top_k: int | None, blocks: tuple[int, ...]
 ) -> None:
     """Also where the config says by their places which blocks have experts, and the places have moved."""
     model: Any = build(TEXT_FAMILIES[name]()) if name in PLACED else KNOBBED[name].built()
@@ -72,16 +74,16 @@ def test_a_model_at_a_setting_has_the_formula_of_the_setting(
     if knobs.routed_blocks and knobs.top_k_unsupported_reason is not None:
         pytest.skip(f"in this version of transformers top-k cannot be set: {knobs.top_k_unsupported_reason}")
     whole = in_force(model)
-    top_k, blocks = setting
     if knobs.num_experts is None:
         top_k = None
+    setting = Setting.of(top_k=top_k, num_active_blocks=RunningBlocks.of(blocks))
     with knobs.applied(top_k, blocks):
         turned = in_force(model)
-        assert turned.decoder.blocks == whole.at_setting(top_k, blocks).decoder.blocks
+        assert turned.decoder.blocks == whole.at(setting).decoder.blocks
         experts = tuple(
             block.mlp.top_k if isinstance(block.mlp, ExpertsShape) else None for block in turned.decoder.blocks
         )
-        assert experts == knobs.expected_experts(top_k, blocks)
+        assert experts == tuple(knobs.experts_at(setting).values())
     assert in_force(model) == whole
 
 

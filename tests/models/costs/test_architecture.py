@@ -7,6 +7,8 @@ import pytest
 import torch
 from transformers import DynamicCache, GPT2Config, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture, architecture_of
 from experiment_core_utils.models.costs.counters import count_flops
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
@@ -28,6 +30,12 @@ from tests.models.tiny_families import (
 )
 
 PROMPT = 13
+
+
+def setting_of(top_k: int | None, blocks: tuple[int, ...] | None) -> Setting:
+    return Setting.of(top_k=top_k, num_active_blocks=None if blocks is None else RunningBlocks.of(blocks))
+
+
 # Experts per token, blocks that run, rows of the batch.
 SETTINGS: list[tuple[int | None, tuple[int, ...] | None, int]] = [
     (None, None, 1),
@@ -75,7 +83,7 @@ def test_prefill_and_decode_agree_with_counted_operations(
     name: str, top_k: int | None, active_blocks: tuple[int, ...] | None, batch: int
 ) -> None:
     config = ALL_FAMILIES[name]()
-    architecture = known(config).at_setting(top_k, active_blocks)
+    architecture = known(config).at(setting_of(top_k, active_blocks))
     model = build(config)
     turn(model, top_k, active_blocks)
     cache = DynamicCache(config=model.config)
@@ -184,8 +192,8 @@ def test_molmoe_agrees_with_counted_operations(top_k: int | None, active_blocks:
         _, state = model.prefill(prompt, features, top_k=top_k, active_blocks=active_blocks)
         kept.append([model.decode_step(torch.tensor([[9]]), state) for _ in range(2)])
 
-    setting = known(tiny_config()).at_setting(top_k, active_blocks)
-    by_formula = setting.request_flops(RequestSize(300, 3, crops=2)).total_flops
+    architecture = known(tiny_config()).at(setting_of(top_k, active_blocks))
+    by_formula = architecture.request_flops(RequestSize(300, 3, crops=2)).total_flops
     counted = count_flops(answer)
     assert counted == pytest.approx(by_formula, rel=1e-3)
     if counted != by_formula:
@@ -201,11 +209,11 @@ def test_every_knob_moves_the_operations() -> None:
     size = RequestSize(PROMPT, 5)
     one_expert = 6 * 40 * 96
     base = architecture.request_flops(size)
-    fewer = architecture.at_setting(top_k=2).request_flops(size)
+    fewer = architecture.at(Setting.of(top_k=2)).request_flops(size)
     # One of three experts less in three of four blocks.
     assert base.stages.prefill_flops - fewer.stages.prefill_flops == PROMPT * 3 * one_expert
     assert base.decode_flops - fewer.decode_flops == 4 * 3 * one_expert
-    shorter = architecture.at_setting(active_blocks=(0, 1, 2)).request_flops(size)
+    shorter = architecture.at(Setting.of(num_active_blocks=RunningBlocks.of((0, 1, 2)))).request_flops(size)
     assert base.total_flops > fewer.total_flops > shorter.stages.prefill_flops
     assert architecture.request_flops(RequestSize(PROMPT, 6)).total_flops > base.total_flops
     assert architecture.request_flops(RequestSize(PROMPT + 1, 5)).total_flops > base.total_flops

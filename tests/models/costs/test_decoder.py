@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.costs.decoder import BlockShape, DecoderShape, ExpertsShape, LatentShape, MlpShape
 from experiment_core_utils.primitives.errors import ConfigurationError
 
@@ -18,6 +20,10 @@ def block(mlp: MlpShape | ExpertsShape, window: int | None = None) -> BlockShape
 
 def decoder(*mlps: MlpShape | ExpertsShape, window: int | None = None) -> DecoderShape:
     return DecoderShape.of_blocks(10, [block(mlp, window) for mlp in mlps], head_rows=100)
+
+
+def at(top_k: int | None = None, blocks: tuple[int, ...] | None = None) -> Setting:
+    return Setting.of(top_k=top_k, num_active_blocks=None if blocks is None else RunningBlocks.of(blocks))
 
 
 def test_a_gated_and_a_plain_block_by_hand() -> None:
@@ -62,39 +68,39 @@ def test_top_k_leaves_the_first_block_with_experts_alone() -> None:
     one_expert = 2 * 3 * 10 * 5
     shape = decoder(MlpShape(6), EXPERTS, EXPERTS, EXPERTS)
     for top_k in (1, 2, 8):
-        turned = shape.at_setting(top_k, None)
+        turned = shape.at(at(top_k))
         assert turned.decode_flops(9) - shape.decode_flops(9) == 2 * (top_k - 2) * one_expert
     # Also where that block is skipped: the next one is not the first of the model.
-    skipped, own = (shape.at_setting(top_k, (0, 2)).decode_flops(9) for top_k in (8, None))
+    skipped, own = (shape.at(at(top_k, (0, 2))).decode_flops(9) for top_k in (8, None))
     assert skipped - own == (8 - 2) * one_expert
-    kept, own = (shape.at_setting(top_k, (0, 1)).decode_flops(9) for top_k in (8, None))
+    kept, own = (shape.at(at(top_k, (0, 1))).decode_flops(9) for top_k in (8, None))
     assert kept == own
 
 
 def test_skipped_blocks_cost_nothing() -> None:
     shape = decoder(MlpShape(6), EXPERTS, SHARED)
     head = 2 * 10 * 100
-    alone = [shape.at_setting(None, (index,)).prefill_flops(5) - head for index in range(3)]
+    alone = [shape.at(at(None, (index,))).prefill_flops(5) - head for index in range(3)]
     assert len(set(alone)) == 3
     assert shape.prefill_flops(5) == sum(alone) + head
-    assert shape.at_setting(None, (0, 2)).prefill_flops(5) == alone[0] + alone[2] + head
+    assert shape.at(at(None, (0, 2))).prefill_flops(5) == alone[0] + alone[2] + head
 
 
 @pytest.mark.parametrize("top_k", [0, 9])
 def test_more_experts_than_there_are(top_k: int) -> None:
     with pytest.raises(ConfigurationError, match=f"top-k {top_k} is not possible; give 1 to 8, the experts of a block"):
-        decoder(EXPERTS, EXPERTS).at_setting(top_k, None)
+        decoder(EXPERTS, EXPERTS).at(at(top_k))
 
 
 def test_experts_of_a_dense_model() -> None:
     with pytest.raises(ConfigurationError, match="no experts"):
-        decoder(MlpShape(6)).at_setting(2, None)
+        decoder(MlpShape(6)).at(at(2))
 
 
 @pytest.mark.parametrize("blocks", [(), (1, 0), (0, 0), (0, 2), (-1, 0)])
 def test_blocks_that_are_not_there(blocks: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError, match="from 0 to 1"):
-        decoder(MlpShape(6), MlpShape(6)).at_setting(None, blocks)
+        decoder(MlpShape(6), MlpShape(6)).at(at(None, blocks))
 
 
 @given(first=st.integers(1, 40), steps=st.integers(1, 40), window=st.none() | st.integers(1, 60))

@@ -19,6 +19,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.models.common.describe import implementations
 from experiment_core_utils.models.common.greedy import generate_greedily
+from experiment_core_utils.models.common.private_apis import SKIPS_SLOTS
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange
 from experiment_core_utils.models.hf.loader import skeleton_of
@@ -348,17 +349,19 @@ def test_dynamic_experts_are_counted_and_flops_follow(model_of: Loaded) -> None:
     counted = proof.counted["expert_mass"]
     mean = counted["mean_experts_per_token"]
     assert 1 < mean["prefill"] < 3 and 1 <= mean["decode"] <= 3
-    # No implementation of a CPU computes slots that are not used.
-    assert counted["mean_computed_experts"] == mean
+    # Versions of transformers that can leave slots out compute those alone that are used; others compute all 3.
+    leaves_out = hasattr(model.decoder_blocks[1].mlp.experts, SKIPS_SLOTS)
+    computed = counted["mean_computed_experts"]
+    assert computed == (mean if leaves_out else {"prefill": 3, "decode": 3})
     # An expert of three products of 32 x 24 in two blocks, for 20 tokens and for one.
     one_more = 2 * 2 * 3 * 32 * 24
     found, least = flops(setting), flops(at(1, 1.0))
-    assert found[0] - least[0] == round((mean["prefill"] - 1) * 20 * one_more)
-    assert found[1] - least[1] == pytest.approx((mean["decode"] - 1) * one_more)
+    assert found[0] - least[0] == round((computed["prefill"] - 1) * 20 * one_more)
+    assert found[1] - least[1] == pytest.approx((computed["decode"] - 1) * one_more)
     read = model.count_bytes(setting), model.count_bytes(at(1, 1.0))
     assert read[0] is not None and read[1] is not None
     more = read[0].step_weights_bytes - read[1].step_weights_bytes
-    assert more == pytest.approx((mean["decode"] - 1) * 2 * 3 * 32 * 24 * 4)
+    assert more == pytest.approx((computed["decode"] - 1) * 2 * 3 * 32 * 24 * 4)
     assert model.prove(at(3, 1.0), inputs).counted == {}
     # Nothing is computed dynamically where only the first block with experts runs.
     alone = at(3, 0.6).replaced(num_active_blocks=RunningBlocks.of((0,)))
@@ -379,7 +382,6 @@ def test_a_mass_of_one_and_what_follows_a_mass_are_the_model_itself(model_of: Lo
     before = logits()
     model.apply(whole)
     assert torch.equal(logits(), before)
-    with model.restored_afterwards():
-        model.apply(whole.replaced(expert_mass=0.3))
+    with model.apply(whole.replaced(expert_mass=0.3)):
         assert not torch.allclose(logits(), before, atol=1e-3)
     assert torch.equal(logits(), before)

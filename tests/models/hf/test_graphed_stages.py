@@ -163,7 +163,7 @@ def test_a_replay_that_differs_from_the_modules_is_refused(loaded: Loaded, execu
     inputs = inputs_of(model, setting)
     model.warm_up(inputs, NEW_TOKENS)
     assert model._graphed is not None
-    decode = model._graphed.decode_at(model.active_setting)
+    decode = model._graphed.decode_at(model._graph_key)
     right = decode._replay
 
     def wrong() -> None:

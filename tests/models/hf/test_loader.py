@@ -71,7 +71,8 @@ def test_a_mixture_tells_all_its_limits_without_a_weight(folder_of: Written, tmp
 
 def test_a_dense_model_and_one_with_a_fixed_picture_say_why(folder_of: Written) -> None:
     # 24 pixels in patches of 8 are 9 features of a tile.
-    dense = KnobLimits(3, None, None, {"top_k": "the model is dense"}, token_unit=TokenUnit(9))
+    reasons = dict.fromkeys(("top_k", "expert_mass"), "the model is dense")
+    dense = KnobLimits(3, None, None, reasons, token_unit=TokenUnit(9))
     assert find_model(str(folder_of("llava_next"))).limits == dense
     fixed = find_model(str(folder_of("llava"))).limits
     assert "vision" in fixed.unsupported

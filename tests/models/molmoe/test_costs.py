@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.decoder import DecoderShape
 from experiment_core_utils.models.costs.decoder_table import decoder_of
@@ -201,7 +203,7 @@ def test_parameters_and_cache_are_those_of_a_real_model() -> None:
     # Keys and values of 10 positions, 3 blocks, width 32.
     architecture = architecture_of(tiny_config())
     assert isinstance(architecture, Architecture)
-    blocks = architecture.at_setting(active_blocks=(0, 1, 3)).decoder.blocks
+    blocks = architecture.at(Setting.of(num_active_blocks=RunningBlocks.of((0, 1, 3)))).decoder.blocks
     assert cache_elements(blocks, 10) == 2 * 10 * 3 * 32 == held
 
 

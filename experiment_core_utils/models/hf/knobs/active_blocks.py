@@ -16,11 +16,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.models.common.block_modules import block_stack
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.decoder import refuse_impossible_blocks
 from experiment_core_utils.models.hf.knobs.list_reads import entries_of, reads_of
-from experiment_core_utils.models.hf.knobs.patches import AttributeChange
+from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Lists with an entry for each block that are known by how their names end; others are found by how they are read.
@@ -44,12 +45,13 @@ _PROPERTY_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError
 
 
 class ActiveBlocks:
-    """The blocks of a model's decoder, and which of them may be active.
+    """The blocks of a model's decoder, and the `KnobAdapter` of those that are active.
 
     Attributes:
         every: the blocks of the full model, in order.
         unsupported_reason: why none of them can be skipped; None if they can, as far as is known without running
             them.
+        value: the blocks in force.
 
     Raises:
         ConfigurationError: the model has no decoder whose blocks are a list `layers`.
@@ -65,7 +67,19 @@ class ActiveBlocks:
         self._kinds: Sequence[str] | None = None
         if self._configs:
             self._kinds = getattr(self._configs[0], "layer_types", None)
+        self._changes = AttributeChanges()
+        self.value = self._all = RunningBlocks.of(range(len(self.every)))
         self.unsupported_reason = self._refuse(model)
+
+    def put(self, value: RunningBlocks | None) -> None:
+        """See `KnobAdapter.put`; None for all blocks."""
+        blocks = value or self._all
+        self.validate(blocks.indices)
+        # Lists by block are known by their length, which is that of the full model only.
+        self._changes.put_back()
+        self.value = self._all
+        self._changes.put(self.changes(blocks.indices))
+        self.value = blocks
 
     def learn(self, run: Callable[[], object]) -> None:
         """Find the lists about blocks that no name tells, by one `run` of the whole decoder over a prompt."""

@@ -16,15 +16,19 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBlocks, blocks_of
 from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
-from experiment_core_utils.models.common.turned_knobs import CountingAdapter
+from experiment_core_utils.knobs.interface import unsupported_knobs
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import TOP_K, experts_of
+from experiment_core_utils.models.common.turned_knobs import KnobAdapter
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.counters import count_flops, has_packed_weights
 from experiment_core_utils.models.hf.knobs.active_blocks import ActiveBlocks
 from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
-from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
+from experiment_core_utils.models.hf.knobs.patches import AttributeChanges
 from experiment_core_utils.models.hf.knobs.routers import Counted, Routers
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import first_line
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,6 @@ def flops_delta(run: Callable[[], object], applied: AbstractContextManager[objec
 # A number that no width of a model is.
 _TRIAL_TOKENS = 7
 
-Setting = tuple[int | None, tuple[int, ...]]
-
 
 class DecoderKnobs:
     """The knobs of a transformers decoder: top-k and active blocks.
@@ -64,10 +66,9 @@ class DecoderKnobs:
         num_experts: that a router chooses from; None in a dense model, and where the config does not say.
         default_top_k: experts for a token in the first block with experts; None in a dense model.
         routed_blocks: indices of the blocks with experts, in the full model.
-        top_k_unsupported_reason: why top-k cannot be set; None if it can.
-        blocks_unsupported_reason: why blocks cannot be skipped; None if they can.
+        adapters: what turns these knobs and those that go with them, by the knob's name.
         untried_reason: why no knob could be tried, on a model without storage (some code needs values); the reasons
-            above then are those that are known without a run. None where the knobs were tried.
+            of the adapters then are those that are known without a run. None where the knobs were tried.
         failure: the error of the decoder's first prompt, with its class; None where it ran.
 
     Raises:
@@ -79,10 +80,8 @@ class DecoderKnobs:
         self._blocks = ActiveBlocks(model)
         text_config = model.config.get_text_config(decoder=True)
         self._routers = Routers(self._blocks.every, text_config)
-        self._changes = AttributeChanges()
-        self._in_force: Setting | None = None
         self.num_total_blocks = len(self._blocks.every)
-        self._all_blocks = tuple(range(self.num_total_blocks))
+        self.adapters: dict[str, KnobAdapter] = {TOP_K.name: self._routers, ACTIVE_BLOCKS.name: self._blocks}
         self.routed_blocks = self._routers.routed_blocks
         self.num_experts = self._routers.num_experts
         self.failure = self._failure(
@@ -90,8 +89,15 @@ class DecoderKnobs:
         )
         self.untried_reason = self.failure if self._has_no_values else None
         self.default_top_k = self._routers.default_top_k
-        self.top_k_unsupported_reason = self._refuse_top_k()
+        self._routers.unsupported_reason = self._refuse_top_k()
         self._blocks.unsupported_reason = self._blocks.unsupported_reason or self._refuse_blocks()
+        adjustable = [self._blocks.every[index] for index in self._routers.adjustable_blocks]
+        self.adapters[EXPERT_MASS.name] = ExpertMassAdapter(adjustable, self.top_k_unsupported_reason)
+
+    @property
+    def top_k_unsupported_reason(self) -> str | None:
+        """The reason why top-k cannot be set; None if it can."""
+        return self._routers.unsupported_reason
 
     @property
     def blocks_unsupported_reason(self) -> str | None:
@@ -99,15 +105,14 @@ class DecoderKnobs:
         return self._blocks.unsupported_reason
 
     @property
-    def adapters(self) -> dict[str, CountingAdapter]:
-        """What turns the other knobs of the decoder, by the knob's name, made anew."""
-        blocks = [self._blocks.every[index] for index in self._routers.adjustable_blocks]
-        return {EXPERT_MASS.name: ExpertMassAdapter(blocks, self.top_k_unsupported_reason)}
+    def refused(self) -> dict[str, str]:
+        """Why knobs cannot be turned, by their names in the facts of a model."""
+        return unsupported_knobs(top_k=self.top_k_unsupported_reason, active_blocks=self.blocks_unsupported_reason)
 
     @property
-    def in_force(self) -> Setting:
+    def in_force(self) -> tuple[int | None, tuple[int, ...]]:
         """The setting in force: top-k (None for the model's own) and the active blocks."""
-        return (None, self._all_blocks) if self._in_force is None else self._in_force
+        return self._routers.value, self._blocks.value.indices
 
     @property
     def every_block(self) -> tuple[nn.Module, ...]:
@@ -122,24 +127,11 @@ class DecoderKnobs:
                 keeps its own number; None for the model's own, and for a dense model.
             active_blocks: indices of the blocks that run, ascending.
         """
-        self._validate_top_k(top_k)
+        self._routers.validate(top_k)
         self._blocks.validate(active_blocks)
 
-    def _validate_top_k(self, top_k: int | None) -> None:
-        if top_k is None:
-            return
-        if self.top_k_unsupported_reason is not None:
-            if self.routed_blocks and top_k == self.default_top_k:
-                return
-            own = f"or its own {self.default_top_k}" if self.routed_blocks else "for it"
-            raise ConfigurationError(f"top-k {top_k} cannot be set: {self.top_k_unsupported_reason}; give none {own}")
-        if self.num_experts is None or not 1 <= top_k <= self.num_experts:
-            raise ConfigurationError(
-                f"top-k {top_k} is not possible; give 1 to {self.num_experts}, the experts of a block"
-            )
-
-    def expected_experts(self, top_k: int | None, active_blocks: Sequence[int]) -> tuple[int | None, ...]:
-        """Experts for a token of each active block, as `counted` sees them at the setting.
+    def experts_at(self, setting: Setting) -> dict[int, int | None]:
+        """Experts for a token by active block, as `counted` sees them at the setting.
 
         None for a dense block, and for one that does not show what it chooses. The first block with experts of the full
         model keeps its own number; where it is skipped, no other does.
@@ -147,48 +139,39 @@ class DecoderKnobs:
         Raises:
             ConfigurationError: see `validate`.
         """
+        top_k, active_blocks = experts_of(setting), blocks_of(setting)
         self.validate(top_k, active_blocks)
-        return tuple(self._expected(index, top_k) for index in active_blocks)
-
-    def _expected(self, index: int, top_k: int | None) -> int | None:
-        own = self._routers.own_top_k(index)
-        turns = top_k is not None and self.top_k_unsupported_reason is None and index in self._routers.adjustable_blocks
-        return top_k if turns else own
+        turned = () if top_k is None or self.top_k_unsupported_reason is not None else self._routers.adjustable_blocks
+        return {index: top_k if index in turned else self._routers.own_top_k(index) for index in active_blocks}
 
     def apply(self, top_k: int | None, active_blocks: Sequence[int]) -> None:
-        """Put a setting in force, starting from the full model, until the next `apply` or `restore`; see `validate`.
+        """Put a setting in force until the next `apply` or `restore`; see `validate`.
 
         Raises:
             ConfigurationError: the setting is not possible; what was in force stays so.
         """
         self.validate(top_k, active_blocks)
-        setting = (top_k, tuple(active_blocks))
-        # Lists by block are known by their length, which is that of the full model only.
-        self.restore()
-        self._changes.put(self._plan(setting))
-        self._in_force = setting
-
-    def _plan(self, setting: Setting) -> list[AttributeChange]:
-        top_k, active_blocks = setting
-        routers = [] if top_k is None or self.top_k_unsupported_reason is not None else self._routers.changes(top_k)
-        return [*routers, *self._blocks.changes(active_blocks)]
+        self._routers.put(top_k)
+        self._blocks.put(RunningBlocks.of(active_blocks))
 
     def restore(self) -> None:
         """Restore the full model, with the very same lists and modules."""
-        self._changes.put_back()
-        self._in_force = None
+        self._routers.put(None)
+        self._blocks.put(None)
 
     @contextmanager
     def applied(self, top_k: int | None, active_blocks: Sequence[int]) -> Iterator[None]:
         """A context with `apply`, after which the setting before is in force again, also after an error."""
-        before = self._in_force
+        before = self.in_force
         self.apply(top_k, active_blocks)
         try:
             yield
         finally:
-            self.restore()
-            if before is not None:
-                self.apply(*before)
+            self.apply(*before)
+
+    def with_all_blocks(self) -> AbstractContextManager[None]:
+        """A context in which all blocks are active, with the experts for a token that are in force."""
+        return self.applied(self._routers.value, range(self.num_total_blocks))
 
     def counted(self) -> AbstractContextManager[Counted]:
         """A context that counts active blocks and the experts that their routers choose, to prove a setting; never
@@ -248,7 +231,7 @@ class DecoderKnobs:
                 delta = flops_delta(self._prefill, applied)
         except HF_CODE_ERRORS as error:
             return self._failed_trial(f"with top-k {top_k}", error)
-        chosen = {counted.experts.get(index) for index in self._routers.adjustable_blocks}
+        chosen = {counted.experts_per_token.get(index) for index in self._routers.adjustable_blocks}
         if not delta.changed and not has_packed_weights(self._model) and chosen in ({top_k}, {None}):
             return (
                 f"it computes all its experts: a prefill of {_TRIAL_TOKENS} tokens has {delta.before} operations with "
@@ -273,7 +256,8 @@ class DecoderKnobs:
         """Leave one block out; exactly the others must run."""
         if self.failure is not None:
             return self._refuse_untried()
-        smaller = (tuple(i for i in self._all_blocks if i != left_out) for left_out in reversed(self._all_blocks))
+        every = range(self.num_total_blocks)
+        smaller = (tuple(i for i in every if i != left_out) for left_out in reversed(every))
         active = next((blocks for blocks in smaller if blocks and self._blocks.has_attention(blocks)), None)
         if active is None:
             return None
@@ -282,6 +266,6 @@ class DecoderKnobs:
                 self._prefill()
         except HF_CODE_ERRORS as error:
             return self._failed_trial(f"with blocks {list(active)}", error)
-        if tuple(counted.blocks) != active:
-            return f"with blocks {list(active)} its prefill runs {counted.blocks}"
+        if tuple(counted.blocks_run) != active:
+            return f"with blocks {list(active)} its prefill runs {counted.blocks_run}"
         return None

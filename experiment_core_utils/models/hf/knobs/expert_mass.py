@@ -91,19 +91,19 @@ class ExpertMassAdapter(CountingAdapter):
                 f"of its routers only {', '.join(sorted(ROUTERS))} are known to choose by a softmax over all experts"
             )
         self._in_force = ExitStack()
-        self._mass = 1.0
+        self.value = EXPERT_MASS.neutral
         #: experts computed for a token, by stage, of each setting that was counted; {} where no such block ran
         self._computed: dict[Setting, Mapping[str, float]] = {}
 
     @property
     def engines_unsupported_reason(self) -> str | None:
         """See `CountingAdapter.engines_unsupported_reason`."""
-        return None if self._mass == EXPERT_MASS.neutral else f"expert mass {self._mass} is set in the modules only"
+        return None if self.value == EXPERT_MASS.neutral else f"expert mass {self.value} is set in the modules only"
 
     def put(self, value: float) -> None:
         """See `CountingAdapter.put`."""
         self._in_force.close()
-        self._mass = 1.0
+        self.value = EXPERT_MASS.neutral
         if value == EXPERT_MASS.neutral:
             return
         if self.unsupported_reason is not None:
@@ -124,7 +124,7 @@ class ExpertMassAdapter(CountingAdapter):
             handles += [experts.register_forward_pre_hook(_given_fewer) for _, experts in self._parts]
             changes.enter_context(hooks_removed(handles))
             self._in_force = changes.pop_all()
-        self._mass = value
+        self.value = value
 
     @torch.inference_mode()
     def counted(self, setting: Setting, stages: Stages, inputs: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -40,12 +40,6 @@ class AttributeChanges:
     def __init__(self) -> None:
         self._before: list[AttributeChange] = []
 
-    @property
-    def in_force(self) -> list[AttributeChange]:
-        """The attributes that were changed, each once, with the values that they have now."""
-        places = {(id(change.owner), change.name): change for change in self._before}
-        return [AttributeChange(each.owner, each.name, getattr(each.owner, each.name)) for each in places.values()]
-
     def put(self, changes: Sequence[AttributeChange]) -> None:
         """Make the changes on top of those in force; where one fails, all are undone and the error is raised again."""
         try:

@@ -1,4 +1,4 @@
-"""The routers of a decoder's blocks: which blocks have experts, what they choose for a token, and changes of top-k.
+"""The routers of a decoder's blocks: which blocks have experts, what they choose for a token, and the knob of top-k.
 
 A router's choice is read from the tensors that it returns, not from its attributes: some have a `top_k` that nothing
 reads.
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiment_core_utils.models.hf.knobs.patches import AttributeChange, hooks_removed
+from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges, hooks_removed
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 # The names that families give to the same number.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -24,23 +25,23 @@ class Counted:
     """The blocks and experts that ran since the last `clear`."""
 
     #: indices of the full model's blocks, in the order in which they ran, once for every run
-    blocks: list[int] = field(default_factory=list)
+    blocks_run: list[int] = field(default_factory=list)
     #: by block, the experts that its router chose for a token when it last ran; a dense block and one whose choice
     #: cannot be seen have no entry
-    experts: dict[int, int] = field(default_factory=dict)
+    experts_per_token: dict[int, int] = field(default_factory=dict)
     tokens: int | None = None  #: positions that the last block computed; None where its output does not show it
 
     def clear(self) -> None:
         """Forget the counts."""
         self.tokens = None
-        self.blocks.clear()
-        self.experts.clear()
+        self.blocks_run.clear()
+        self.experts_per_token.clear()
 
     def block_hook(self, index: int) -> Any:
         """A forward hook of a block that counts it."""
 
         def hook(_module: Any, _args: Any, output: Any) -> None:
-            self.blocks.append(index)
+            self.blocks_run.append(index)
             hidden = output[0] if isinstance(output, tuple | list) else output
             self.tokens = int(hidden.shape[-2]) if isinstance(hidden, torch.Tensor) and hidden.dim() > 1 else None
 
@@ -57,11 +58,13 @@ class _Choice:
 
 
 class Routers:
-    """The routers of a decoder's blocks.
+    """The routers of a decoder's blocks, and the `KnobAdapter` of top-k.
 
     Attributes:
         routed_blocks: indices of the blocks with experts.
         num_experts: that a router chooses from; None in a dense model, and where the config does not say.
+        unsupported_reason: why top-k cannot be set, as far as it is known; None if it can.
+        value: top-k in force; None for the model's own.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], text_config: Any) -> None:
@@ -72,6 +75,9 @@ class Routers:
         self._own: dict[int, int] = {}
         self.num_experts = _first_number(text_config, _NUM_EXPERTS) if self.routed_blocks else None
         self._config_top_k = _first_number(text_config, _TOP_K)
+        self._changes = AttributeChanges()
+        self.unsupported_reason: str | None = None
+        self.value: int | None = None
 
     @property
     def adjustable_blocks(self) -> tuple[int, ...]:
@@ -100,6 +106,29 @@ class Routers:
     def own_top_k(self, block: int) -> int | None:
         """Experts that the block was seen to choose by itself; None for a dense one, and where it was not seen."""
         return self._own.get(block)
+
+    def validate(self, top_k: int | None) -> None:
+        """Raises ConfigurationError, with the reason, for a top-k that the model cannot run at."""
+        if top_k is None:
+            return
+        if self.unsupported_reason is not None:
+            if self.routed_blocks and top_k == self.default_top_k:
+                return
+            own = f"or its own {self.default_top_k}" if self.routed_blocks else "for it"
+            raise ConfigurationError(f"top-k {top_k} cannot be set: {self.unsupported_reason}; give none {own}")
+        if self.num_experts is None or not 1 <= top_k <= self.num_experts:
+            raise ConfigurationError(
+                f"top-k {top_k} is not possible; give 1 to {self.num_experts}, the experts of a block"
+            )
+
+    def put(self, value: int | None) -> None:
+        """See `KnobAdapter.put`; None for the model's own number."""
+        self.validate(value)
+        self._changes.put_back()
+        self.value = None
+        if value is not None and self.unsupported_reason is None:
+            self._changes.put(self.changes(value))
+        self.value = value
 
     def changes(self, top_k: int) -> list[AttributeChange]:
         """The changes that give every block with experts after the first `top_k` of them for a token."""
@@ -149,7 +178,7 @@ class Routers:
 def _choice_hook(counted: Counted, index: int, choice: _Choice) -> Any:
     def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         chosen = _values(choice.is_output, args, kwargs, output)[choice.place]
-        counted.experts[index] = int(chosen.shape[-1])
+        counted.experts_per_token[index] = int(chosen.shape[-1])
 
     return hook
 

@@ -102,7 +102,7 @@ def finish_prefill(
     del paused.cache.layers[len(blocks) :]
     states = run_blocks(model, blocks[ran:], paused.states, paused.cache)
     normed = model.model.language_model.norm(states[:, -1])
-    return model.lm_head(normed), DecodeState(paused.cache, *model.active_setting)
+    return model.lm_head(normed), DecodeState(paused.cache, model.active_setting)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from experiment_core_utils.models.common.greedy import BatchAnswers, BatchFollow
 from experiment_core_utils.models.hf.batch import merge_requests
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed
 from experiment_core_utils.models.hf.knobs.routers import Counted
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
+    EngineKnobs,
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
@@ -69,7 +69,7 @@ class EagerStages:
     ) -> tuple[torch.Tensor, DecodeState]:
         """See `StagedModel.prefill`."""
         ids, features = self._placed_tokens.shortened(inputs, features)
-        return self._model.prefill(ids, features, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        return self._model.prefill(ids, features, **knobs.arguments)
 
     def decoding(self) -> AbstractContextManager[None]:
         """See `Stages.decoding`."""
@@ -139,8 +139,7 @@ class EagerStages:
             ids,
             _placed_features(prompts, length),
             attention_mask=mask[:, :length] if is_padded else None,
-            top_k=knobs.top_k,
-            active_blocks=knobs.blocks,
+            **knobs.arguments,
         )
         tokens = choose(logits)
         with self.decoding():
@@ -158,11 +157,11 @@ class EagerStages:
         with self._counted() as counted:
             with ran:
                 logits, state = self.prefill(knobs, inputs, features)
-            experts, blocks, tokens = dict(counted.experts), tuple(counted.blocks), counted.tokens
+            experts, blocks, tokens = dict(counted.experts_per_token), tuple(counted.blocks_run), counted.tokens
             counted.clear()
             with ran_decode:
                 after = self.decode_step(logits.argmax(dim=-1, keepdim=True), state)
-            decode_blocks = tuple(counted.blocks)
+            decode_blocks = tuple(counted.blocks_run)
         refuse_not_finite(logits, after)
         return KnobProof(
             experts_per_token=tuple(experts[block] for block in blocks),
@@ -188,6 +187,6 @@ class EagerStages:
 
 def _router_hook(counted: Counted, index: int) -> Any:
     def hook(_module: Any, _inputs: Any, output: Any) -> None:
-        counted.experts[index] = int(output[2].shape[-1])
+        counted.experts_per_token[index] = int(output[2].shape[-1])
 
     return hook

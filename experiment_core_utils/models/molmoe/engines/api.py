@@ -8,21 +8,13 @@ engine, because CUDA graphs may contain its addresses.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
+from experiment_core_utils.models.molmoe.modeling_molmoe import EngineKnobs
 from experiment_core_utils.primitives.errors import ConfigurationError
-
-
-@dataclass(frozen=True)
-class EngineKnobs:
-    """The decoder's part of a setting: experts per token of every block but block 0, and the active blocks."""
-
-    top_k: int
-    blocks: tuple[int, ...]
 
 
 class VisionEngine(Protocol):

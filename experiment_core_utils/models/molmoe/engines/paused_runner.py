@@ -86,7 +86,7 @@ class PausedPrefillStages:
         """
         raise NotImplementedError
 
-    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, Any]:
+    def finish(self, knobs: EngineKnobs) -> tuple[torch.Tensor, Any]:
         """Run the active blocks that have not run: logits [1, V] and the decode's state; see
         `paused_prefill.finish_prefill`.
 
@@ -127,11 +127,11 @@ class EagerPausedPrefill(PausedPrefillStages):
         self._paused = paused
         return torch.cat([paused.states[0, -1:], paused.appended[0]])
 
-    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, DecodeState]:
+    def finish(self, knobs: EngineKnobs) -> tuple[torch.Tensor, DecodeState]:
         if self._paused is None:
             raise SettingError("no prefill was started, or it was finished; start it again")
         paused, self._paused = self._paused, None
-        return finish_prefill(self._model, paused, top_k, active_blocks)
+        return finish_prefill(self._model, paused, *knobs)
 
     def decoding(self) -> AbstractContextManager[None]:
         return self._stages.decoding()
@@ -180,10 +180,10 @@ class EnginePausedPrefill(PausedPrefillStages):
         self._stages.slot.begin(prompt, pause)
         return states
 
-    def finish(self, top_k: int, active_blocks: Sequence[int]) -> tuple[torch.Tensor, PrefilledRequest[EngineKnobs]]:
+    def finish(self, knobs: EngineKnobs) -> tuple[torch.Tensor, PrefilledRequest[EngineKnobs]]:
         paused_request = self._stages.slot.paused_request
-        check_rest(tuple(active_blocks), paused_request.pause)
-        knobs = EngineKnobs(*self._model.checked_setting(top_k, active_blocks))
+        check_rest(knobs.blocks, paused_request.pause)
+        knobs = self._model.checked_setting(*knobs)
         logits = self._stages.engines.split.finish(knobs, self._stages.kv_cache)
         return logits, self._stages.occupy(knobs, paused_request.prompt, paused_request.pause)
 

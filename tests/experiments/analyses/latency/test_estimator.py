@@ -21,7 +21,7 @@ NOISY = {"working": partial(working_estimator, 0.1), "launching": partial(launch
 
 def test_a_setting_that_was_not_measured_is_predicted_by_the_law() -> None:
     estimator = working_estimator()
-    found = estimator.predict([RequestSetting(700, 6, 13, 5, 13, 21)])
+    found = estimator.predict([RequestSetting(700, 6, 13, {"top_k": 5, "num_active_blocks": 13}, 21)])
     # Vision 2 + 7; prefill 3 + 713 x (13 x 0.001 + 12 x 5 x 0.0005); a token 0.2 + 13 x 0.5, 20 steps.
     expected = {"T_vision_total": 9.0, "T_LLM_prefill": 33.659, "T_decode_per_token": 6.7, "T_LLM_decode": 134.0}
     for name, value in expected.items():
@@ -35,8 +35,7 @@ requests = st.builds(
     vision_tokens=st.integers(1, 5000),
     crops=st.integers(1, 40),
     text_tokens=st.integers(0, 2000),
-    top_k=st.integers(1, 64),
-    num_active_blocks=st.integers(1, 64),
+    knobs=st.fixed_dictionaries({"top_k": st.integers(1, 64), "num_active_blocks": st.integers(1, 64)}),
     output_tokens=st.integers(1, 2000),
 )
 GROWING = ("vision_tokens", "crops", "text_tokens", "top_k", "num_active_blocks", "output_tokens")
@@ -52,7 +51,10 @@ GROWING = ("vision_tokens", "crops", "text_tokens", "top_k", "num_active_blocks"
 def test_nothing_is_negative_and_more_is_never_faster(
     request: RequestSetting, knob: str, more: int, device: str
 ) -> None:
-    larger = replace(request, **{knob: getattr(request, knob) + more})
+    if knob in request.knobs:
+        larger = replace(request, knobs={**request.knobs, knob: request.knobs[knob] + more})
+    else:
+        larger = replace(request, **{knob: getattr(request, knob) + more})
     found = NOISY[device]().predict([request, larger])
     for name in PREDICTED:
         for column in (found.times[name], found.low[name], found.high[name]):
@@ -64,7 +66,12 @@ def test_nothing_is_negative_and_more_is_never_faster(
 
 
 def test_more_crops_hide_launches_and_the_first_token_is_not_earlier() -> None:
-    found = NOISY["launching"]().predict([RequestSetting(288, 1, 12, 4, 16, 9), RequestSetting(288, 15, 12, 4, 16, 9)])
+    found = NOISY["launching"]().predict(
+        [
+            RequestSetting(288, 1, 12, {"top_k": 4, "num_active_blocks": 16}, 9),
+            RequestSetting(288, 15, 12, {"top_k": 4, "num_active_blocks": 16}, 9),
+        ]
+    )
     assert found.times["T_LLM_prefill"][1] < found.times["T_LLM_prefill"][0]
     assert found.times["T_first_token"][1] >= found.times["T_first_token"][0]
 
@@ -120,8 +127,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_knobs_outside_those_measured_are_marked() -> None:
-    inside = RequestSetting(700, 6, 13, 5, 13, 21)
-    changed = [replace(inside, top_k=9), replace(inside, num_active_blocks=11), replace(inside, crops=16)]
+    inside = RequestSetting(700, 6, 13, {"top_k": 5, "num_active_blocks": 13}, 21)
+    others = {"top_k": 9, "num_active_blocks": 13}, {"top_k": 5, "num_active_blocks": 11}
+    changed = [*(replace(inside, knobs=knobs) for knobs in others), replace(inside, crops=16)]
     found = NOISY["working"]().predict([inside, *changed, replace(inside, vision_tokens=3000)])
     assert found.unseen_knobs.tolist() == [False, True, True, True, False]
     assert found.extrapolated.tolist() == [False, True, True, True, True]
@@ -153,7 +161,7 @@ def test_too_few_samples_are_refused() -> None:
 
 def test_misuse_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="call fit or load first"):
-        LatencyEstimator().predict([RequestSetting(1, 1, 1, 1, 1)])
+        LatencyEstimator().predict([RequestSetting(1, 1, 1, {"top_k": 1, "num_active_blocks": 1})])
     with pytest.raises(ConfigurationError, match="a level of 90 is not possible"):
         LatencyEstimator(90)
 

@@ -18,7 +18,7 @@ from tests.experiments.analyses.latency.synthetic_samples import grid_requests
 
 def test_terms_by_hand() -> None:
     # 100 + 20 tokens, 3 tiles and the whole picture, 5 blocks of which 4 use 2 experts; 11 output tokens.
-    requests = requests_of([RequestSetting(100, 3, 20, 2, 5, 11)])
+    requests = requests_of([RequestSetting(100, 3, 20, {"top_k": 2, "num_active_blocks": 5}, 11)])
     terms = [
         "request", "image_crops", "blocks", "tokens", "experts", "blocks_x_tokens", "experts_x_tokens",
         "blocks_x_tokens_squared", "blocks_x_context",
@@ -28,7 +28,7 @@ def test_terms_by_hand() -> None:
 
 
 def test_an_unknown_output_length_has_the_context_of_the_first_step() -> None:
-    assert requests_of([RequestSetting(100, 3, 20, 2, 5)]).context.tolist() == [121.0]
+    assert requests_of([RequestSetting(100, 3, 20, {"top_k": 2, "num_active_blocks": 5})]).context.tolist() == [121.0]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,17 @@ def test_impossible_requests_are_refused(change: dict[str, float], words: str) -
     good = {"vision_tokens": 9, "crops": 1, "text_tokens": 3, "top_k": 2, "num_active_blocks": 4, "output_tokens": 2}
     with pytest.raises(ConfigurationError, match=words):
         RequestColumns(**{name: np.array([value]) for name, value in (good | change).items()})
+
+
+def test_a_dense_model_has_one_expert_and_further_knobs_are_not_looked_at() -> None:
+    requests = requests_of([RequestSetting(100, 3, 20, {"num_active_blocks": 5, "vision": "low", "volume": 2})])
+    assert (requests.top_k.tolist(), requests.num_active_blocks.tolist()) == ([1.0], [5.0])
+
+
+def test_a_request_without_a_level_that_counts_is_refused() -> None:
+    words = "the knobs of a request lack num_active_blocks; give its level, as results have it"
+    with pytest.raises(ConfigurationError, match=words):
+        requests_of([RequestSetting(100, 3, 20, {"top_k": 2})])
 
 
 def test_columns_of_different_lengths_are_refused_and_scalars_are_spread() -> None:

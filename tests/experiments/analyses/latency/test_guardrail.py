@@ -9,7 +9,10 @@ from experiments.analyses.latency.guardrail import BudgetGuardrail, guardrail_co
 from tests.experiments.analyses.latency.synthetic_samples import working_estimator
 
 # 0.2 + 0.5 a block for each of 20 steps: about 120 ms with 12 blocks and 160 ms with 16, and 20 to 40 ms before.
-SMALL, LARGE = RequestSetting(288, 1, 12, 4, 12, 21), RequestSetting(288, 1, 12, 4, 16, 21)
+SMALL, LARGE = (
+    RequestSetting(288, 1, 12, {"top_k": 4, "num_active_blocks": 12}, 21),
+    RequestSetting(288, 1, 12, {"top_k": 4, "num_active_blocks": 16}, 21),
+)
 
 
 def guardrail() -> BudgetGuardrail:
@@ -48,7 +51,7 @@ def test_settings_within_the_budget_are_admitted_in_order() -> None:
 
 
 def test_a_knob_that_was_not_measured_is_not_admitted() -> None:
-    unseen = RequestSetting(288, 1, 12, 2, 12, 21)
+    unseen = RequestSetting(288, 1, 12, {"top_k": 2, "num_active_blocks": 12}, 21)
     assert guardrail().filter_by_budget([unseen, SMALL], 1e9) == [SMALL]
 
 
@@ -58,4 +61,4 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="margin of -1 is not possible"):
         guardrail().filter_by_budget([SMALL], 100.0, -1.0)
     with pytest.raises(ConfigurationError, match="no output tokens"):
-        guardrail().filter_by_budget([RequestSetting(288, 1, 12, 4, 12)], 100.0)
+        guardrail().filter_by_budget([RequestSetting(288, 1, 12, {"top_k": 4, "num_active_blocks": 12})], 100.0)

@@ -65,9 +65,9 @@ def test_more_is_not_faster_after_recalibration_to_noise(method: str) -> None:
     drawn = target.take(np.arange(0, 100, 10))
     found = recalibrate(source, drawn, method).predict(
         [
-            RequestSetting(288, 1, 12, 4, 12, 9),
-            RequestSetting(1376, 15, 12, 4, 12, 9),
-            RequestSetting(1376, 15, 12, 8, 16, 9),
+            RequestSetting(288, 1, 12, {"top_k": 4, "num_active_blocks": 12}, 9),
+            RequestSetting(1376, 15, 12, {"top_k": 4, "num_active_blocks": 12}, 9),
+            RequestSetting(1376, 15, 12, {"top_k": 8, "num_active_blocks": 16}, 9),
         ]
     )
     for name in ("T_vision_total", "T_first_token", "T_decode_per_token", "T_total"):

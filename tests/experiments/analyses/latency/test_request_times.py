@@ -23,7 +23,11 @@ STAGES = {
 
 def test_a_request_by_hand() -> None:
     requests = requests_of(
-        [RequestSetting(80, 3, 20, 2, 4, 6), RequestSetting(0, 0, 20, 2, 4, 1), RequestSetting(0, 0, 20, 2, 4)]
+        [
+            RequestSetting(80, 3, 20, {"top_k": 2, "num_active_blocks": 4}, 6),
+            RequestSetting(0, 0, 20, {"top_k": 2, "num_active_blocks": 4}, 1),
+            RequestSetting(0, 0, 20, {"top_k": 2, "num_active_blocks": 4}),
+        ]
     )
     found = stage_times(STAGES, requests)
     assert tuple(found) == PREDICTED
@@ -38,9 +42,11 @@ def test_a_request_by_hand() -> None:
 
 def test_a_model_of_text_refuses_pictures() -> None:
     text = {name: stage for name, stage in STAGES.items() if name != "T_vision_total"}
-    assert stage_times(text, requests_of([RequestSetting(0, 0, 20, 2, 4)]))["T_vision_total"].tolist() == [0.0]
+    assert stage_times(text, requests_of([RequestSetting(0, 0, 20, {"top_k": 2, "num_active_blocks": 4})]))[
+        "T_vision_total"
+    ].tolist() == [0.0]
     with pytest.raises(ConfigurationError, match="fitted on samples without pictures"):
-        stage_times(text, requests_of([RequestSetting(80, 3, 20, 2, 4)]))
+        stage_times(text, requests_of([RequestSetting(80, 3, 20, {"top_k": 2, "num_active_blocks": 4})]))
 
 
 def test_samples_without_a_stage_are_left_out_of_its_fit() -> None:

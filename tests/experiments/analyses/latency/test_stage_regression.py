@@ -13,7 +13,12 @@ def form(stage: str, name: str) -> StageForm:
 
 
 def test_the_longer_part_decides_and_vision_is_taken_off_a_floor_that_runs_ahead() -> None:
-    requests = requests_of([RequestSetting(90, 1, 10, 2, 4), RequestSetting(990, 9, 10, 2, 4)])
+    requests = requests_of(
+        [
+            RequestSetting(90, 1, 10, {"top_k": 2, "num_active_blocks": 4}),
+            RequestSetting(990, 9, 10, {"top_k": 2, "num_active_blocks": 4}),
+        ]
+    )
     # Work 0.01 a block and token: 4 and 40 ms; floor 5 + 2 a block: 13 ms.
     model = StageModel("launch_ahead", {"blocks_x_tokens": 0.01}, {"request": 5.0, "blocks": 2.0}, runs_ahead=True)
     assert model.times(requests, np.array([3.0, 3.0])).tolist() == [10.0, 40.0]

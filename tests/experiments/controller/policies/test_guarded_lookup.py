@@ -100,18 +100,17 @@ def test_without_a_length_the_task_s_expected_one_is_taken():
 
 def test_the_estimator_predicts_each_choice_at_its_own_tier():
     request_settings = policy().request_settings(request(output_tokens=3))
-    assert [(each.crops, each.vision_tokens, each.top_k, each.num_active_blocks) for each in request_settings] == [
-        (2, 400, 4, 12),
-        (6, 800, 4, 12),
-        (12, 1600, 8, 16),
+    assert [(each.crops, each.vision_tokens, each.knobs) for each in request_settings] == [
+        (2, 400, {"vision": "low", "top_k": 4, "num_active_blocks": 12}),
+        (6, 800, {"vision": "medium", "top_k": 4, "num_active_blocks": 12}),
+        (12, 1600, {"vision": "high", "top_k": 8, "num_active_blocks": 16}),
     ]
 
 
 def test_the_estimator_gets_all_blocks_and_the_later_top_k():
     found = policy().request_settings(request(output_tokens=3))[0]
-    assert found == RequestSetting(
-        vision_tokens=400, crops=2, text_tokens=10, top_k=4, num_active_blocks=12, output_tokens=3
-    )
+    knobs = {"vision": "low", "top_k": 4, "num_active_blocks": 12}
+    assert found == RequestSetting(vision_tokens=400, crops=2, text_tokens=10, knobs=knobs, output_tokens=3)
 
 
 def test_a_knob_that_the_estimator_has_not_seen_is_not_admitted():

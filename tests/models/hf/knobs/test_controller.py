@@ -9,6 +9,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GPT2Config, OlmoeConfig, OlmoeForCausalLM, OlmoeModel
 
+from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs, flops_delta
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.models.knob_families import (
@@ -41,6 +43,10 @@ ONE = {"input_ids": IDS[:1]}
 def blocks_of(model: Any) -> Any:
     decoder = model.get_decoder()
     return decoder.layers if hasattr(decoder, "layers") else decoder.model.layers
+
+
+def experts_at(knobs: DecoderKnobs, top_k: int | None, blocks: Sequence[int]) -> dict[int, int | None]:
+    return knobs.experts_at(Setting.of(top_k=top_k, num_active_blocks=RunningBlocks.of(blocks)))
 
 
 def reference(family: KnobFamily, full: Any, top_k: int | None, kept: Sequence[int]) -> Any:
@@ -194,23 +200,23 @@ def test_what_ran_is_counted_by_the_blocks_of_the_full_model(name: str) -> None:
     kept = (0, 1, 3)
     with knobs.applied(top_k, kept), knobs.counted() as counted, torch.inference_mode():
         full(input_ids=IDS[:1])
-        assert counted.blocks == [0, 1, 3]
+        assert counted.blocks_run == [0, 1, 3]
         expected = {block: 2 for block in family.routed if block in kept}
         if family.routed and family.routed[0] in kept:
             expected[family.routed[0]] = 3
-        assert counted.experts == expected
-        assert knobs.expected_experts(top_k, kept) == tuple(expected.get(block) for block in kept)
+        assert counted.experts_per_token == expected
+        assert experts_at(knobs, top_k, kept) == {block: expected.get(block) for block in kept}
         counted.clear()
-        assert (counted.blocks, counted.experts) == ([], {})
+        assert (counted.blocks_run, counted.experts_per_token) == ([], {})
     assert not any(module._forward_hooks for module in full.modules())
 
 
 def test_without_the_first_block_with_experts_every_other_is_turned() -> None:
     full = TEXT_FAMILIES["deepseek_v3"].built()
     knobs = DecoderKnobs(full)
-    assert knobs.expected_experts(2, (0, 1, 2, 3)) == (None, 3, 2, 2)
-    assert knobs.expected_experts(2, (0, 2, 3)) == (None, 2, 2)
-    assert knobs.expected_experts(None, (0, 2)) == (None, 3)
+    assert experts_at(knobs, 2, (0, 1, 2, 3)) == {0: None, 1: 3, 2: 2, 3: 2}
+    assert experts_at(knobs, 2, (0, 2, 3)) == {0: None, 2: 2, 3: 2}
+    assert experts_at(knobs, None, (0, 2)) == {0: None, 2: 3}
 
 
 @pytest.mark.parametrize("name", ["olmoe", "gpt_oss", "llava, olmoe"])
@@ -301,7 +307,7 @@ def test_phimoe_ignores_top_k() -> None:
     with pytest.raises(ConfigurationError, match="top-k 1 cannot be set: it ignores top-k.*or its own 2"):
         knobs.apply(1, ALL_BLOCKS)
     assert {module.top_k for module in full.modules() if hasattr(module, "top_k")} == {2}
-    assert knobs.expected_experts(2, (0, 2)) == (2, 2)
+    assert experts_at(knobs, 2, (0, 2)) == {0: 2, 2: 2}
     small = reference(PHIMOE, full, None, (0, 2))
     with knobs.applied(2, (0, 2)):
         assert_alike(answer(full, PADDED), answer(small, PADDED))
@@ -315,7 +321,7 @@ def test_llama4_computes_all_experts_and_skips_blocks(kept: tuple[int, ...]) -> 
         "it computes all its experts"
     )
     assert (knobs.default_top_k, knobs.routed_blocks, knobs.blocks_unsupported_reason) == (2, (1, 3), None)
-    assert knobs.expected_experts(None, ALL_BLOCKS) == (None,) * 4
+    assert experts_at(knobs, None, ALL_BLOCKS) == dict.fromkeys(ALL_BLOCKS)
     small = reference(LLAMA4, full, None, kept)
     with knobs.applied(None, kept):
         text = full.config.get_text_config()
@@ -353,7 +359,7 @@ def test_gemma4s_blocks_share_one_top_k() -> None:
     knobs = DecoderKnobs(GEMMA4_EXPERTS.built())
     assert knobs.top_k_unsupported_reason is not None and "follow one config" in knobs.top_k_unsupported_reason
     assert (knobs.num_experts, knobs.default_top_k, knobs.routed_blocks) == (6, 2, ALL_BLOCKS)
-    assert knobs.expected_experts(None, ALL_BLOCKS) == (2, 2, 2, 2)
+    assert experts_at(knobs, None, ALL_BLOCKS) == dict.fromkeys(ALL_BLOCKS, 2)
 
 
 def test_a_hybrid_keeps_a_block_with_attention() -> None:

@@ -46,5 +46,5 @@ def test_every_module_with_the_number_gets_it_but_those_of_the_first_block() -> 
         assert [(block.top_k, block.router.top_k) for block in blocks[1:]] == [(3, 3), (1, 1), (1, 1)]
         for block in reversed(blocks):
             block(scores)
-    assert (counted.blocks, counted.experts) == ([3, 2, 1, 0], {1: 3, 2: 1, 3: 1})
+    assert (counted.blocks_run, counted.experts_per_token) == ([3, 2, 1, 0], {1: 3, 2: 1, 3: 1})
     assert [block.router.top_k for block in blocks[1:]] == [3, 2, 4]

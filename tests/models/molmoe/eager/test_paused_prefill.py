@@ -154,7 +154,7 @@ def test_blocks_that_ran_before_the_pause_keep_the_models_own_experts_in_the_pre
     model.reset_knobs()
     model.all_blocks[3].mlp.gate.top_k = 1
     by_hand, hand_state = model.prefill(inputs["input_ids"], features_of(model, inputs))
-    hand_state.top_k = 1
+    hand_state.knobs = hand_state.knobs._replace(top_k=1)
     hand_step = model.decode_step(token, hand_state)
     assert [block.mlp.gate.top_k for block in model.all_blocks] == [4, 1, 1, 1]
     assert_same_floats(logits, by_hand)

@@ -69,7 +69,7 @@ def answered(
     """The states behind the pause, and the logits of the prompt and of STEPS likeliest tokens after it."""
     pause, top_k, blocks = choice
     states = split.begin(inputs, None, pause, row, STEPS + 1).clone()
-    logits, state = split.finish(top_k, blocks)
+    logits, state = split.finish(EngineKnobs(top_k, blocks))
     found = [logits.clone()]
     while len(found) <= STEPS:
         found.append(split.decode_step(found[-1].argmax(dim=-1, keepdim=True), state).clone())
@@ -114,7 +114,7 @@ def test_the_longest_request_makes_the_room_for_all(model: MolmoeForConditionalG
     kv_cache = stages.kv_cache
     for tokens in (505, 30):
         split.begin(inputs_and_row(tokens)[0], None, 1, inputs_and_row(tokens)[1], 7)
-        split.finish(4, (0, 1))
+        split.finish(EngineKnobs(4, (0, 1)))
     assert kv_cache.max_seq_len == 512 and stages.kv_cache is kv_cache
     split.begin(inputs_and_row(506)[0], None, 1, None, 7)
     assert stages.kv_cache.max_seq_len == 1024
@@ -124,7 +124,7 @@ def test_a_state_is_lost_with_the_next_beginning(model: MolmoeForConditionalGene
     split = EnginePausedPrefill(model, EngineStages(model))
     inputs, row = inputs_and_row(5)
     split.begin(inputs, None, 1, row, STEPS)
-    logits, state = split.finish(4, (0, 1))
+    logits, state = split.finish(EngineKnobs(4, (0, 1)))
     split.begin(inputs, None, 1, row, STEPS)
     with pytest.raises(SettingError, match="is used by another request"):
         split.decode_step(logits.argmax(dim=-1, keepdim=True), state)
@@ -145,12 +145,12 @@ def test_a_beginning_whose_place_something_else_has_is_not_finished(
         "prefill": lambda: stages.prefill(knobs, other, None),
         "warm_up": lambda: stages.warm_up(knobs, other, STEPS),
         "reserve": lambda: stages.reserve(5),
-        "finish": lambda: split.finish(4, (0, 1)),
+        "finish": lambda: split.finish(EngineKnobs(4, (0, 1))),
         "nothing_begun": lambda: None,
         "release_unused": stages.release_unused,
     }[between]()
     with pytest.raises(SettingError, match="the KV cache has no paused prefill: another request came"):
-        split.finish(4, (0, 1))
+        split.finish(EngineKnobs(4, (0, 1)))
     expected = answered(EagerPausedPrefill(model, EagerStages(model)), inputs, row, (1, 4, (0, 1)))
     found = answered(split, inputs, row, (1, 4, (0, 1)))
     torch.testing.assert_close(torch.cat(found[1]), torch.cat(expected[1]), rtol=1e-4, atol=1e-4)
@@ -161,8 +161,8 @@ def test_a_setting_that_is_refused_can_be_chosen_anew(model: MolmoeForConditiona
     inputs, row = inputs_and_row(5)
     split.begin(inputs, None, 2, row, STEPS)
     with pytest.raises(ConfigurationError, match="leave out one of the first 2"):
-        split.finish(4, (0, 2))
-    split.finish(4, (0, 1))
+        split.finish(EngineKnobs(4, (0, 2)))
+    split.finish(EngineKnobs(4, (0, 1)))
 
 
 def test_modules_finish_what_was_started_whatever_ran_in_between_and_once(
@@ -175,9 +175,9 @@ def test_modules_finish_what_was_started_whatever_ran_in_between_and_once(
     expected = answered(split, inputs, row, (1, 2, (0, 1)))[1][0]
     split.begin(inputs, None, 1, row, STEPS)
     stages.prefill(EngineKnobs(4, (0, 1, 2, 3)), inputs_and_row(9, seed=1)[0], None)
-    torch.testing.assert_close(split.finish(2, (0, 1))[0], expected)
+    torch.testing.assert_close(split.finish(EngineKnobs(2, (0, 1)))[0], expected)
     with pytest.raises(SettingError, match="no prefill was started, or it was finished; start it again"):
-        split.finish(2, (0, 1))
+        split.finish(EngineKnobs(2, (0, 1)))
     model.reset_knobs()
 
 
@@ -191,7 +191,7 @@ def test_a_whole_prefill_and_one_with_a_pause_are_not_taken_for_each_other(
     logits, whole = stages.prefill(knobs, inputs, None)
     token, whole_keys = logits.argmax(dim=-1, keepdim=True), stages.kv_cache.keys[:3, :, :, :5].clone()
     split.begin(inputs, None, 2, row, STEPS)
-    _, paused = split.finish(knobs.top_k, knobs.blocks)
+    _, paused = split.finish(knobs)
     assert not torch.allclose(stages.kv_cache.keys[:3, :, :, :5], whole_keys)
     for refused in (lambda: stages.decode_step(token, whole), lambda: stages.rewind(whole, 0)):
         with pytest.raises(SettingError, match="is used by another request"):
@@ -210,10 +210,10 @@ def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> Non
             split.begin(inputs, None, 5, row, STEPS)
         split.begin(inputs, None, 2, row, STEPS)
         with pytest.raises(ConfigurationError, match="leave out one of the first 2"):
-            split.finish(4, (0, 2))
+            split.finish(EngineKnobs(4, (0, 2)))
         split.begin(inputs, None, 2, row, STEPS)
         with pytest.raises(ConfigurationError, match="top_k 9 is not possible"):
-            split.finish(9, (0, 1))
+            split.finish(EngineKnobs(9, (0, 1)))
     model.reset_knobs()
 
 

@@ -1,0 +1,145 @@
+"""Knobs that are turned by adapters and by themselves, and what comes back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBlocks
+from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
+from experiment_core_utils.knobs.registry import load_knob_module, unregister_knob
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.top_k import TOP_K
+from experiment_core_utils.models.common.turned_knobs import CountingAdapter, RequestKnob, TurnedKnobs
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.requests import StageFlops
+
+
+class UpTo(RequestKnob):
+    """Takes numbers up to a highest one."""
+
+    def __init__(self, highest: int) -> None:
+        self.highest, self.taken = highest, list[Any]()
+
+    def put(self, value: int | None) -> None:
+        if value is not None and value > self.highest:
+            raise ConfigurationError(f"{value} is more than {self.highest}")
+        self.taken.append(value)
+        self.value = value
+
+
+class Scales(CountingAdapter):
+    """Multiplies costs by its value; shows the value in percent, and nothing at 1."""
+
+    value = 1.0
+
+    @property
+    def engines_unsupported_reason(self) -> str | None:
+        return None if self.value == 1 else f"{self.value} is for modules"
+
+    def put(self, value: float) -> None:
+        self.value = value
+
+    def counted(self, setting: Setting, stages: Any, inputs: Any) -> Any:
+        return None if self.value == 1 else {"percent": 100 * self.value}
+
+    def flops(self, setting: Setting, flops_at: Any) -> StageFlops | None:
+        whole = flops_at(setting)
+        return None if whole is None else StageFlops(None, round(self.value * whole.prefill_flops), None)
+
+    def step_bytes(self, setting: Setting, bytes_at: Any) -> float | None:
+        whole = bytes_at(setting)
+        return None if whole is None else float(self.value * whole)
+
+
+class Headed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm_head = nn.Linear(4, 1, bias=False)
+        nn.init.ones_(self.lm_head.weight)
+
+    def read(self) -> float:
+        """How many of four features the head reads."""
+        return float(self.lm_head(torch.ones(4)).detach())
+
+
+@pytest.fixture(autouse=True)
+def own_knob() -> Iterator[None]:
+    """A knob without an adapter: the fraction of the features that the head reads."""
+    load_knob_module(Path(__file__).parents[2] / "knobs" / "head_fraction.py")
+    yield
+    unregister_knob("head_fraction")
+
+
+def made() -> tuple[TurnedKnobs, Headed]:
+    model = Headed()
+    return TurnedKnobs(model, {TOP_K.name: UpTo(8), EXPERT_MASS.name: Scales()}), model
+
+
+def test_a_setting_stays_until_the_next_and_what_it_does_not_name_is_the_models_own() -> None:
+    knobs, model = made()
+    assert knobs.in_force == {"top_k": None, "expert_mass": 1.0}
+    knobs.apply(Setting.of(top_k=3, expert_mass=0.5, head_fraction=0.5))
+    assert knobs.in_force == {"top_k": 3, "expert_mass": 0.5, "head_fraction": 0.5}
+    assert (knobs.on_modules, model.read()) == ({"head_fraction": 0.5}, 2)
+    knobs.apply(Setting.of(head_fraction=0.25))
+    assert (knobs.in_force, model.read()) == ({"top_k": None, "expert_mass": 1.0, "head_fraction": 0.25}, 1)
+    knobs.apply(Setting.of())
+    assert (knobs.on_modules, model.read()) == ({}, 4)
+
+
+def test_a_context_brings_back_what_was_there_also_after_an_error_and_within_another() -> None:
+    knobs, model = made()
+    knobs.apply(Setting.of(top_k=3, head_fraction=0.5))
+    before = {"top_k": 3, "expert_mass": 1.0, "head_fraction": 0.5}
+    with knobs.apply(Setting.of(top_k=4, expert_mass=0.25)):
+        assert (knobs.in_force, model.read()) == ({"top_k": 4, "expert_mass": 0.25}, 4)
+        with knobs.apply(Setting.of(top_k=5, head_fraction=0.75)):
+            knobs.apply(Setting.of(top_k=6))
+        assert (knobs.in_force, model.read()) == ({"top_k": 4, "expert_mass": 0.25}, 4)
+    assert (knobs.in_force, model.read()) == (before, 2)
+    with pytest.raises(KeyError), knobs.apply(Setting.of(top_k=4)):
+        raise KeyError
+    assert (knobs.in_force, model.read()) == (before, 2)
+    with knobs.restored_afterwards():
+        knobs.apply(Setting.of(top_k=7))
+        # Whatever turned it.
+        knobs.adapters["top_k"].put(8)
+    assert (knobs.in_force, model.read()) == (before, 2)
+
+
+def test_a_setting_with_an_impossible_value_changes_nothing() -> None:
+    model = Headed()
+    first, second = UpTo(8), UpTo(2)
+    knobs = TurnedKnobs(model, {TOP_K.name: first, ACTIVE_BLOCKS.name: second})
+    knobs.apply(Setting.of(top_k=3, head_fraction=0.5))
+    with pytest.raises(ConfigurationError, match="7 is more than 2"):
+        # In the order of the registry, the first adapter takes its value before the second one refuses.
+        knobs.apply(Setting.of(top_k=4, num_active_blocks=7))
+    assert first.taken == [3, 4, 3]
+    assert (knobs.in_force, model.read()) == ({"top_k": 3, "num_active_blocks": None, "head_fraction": 0.5}, 2)
+
+
+def test_what_is_counted_and_costs_come_from_the_adapters_that_count() -> None:
+    knobs, _ = made()
+    whole = StageFlops(None, 1000, None)
+    stages: Any = None
+    setting = Setting.of(top_k=3, num_active_blocks=RunningBlocks.of((0, 1)))
+    knobs.apply(setting)
+    assert (knobs.engines_unsupported_reason, knobs.counted(setting, stages, {})) == (None, {})
+    knobs.apply(setting.replaced(expert_mass=0.5))
+    assert knobs.engines_unsupported_reason == "0.5 is for modules"
+    assert knobs.counted(setting, stages, {}) == {"expert_mass": {"percent": 50}}
+    assert knobs.flops(setting, lambda _: whole) == StageFlops(None, 500, None)
+    assert knobs.step_bytes(setting, lambda _: 80.0) == 40
+    assert (knobs.flops(setting, lambda _: None), knobs.step_bytes(setting, lambda _: None)) == (None, None)
+
+
+def test_a_knob_of_requests_says_what_is_in_force() -> None:
+    knob = RequestKnob()
+    assert (knob.unsupported_reason, knob.value) == (None, None)
+    knob.put(6)
+    assert (knob.value, RequestKnob().value) == (6, None)
